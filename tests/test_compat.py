@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.compat import MPS_ENV_DEFAULTS, ModelLoader, OpenMedConfig
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, OpenMedWarning, UnknownDeviceError
@@ -29,7 +30,7 @@ def no_models():
 
 
 @pytest.fixture
-def of(computers):
+def of():
     """A function that returns a computer: a Mac, one with CUDA, one with neither, or one of OpenMed's tests with both."""
 
     def of(kind, **environ):

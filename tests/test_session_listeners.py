@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb._annotate import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import inspect_imported_torch
@@ -93,7 +94,7 @@ class RecordingListener:
 
 
 @pytest.fixture
-def session(computers):
+def session():
     """Session on a machine without a GPU."""
     return computers.plain().session
 
@@ -121,7 +122,7 @@ def test_failed_operation_notifies_once(session, operation):
 
 @pytest.mark.parametrize("kind", ["mac", "box"])
 @pytest.mark.parametrize("operation", ["device", "list", "explain", "use again", "reset", "resolve"])
-def test_operation_with_device_check_notifies_once(computers, kind, operation):
+def test_operation_with_device_check_notifies_once(kind, operation):
     session = getattr(computers, kind)().session
     listener = RecordingListener(session)
     OPERATIONS[operation](session)
@@ -131,7 +132,7 @@ def test_operation_with_device_check_notifies_once(computers, kind, operation):
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_query_does_not_notify(computers, query):
+def test_query_does_not_notify(query):
     session = computers.box().session
     listener = RecordingListener(session)
     query(session)
@@ -140,7 +141,7 @@ def test_query_does_not_notify(computers, query):
 
 
 @pytest.mark.parametrize("query", ["list", "explain"])
-def test_listener_can_query_session(computers, query):
+def test_listener_can_query_session(query):
     session = computers.box().session
     seen: list[str] = []
     session.subscribe(lambda _activity: seen.append(str(QUERIES[query](session))))
@@ -245,7 +246,7 @@ def test_interrupt_in_listener_restores_models(keyword_model, random_model, seco
     assert {model.device for model in models.inventory()} == {"cpu"}
 
 
-def test_failed_move_notifies_end(computers):
+def test_failed_move_notifies_end():
     if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")

@@ -5,6 +5,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from helpers import front_ends
+
 pytestmark = pytest.mark.slow
 
 MEMORY_PATTERN = re.compile(r"process\s+([\d.,]+) (\w+)")
@@ -26,10 +28,10 @@ MODELS = "[(one.name, one.device.partition(' ')[0]) for one in session.inventory
 
 
 @pytest.fixture(scope="module", params=["lab", "notebook7", "voila"])
-def opened(request, server, fronts, new_page, shipped):
+def opened(request, server, new_page, shipped):
     """The shipped notebook after Run All, in each front end, with a second panel at its end."""
     label = request.param
-    front = fronts.FRONTS[label](server, new_page(), shipped(label, SECOND))
+    front = front_ends.FRONTS[label](server, new_page(), shipped(label, SECOND))
     front.run_all()
     expect(front.panels).to_have_count(2)
     front.begin_again()
@@ -53,7 +55,7 @@ def test_a_click_moves_the_models(front):
     front.expect_kernel(MODELS, [("bundled_small", "mps")])
     front.expect_pressed("mps")
     expect(front.region("Device")).to_contain_text("SIMULATED")
-    front.region("Models").get_by_text("1 model in memory").click()
+    front.region("Models").get_by_text("1 model loaded").click()
     expect(front.region("Models").get_by_role("row").last).to_contain_text("SIMULATED")
     expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
 

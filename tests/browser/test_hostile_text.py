@@ -53,7 +53,7 @@ def test_a_model_and_its_labels(front):
 
     expect(front.region("Try it").locator("mark").first).to_contain_text(PAYLOAD)
     expect(front.region("Try it")).to_contain_text(f"{PAYLOAD} has asthma")
-    front.region("Models").get_by_text("1 model in memory").click()
+    front.region("Models").get_by_text("1 model loaded").click()
     expect(front.region("Models").get_by_role("table")).to_contain_text(PAYLOAD)
     expect(front.region("Models").get_by_role("button").filter(has_text=PAYLOAD)).to_be_visible()
     expect_nothing_ran(front)

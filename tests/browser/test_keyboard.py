@@ -32,7 +32,7 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
 
     assert seen == [
         *(*devices, "Reset", "Why is mps or cuda unavailable?", "Refresh", "Release memory", "Refresh every 2 seconds"),
-        *("Text to annotate", "Annotate", "1 model in memory", "Unload bundled_small", "MPS variables", ""),
+        *("Text to annotate", "Annotate", "1 model loaded", "Unload bundled_small", "MPS variables", ""),
     ]
 
 

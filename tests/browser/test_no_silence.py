@@ -5,6 +5,8 @@ import itertools
 import pytest
 from playwright.sync_api import expect
 
+from helpers import front_ends
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SILENCE = 0.5
@@ -92,10 +94,10 @@ def silences(looks):
     return [(length * LOOK / 1000, begin * LOOK / 1000) for length, begin in sorted(silent, reverse=True)]
 
 
-def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model, picture):  # noqa: PLR0913, PLR0917
+def test_the_page_never_stands_still(server, new_page, write, slow_model, picture):
     """From the first cell to the last, half a second never passes in which no dot pulses and nothing on the page changes."""
     cells = [cell.replace("{model!r}", repr(slow_model)).replace("{model}", slow_model) for cell in CELLS]
-    front = fronts.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
+    front = front_ends.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
     front.page.evaluate(WATCH)
     front.page.get_by_role("menuitem", name="Run", exact=True).click()
     front.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
@@ -122,9 +124,9 @@ for end in ("", "finished"):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_dot_pulses_while_a_verb_goes_on(server, fronts, new_page, write, picture, theme):  # noqa: PLR0913, PLR0917
+def test_the_dot_pulses_while_a_verb_goes_on(server, new_page, write, picture, theme):
     """The dot of a line pulses in a browser, but not of a finished one, nor for who has asked for less motion."""
-    front = fronts.FRONTS["lab"](server, new_page(height=600), write(f"lines_{theme}", LINES), theme)
+    front = front_ends.FRONTS["lab"](server, new_page(height=600), write(f"lines_{theme}", LINES), theme)
     front.run_all()
     outputs = front.page.locator(".jp-OutputArea-output")
     expect(outputs).to_have_text(

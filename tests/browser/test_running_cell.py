@@ -5,12 +5,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from openmed_nb.notebook.panel.rendering import CELL_RUNNING_NOTICE, CLICK_PENDING_NOTICE
+
 LISTEN = (
     "import threading\nthreads = []\n"
     "session.subscribe(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))"
 )
-RUNS = "A cell runs: what you click may wait for its end."
-WAITS = re.compile(f"{RUNS}|Waiting for the running cell for the end of the running cell.")
+WAITS = re.compile(f"{CELL_RUNNING_NOTICE}|{CLICK_PENDING_NOTICE}")
 """What the panel says; the second where the kernel hears of the click while the cell runs."""
 
 pytestmark = pytest.mark.slow
@@ -35,12 +36,12 @@ def front(opened):
 def click_during_a_cell(front):
     """Click a device and a button while a cell runs, which notes at its end what the session asks for."""
     with front.running_cell("at_its_end = session.device().requested"):
-        expect(front.panel).to_contain_text(RUNS)
+        expect(front.panel).to_contain_text(CELL_RUNNING_NOTICE)
         front.device_button("cpu").click()
         front.button("Refresh").click()
         front.page.wait_for_timeout(500)
         expect(front.panel).to_contain_text(WAITS)
-        expect(front.region("Device").get_by_role("status").first).to_contain_text("chosen automatically")
+        expect(front.region("Device").get_by_role("status").first).to_contain_text("selected automatically")
 
 
 def expect_done_after_the_cell(front):

@@ -7,6 +7,8 @@ import pytest
 from nbconvert import HTMLExporter, MarkdownExporter
 from playwright.sync_api import expect
 
+from helpers import front_ends
+
 pytestmark = pytest.mark.slow
 
 TYPED = "%openmed_device --reset"
@@ -17,9 +19,9 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.fixture(scope="module")
-def saved(server, fronts, new_page, shipped):
+def saved(server, new_page, shipped):
     """The shipped notebook as JupyterLab saves it after Run All, a text typed into the panel and annotated."""
-    front = fronts.Lab(server, new_page(), shipped("lab"))
+    front = front_ends.Lab(server, new_page(), shipped("lab"))
     front.run_all()
     front.region("Try it").get_by_role("textbox").fill(NOTE)
     front.button("Annotate").click()
@@ -30,11 +32,11 @@ def saved(server, fronts, new_page, shipped):
 
 
 @pytest.fixture(scope="module")
-def reopened(saved, server, fronts, new_page):
+def reopened(saved, server, new_page):
     """The file opened in JupyterLab as one that came from elsewhere, with a new kernel in which nothing ran."""
     saved = nbformat.from_dict({**saved, "metadata": {**saved.metadata, "title": "From elsewhere"}})
     nbformat.write(saved, server.notebooks / "elsewhere.ipynb")
-    return fronts.Lab(server, new_page(), "elsewhere.ipynb")
+    return front_ends.Lab(server, new_page(), "elsewhere.ipynb")
 
 
 def panel_output(notebook):
@@ -58,7 +60,7 @@ def test_reopened_without_running_it_shows_the_static_form(reopened):
     output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first
 
     expect(output.get_by_role("table").filter(has_text="cpu").first).to_be_visible()
-    expect(output).to_contain_text("cannot be used")
+    expect(output).to_contain_text("unavailable")
     expect(reopened.panels).to_have_count(0)
     assert "model not found" not in reopened.page.locator(".jp-Notebook").inner_text().lower()
 
@@ -95,7 +97,7 @@ def test_exported_to_html_it_shows_the_static_form_offline(saved, new_page, tmp_
     form = page.locator(".openmed-nb").filter(has_text=TYPED).first
 
     expect(form.get_by_role("table").first).to_be_visible()
-    expect(form).to_contain_text("cannot be used")
+    expect(form).to_contain_text("unavailable")
     assert "VBox(" not in page.locator("body").inner_text()
 
 

@@ -4,6 +4,8 @@ import nbformat
 import pytest
 from playwright.sync_api import expect
 
+from helpers import page_measures
+
 DEVICE = "(session.device().device, session.device().requested_by)"
 MAIN_THREAD = """
 import threading
@@ -95,16 +97,16 @@ def test_a_text_is_annotated_and_stays_text(front):
     assert "onerror" not in nbformat.writes(saved)
 
 
-def test_panel_is_accessible(front, measures):
+def test_panel_is_accessible(front):
     """On a simulated Mac every text has a contrast of 4.5 to 1, nothing overflows, and every control has a name."""
     front.run("%openmed_device --simulate mps\npanel.model.use_device('cuda:99')")
     expect(front.panel.get_by_role("alert")).to_be_visible()
-    contrasts = measures.contrasts(front.panel)
+    contrasts = page_measures.contrasts(front.panel)
 
     assert {"auto", "cuda", "cpu", "Error:", "Refresh", "(SIMULATED)"} <= {
         word for text in contrasts for word in text.split()
     }
     assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}
-    assert measures.sticking_out(front.panel) == []
-    assert measures.findings(front.page, ".openmed-panel") == []
+    assert page_measures.sticking_out(front.panel) == []
+    assert page_measures.findings(front.page, ".openmed-panel") == []
     expect(front.region("Device")).to_match_aria_snapshot(REGION)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import simulated_computers as computers
+from helpers.html import read
 from openmed_nb._render.display import Report, Table, to_html
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
@@ -25,7 +27,7 @@ PAYLOADS = (
 
 
 @pytest.fixture(scope="module")
-def said(read):
+def said():
     """A function that returns all text that a browser shows of our HTML, hover texts included."""
 
     def said(html):
@@ -95,7 +97,7 @@ OF_A_COMPUTER = (panel_of_variable, panel_of_models, failing_device, hidden_vari
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_shown_as_text(said, computers, payload):
+def test_a_payload_is_shown_as_text(said, payload):
     """A payload in any place reaches the page as text, and brings no element or attribute with it."""
     values = [make(payload) for make in VALUES] + [make(computers, payload) for make in OF_A_COMPUTER]
     for value in values:

@@ -84,7 +84,7 @@ def test_an_interrupt_while_libraries_are_imported(fresh):
     """The first load stops after the imports of torch and transformers, and the next load works."""
     error, line = interrupted(fresh, OPERATIONS["load"])
 
-    assert (error["ename"], error["traceback"]) == ("KeyboardInterrupt", ["KeyboardInterrupt: Stopped."])
+    assert (error["ename"], error["traceback"]) == ("KeyboardInterrupt", ["KeyboardInterrupt: interrupted."])
     assert line.startswith("Importing: torch, stopped after ")
     assert fresh.value(WORKS) == "asthma"
 

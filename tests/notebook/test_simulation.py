@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.session_state import read_state
 from openmed_nb.devices.environment import (
     ACTIVE,
     FALLBACK_VARIABLE,
@@ -33,12 +34,6 @@ def pipe():
     return nb.load_pipeline("bundled_small")
 
 
-def state():
-    """Return the state that a simulation must restore."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return SESSION.device().to_dict(), environment, SESSION.override, SESSION.device_manager
-
-
 def test_function_device_is_mps():
     """In the block the device is mps, and its text, its HTML and its mapping say SIMULATED."""
     with nb.simulated_mps(memory="8 GiB"):
@@ -55,7 +50,7 @@ def test_function_device_is_mps():
 
 def test_function_everything_comes_back(pipe):
     """Afterwards device, environment, computer and models are as they were, also after an error."""
-    before = state()
+    before = read_state()
     for error in (None, ValueError, KeyboardInterrupt):
         try:
             with nb.simulated_mps(fallback=True):
@@ -64,7 +59,7 @@ def test_function_everything_comes_back(pipe):
                     raise error
         except (ValueError, KeyboardInterrupt):
             pass
-        assert state() == before
+        assert read_state() == before
         assert pipe.device.type == "cpu"
     assert not is_mps_simulated()
 
@@ -108,11 +103,11 @@ def test_function_override_comes_back():
 
 def test_function_model_that_does_not_fit(pipe):
     """A Mac that is too small for the models that follow is refused, and everything is as before."""
-    before = state()
+    before = read_state()
     for memory in ("1 MiB", 1 << 20):
         with pytest.raises(DeviceUnavailableError), nb.simulated_mps(memory):
             pass
-        assert state() == before
+        assert read_state() == before
         assert pipe.device.type == "cpu"
         assert not is_mps_simulated()
 

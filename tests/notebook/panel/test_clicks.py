@@ -5,6 +5,7 @@ import re
 import pytest
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.notebook.panel.view import EXAMPLE_TEXT, iter_widgets
 from openmed_nb.session import SESSION
 
@@ -14,13 +15,13 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def broken(computers):
+def broken():
     """A computer with two GPUs of which neither computes, and whose shell asks for the CPU."""
     failures = {"cuda": "the driver is broken", "cuda_0": "the driver is broken", "cuda_1": "the driver is broken"}
     return computers.Computer(computers.BOX, computers.BOX_TORCH, {"OPENMED_DEVICE": "cpu"}, **failures)
 
 
-def test_device_a_click_overrides(open_panel, computers):
+def test_device_a_click_overrides(open_panel):
     """A click changes the session's device, and the panel shows who asked."""
     view = open_panel((here := computers.plain()).session)
     assert view.pressed == ["auto"]
@@ -32,7 +33,7 @@ def test_device_a_click_overrides(open_panel, computers):
     assert "the panel" in view.region("Device").top.value
 
 
-def test_device_a_device_that_fails(open_panel, computers, front_end):
+def test_device_a_device_that_fails(open_panel, front_end):
     """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
     here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
     view = open_panel(here.session)
@@ -80,7 +81,7 @@ def test_device_focus_stays_where_buttons_move(open_panel, broken, front_end):
     assert front.focused == ["cpu ✓"]
 
 
-def test_device_the_focus_is_left_alone(open_panel, computers, front_end):
+def test_device_the_focus_is_left_alone(open_panel, front_end):
     """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
     here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
     view = open_panel(here.session)

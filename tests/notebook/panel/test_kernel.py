@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 
 
-def test_without_loop_at_once_in_another_thread(elsewhere):
+def test_without_loop_at_once_in_another_thread():
     """From another thread it is done at once too, in that thread: there is no other place."""
     cells, threads = MainThreadRunner(), []
-    ident = elsewhere(
+    ident = run_in_thread(
         lambda: threads.append(cells.is_current_thread) or cells.run(lambda: threads.append(threading.get_ident()))
     )
     assert threads == [True, ident]
@@ -40,13 +41,13 @@ def interrupt():
     threading.Event().wait(60)
 
 
-def test_in_loop_in_the_order_of_asking(elsewhere):
+def test_in_loop_in_the_order_of_asking():
     """What several threads ask for is done in the order of asking."""
 
     async def cell():
         cells, log = MainThreadRunner(), []
         for number in range(20):
-            elsewhere(lambda number=number: cells.run(lambda: log.append(number)))
+            run_in_thread(lambda number=number: cells.run(lambda: log.append(number)))
         assert log == []
         await asyncio.sleep(0)
         return log
@@ -55,13 +56,13 @@ def test_in_loop_in_the_order_of_asking(elsewhere):
 
 
 @pytest.mark.usefixtures("deaf")
-def test_in_loop_an_interrupt(elsewhere):
+def test_in_loop_an_interrupt():
     """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
 
     async def cell():
         cells, log = MainThreadRunner(), []
-        elsewhere(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
-        elsewhere(lambda: cells.run(lambda: log.append("next")))
+        run_in_thread(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
+        run_in_thread(lambda: cells.run(lambda: log.append("next")))
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGINT)
         return log
@@ -71,14 +72,14 @@ def test_in_loop_an_interrupt(elsewhere):
 
 
 @pytest.mark.usefixtures("deaf")
-def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
+def test_in_loop_an_error_of_what_was_handed_over():
     """The event loop reports the error and continues; the signal handler is restored."""
 
     async def cell():
         errors = []
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
         cells = MainThreadRunner()
-        elsewhere(lambda: cells.run(lambda: 1 / 0))
+        run_in_thread(lambda: cells.run(lambda: 1 / 0))
         await asyncio.sleep(0)
         return errors
 

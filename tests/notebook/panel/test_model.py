@@ -10,6 +10,7 @@ import torch
 from tokenizers.pre_tokenizers import PreTokenizer
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import inspect_imported_torch
 from openmed_nb.errors import DeviceUnavailableError, InvalidTextError, OpenMedError
@@ -58,7 +59,7 @@ def mac(own):
         yield own
 
 
-def test_device_a_model_that_cannot_move(computers, watch):
+def test_device_a_model_that_cannot_move(watch):
     """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
     if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
@@ -96,7 +97,7 @@ def test_device_models_move(mac):
     assert mac.agrees
 
 
-def test_errors_an_error_of_another_kind(computers, watch):
+def test_errors_an_error_of_another_kind(watch):
     """The panel shows only the type of an unexpected error and raises an error without its text."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     panel = watch(here.session)
@@ -138,7 +139,7 @@ def test_errors_an_error_holds_no_note(here, watch):
     assert "leprosy" not in str(panel.state)
 
 
-def test_errors_an_error_keeps_nothing_alive(computers, watch):
+def test_errors_an_error_keeps_nothing_alive(watch):
     """The error that a panel shows keeps no frame and no cause, and so no tensor, alive."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     panel = watch(here.session)

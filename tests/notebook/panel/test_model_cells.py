@@ -7,6 +7,7 @@ from operator import attrgetter
 
 import pytest
 
+from helpers.threads import run_in_thread
 from openmed_nb.devices.request import DEFAULT_SOURCE
 from openmed_nb.notebook.panel.model import PENDING_INPUT_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
@@ -76,13 +77,13 @@ def notebook(here, watch):
     return Notebook(lambda: watch(here.session, SMALL))
 
 
-def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
+def test_waiting_a_click_waits_and_says_so(here, notebook):
     """A click while a cell runs says that it waits, changes nothing yet, and is done after the cell."""
     threads = []
 
     def cell():
         notebook.panel.watch(lambda state: threads.append((state.pending_clicks, threading.get_ident())))
-        elsewhere(lambda: notebook.panel.use_device("cpu"))
+        run_in_thread(lambda: notebook.panel.use_device("cpu"))
         assert notebook.panel.state.pending_clicks == 1
         assert notebook.panel.state.choice.requested_by == DEFAULT_SOURCE
         assert here.environ == {}
@@ -101,12 +102,12 @@ def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
     assert {ident for _, ident in others} == {threading.get_ident()}
 
 
-def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
+def test_waiting_a_cell_that_awaits_something(here, notebook):
     """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
 
     def awaiting():
-        elsewhere(lambda: notebook.panel.use_device("cpu"))
-        elsewhere(lambda: notebook.panel.annotate_deferred(lambda: "She has asthma."))
+        run_in_thread(lambda: notebook.panel.use_device("cpu"))
+        run_in_thread(lambda: notebook.panel.annotate_deferred(lambda: "She has asthma."))
         return PENDING_INPUT_SECONDS
 
     def still_awaiting():
@@ -123,7 +124,7 @@ def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
     assert len(notebook.panel.state.annotation) == 1
 
 
-def test_waiting_a_text_on_its_way(notebook, elsewhere):
+def test_waiting_a_text_on_its_way(notebook):
     """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
     texts, threads = [], []
 
@@ -132,7 +133,7 @@ def test_waiting_a_text_on_its_way(notebook, elsewhere):
         return texts[-1]
 
     def click():
-        elsewhere(lambda: notebook.panel.annotate_deferred(read))
+        run_in_thread(lambda: notebook.panel.annotate_deferred(read))
         assert (notebook.panel.state.pending_clicks, threads) == (1, [])
 
     def typed():
@@ -147,13 +148,13 @@ def test_waiting_a_text_on_its_way(notebook, elsewhere):
     assert notebook.panel.agrees
 
 
-def test_waiting_a_thread_that_changes_the_session(here, notebook, elsewhere):
+def test_waiting_a_thread_that_changes_the_session(here, notebook):
     """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
     threads = []
 
     def cell():
         notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
-        elsewhere(lambda: here.session.use("cpu"))
+        run_in_thread(lambda: here.session.use("cpu"))
         assert asked(notebook.panel.state) == ("auto", DEFAULT_SOURCE)
 
     in_cells(notebook.open, cell, lambda: None)
@@ -161,14 +162,14 @@ def test_waiting_a_thread_that_changes_the_session(here, notebook, elsewhere):
     assert set(threads) == {threading.get_ident()}
 
 
-def test_waiting_a_cell_of_another_thread(here, notebook, elsewhere):
+def test_waiting_a_cell_of_another_thread(here, notebook):
     """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
     threads = []
 
     def cell():
         here.environ["OPENMED_DEVICE"] = "cpu"
         notebook.panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
-        idents.append(elsewhere(notebook.panel.on_cell_end))
+        idents.append(run_in_thread(notebook.panel.on_cell_end))
 
     idents = []
     in_cells(notebook.open, cell, lambda: None)
@@ -176,12 +177,12 @@ def test_waiting_a_cell_of_another_thread(here, notebook, elsewhere):
     assert threads == [(before, idents[0]), (after, threading.get_ident())]
 
 
-def test_refreshing_it_ticks_between_cells(notebook, elsewhere):
+def test_refreshing_it_ticks_between_cells(notebook):
     """Switched on, the panel looks again after some seconds, and again, in the thread of the cells."""
     seen, threads = [], []
 
     def switch_on():
-        elsewhere(lambda: notebook.panel.set_auto_refresh(wanted=True))
+        run_in_thread(lambda: notebook.panel.set_auto_refresh(wanted=True))
         assert not notebook.panel.state.auto_refresh
         return REFRESH_SECONDS / 2
 
@@ -217,12 +218,12 @@ def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
 
 
 @pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
-def test_refreshing_it_ends(notebook, end, elsewhere):
+def test_refreshing_it_ends(notebook, end):
     """Switched off, or with the panel closed by anybody, nothing looks any more."""
     ends = {
         "off": lambda panel: panel.set_auto_refresh(wanted=False),
         "close": lambda panel: panel.close(),
-        "close elsewhere": lambda panel: elsewhere(panel.close),
+        "close elsewhere": lambda panel: run_in_thread(panel.close),
         "close by an observer": lambda panel: panel.watch(lambda _state: panel.close()),
     }
 

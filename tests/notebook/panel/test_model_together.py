@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.errors import OpenMedError
 from openmed_nb.notebook.panel.model import PanelModel
 from openmed_nb.session import SESSION, Session
@@ -154,7 +155,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([*VERBS, *OTHERS, 
     kind=st.sampled_from(["plain", "rosetta"]), requested=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_clicks_on_two_panels(computers, watch, kind, requested, steps):
+def test_any_clicks_on_two_panels(watch, kind, requested, steps):
     """Whatever two panels and others do, the session is as without panels, and each panel shows it and its own error."""
     here, twin = (getattr(computers, kind)(OPENMED_DEVICE=requested) for _ in range(2))
     panels = [watch(here.session) for _ in range(2)]

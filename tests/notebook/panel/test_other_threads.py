@@ -5,6 +5,8 @@ import itertools
 
 import pytest
 
+from helpers import simulated_computers as computers
+from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.model import IMMEDIATE_SECONDS
 
 
@@ -15,19 +17,19 @@ async def between_cells():
 
 
 @pytest.fixture
-def broken(computers):
+def broken():
     """A Mac whose Metal does not compute, and whose shell asks for the CPU."""
     return computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
 
 
-def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_end, elsewhere):
+def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_end):
     """A button looks pressed only after the device has changed, and the front end gets one message."""
 
     async def notebook():
         view = open_panel(here.session)
         cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
         front = front_end(cpu, auto)
-        elsewhere(lambda: front.click(cpu))
+        run_in_thread(lambda: front.click(cpu))
         assert view.pressed == ["auto"]
         assert front.state == {}
         await between_cells()
@@ -40,7 +42,7 @@ def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_en
     asyncio.run(notebook())
 
 
-def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere):
+def test_between_cells_refreshing_by_code(open_panel, here, front_end):
     """The checkbox follows the state without sending a request, whoever changed the state."""
 
     async def notebook():
@@ -52,7 +54,7 @@ def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere
             view.model.set_auto_refresh(wanted)
             assert box.value is wanted
             assert front.state[box] == {"value": wanted}
-        elsewhere(lambda: front.click(box))
+        run_in_thread(lambda: front.click(box))
         await between_cells()
         assert box.value is view.model.state.auto_refresh is True
         assert front.state[box] == {"value": True}
@@ -61,14 +63,14 @@ def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere
     assert asyncio.run(notebook()) == [True, False, True]
 
 
-def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front_end, elsewhere):
+def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front_end):
     """A click that waited for a cell never moves the focus."""
 
     async def notebook():
         view = open_panel(broken.session)
         front = front_end(*view.device_buttons.values())
         view.model.on_cell_start()
-        elsewhere(lambda: front.click(view.device_buttons["mps"]))
+        run_in_thread(lambda: front.click(view.device_buttons["mps"]))
         view.model.on_cell_end()
         await between_cells()
         assert view.device_buttons["mps"].disabled
@@ -100,13 +102,13 @@ def test_while_a_cell_runs_the_focus_stays_after_a_long_answer(open_panel, broke
     assert front.focused == []
 
 
-def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here, elsewhere):
+def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here):
     """The region of a pending click says so until the click is processed, even if the cell changes other state."""
 
     async def notebook():
         view = open_panel(here.session)
         view.model.on_cell_start()
-        elsewhere(view.device_buttons["cpu"].click)
+        run_in_thread(view.device_buttons["cpu"].click)
         here.session.unload()
         assert view.pressed == ["auto"]
         assert "Waiting for the running cell" in view.region("Device").activity.value

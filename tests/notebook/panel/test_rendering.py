@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import simulated_computers as computers
+from helpers.html import contrast, read
 from openmed_nb._events.activity import ProgressEvent
 from openmed_nb._render.display import Report, Table
 from openmed_nb.annotation.results import AnnotatedText
@@ -49,7 +51,7 @@ ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7,
 
 
 @pytest.fixture
-def plain(computers):
+def plain():
     """What there is to see of a computer without a GPU."""
     return replace(PanelState(**read_state(computers.plain().session)), simulated=False)
 
@@ -124,7 +126,7 @@ def cases(plain):
     yield "an answer of another device", rendering.annotation, replace(plain, annotation=old, seconds=0.0123)
 
 
-def test_regions_are_as_recorded(plain, read, as_recorded):
+def test_regions_are_as_recorded(plain, as_recorded):
     """Each region is what the record has, but for the styles of tables and marks; the record is read by people."""
     shown = {}
     for name, region, state in cases(plain):
@@ -137,20 +139,20 @@ def test_regions_are_as_recorded(plain, read, as_recorded):
 
 @pytest.mark.parametrize("state", ["usable", "failed"])
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_payload_in_any_place_of_a_region_is_shown_as_text(read, payload, state):
+def test_payload_in_any_place_of_a_region_is_shown_as_text(payload, state):
     shown = full(payload, state)
     for region in REGIONS:
         assert payload in read(region(shown)).text, region
 
 
 @given(words=st.text(min_size=1, max_size=30).filter(str.strip), state=st.sampled_from(["usable", "failed"]))
-def test_any_words_bring_no_element_or_attribute(read, words, state):
+def test_any_words_bring_no_element_or_attribute(words, state):
     for region in REGIONS:
         assert read(region(full(words, state))).text
 
 
 @pytest.mark.parametrize("spelling", ["cpu Device: mps, chosen", "<strong>mps</strong>"])
-def test_words_like_ours_are_no_device(read, computers, plain, spelling):
+def test_words_like_ours_are_no_device(plain, spelling):
     """Only the active device is bold, whatever the value of a variable looks like."""
     refused = PanelState(**read_state(computers.plain(OPENMED_DEVICE=spelling).session))
     choice = DeviceChoice("cpu", spelling, "you", "Yes.", confirmed=True)
@@ -165,7 +167,7 @@ def test_words_like_ours_are_no_device(read, computers, plain, spelling):
 
 
 @pytest.mark.parametrize("state", ["usable", "failed"])
-def test_tables_have_names_and_headers_for_columns_and_rows(read, state):
+def test_tables_have_names_and_headers_for_columns_and_rows(state):
     shown = read("".join(region(full(state=state)) for region in REGIONS))
     folded = [element for details in shown.find("details") for element in details.content]
     tables = shown.find("table")
@@ -184,7 +186,7 @@ def test_tables_have_names_and_headers_for_columns_and_rows(read, state):
 @pytest.mark.parametrize(
     ("color", "ground"), [(VERMILION, GROUND), (VERMILION, DARK), (ACCENT, GROUND), (DARK_ACCENT, DARK)]
 )
-def test_style_sheet_shapes_can_be_seen(contrast, color, ground):
+def test_style_sheet_shapes_can_be_seen(color, ground):
     """Bars, lines, the frame of an error and the ring of the focus stand out by 3 to 1, on a white and on a dark ground."""
     assert contrast(color, ground) >= 3
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import OpenMedError
@@ -77,7 +78,7 @@ BUTTONS: dict[str, tuple[Callable[[ModuleType], Any], str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize(("make", "pressed", "active", "disabled"), BUTTONS.values(), ids=BUTTONS)
-def test_buttons_and_device_table_agree(computers, make, pressed, active, disabled):
+def test_buttons_and_device_table_agree(make, pressed, active, disabled):
     state = make_state(make(computers))
     buttons = state.buttons
     (table,) = (table for table in state.to_report().tables if table.caption == "Devices")
@@ -104,7 +105,7 @@ TOOLTIPS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "device", "tooltip"), TOOLTIPS.values(), ids=TOOLTIPS)
-def test_tooltip_shows_reason_or_action(computers, make, device, tooltip):
+def test_tooltip_shows_reason_or_action(make, device, tooltip):
     (button,) = (button for button in make_state(make(computers)).buttons if button.device == device)
 
     assert tooltip in button.tooltip
@@ -121,7 +122,7 @@ def test_tooltip_shows_reason_or_action(computers, make, device, tooltip):
     ],
     ids=["planned", "confirmed", "by magic", "nonsense", "no torch"],
 )
-def test_status_shows_device_and_confirmation_or_error(computers, make, first, second):
+def test_status_shows_device_and_confirmation_or_error(make, first, second):
     status = make_state(make(computers)).status
 
     assert status[0] == first if first == NO_DEVICE else status[0].startswith(f"Device: {first}")
@@ -130,14 +131,14 @@ def test_status_shows_device_and_confirmation_or_error(computers, make, first, s
 
 
 @pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])
-def test_state_masks_secrets_in_every_form(computers, value):
+def test_state_masks_secrets_in_every_form(value):
     state = make_state(computers.mac(OPENMED_DEVICE=value, HF_ENDPOINT=value, OPENMED_TORCH_DEVICE=""))
 
     assert "***" in " ".join(state.status)
     assert "abcdefgh" not in f"{state} {state._repr_html_()} {json.dumps(state.to_dict())}"
 
 
-def test_static_form_has_all_tables_and_commands(computers):
+def test_static_form_has_all_tables_and_commands():
     state = make_state(computers.mac(HF_HUB_OFFLINE="1"))
     captions = [table.caption for table in state.to_report().tables if table.rows]
 
@@ -155,7 +156,7 @@ def test_commands_of_static_form_exist(shell):
         assert command.split()[0].lstrip("%") in shell.magics_manager.magics[kind]
 
 
-def test_read_state_lists_gpus_of_imported_torch_without_probing(computers):
+def test_read_state_lists_gpus_of_imported_torch_without_probing():
     here = computers.box()
     here.torch.inspect_imported_torch()
     state = PanelState(**read_state(here.session))
@@ -166,7 +167,7 @@ def test_read_state_lists_gpus_of_imported_torch_without_probing(computers):
     assert not state.choice.confirmed
 
 
-def test_read_state_on_cpu_of_mac_does_not_search_for_mps_tensors(computers):
+def test_read_state_on_cpu_of_mac_does_not_search_for_mps_tensors():
     """The search visits all live objects, which is slow."""
     here = use_device(computers.mac(), "cpu")
     here.torch.inspect_imported_torch()
@@ -236,7 +237,7 @@ def run_operation(computer, operation):
     environ=st.sampled_from([{}, {"OPENMED_DEVICE": "cpu"}, {"OPENMED_DEVICE": "mps"}, {"OPENMED_DEVICE": "x"}]),
     operations=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=8),
 )
-def test_reading_state_has_no_effect_on_any_operations(computers, kind, environ, operations):
+def test_reading_state_has_no_effect_on_any_operations(kind, environ, operations):
     observed = getattr(computers, kind)(**environ)
     unobserved = getattr(computers, kind)(**environ)
     for operation in operations:

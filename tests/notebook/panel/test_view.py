@@ -8,6 +8,7 @@ from dataclasses import replace
 import ipywidgets
 import pytest
 
+from helpers import simulated_computers as computers
 from openmed_nb._render.display import WIDGET_MIME_TYPE, to_html
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.notebook.panel import rendering
@@ -38,7 +39,7 @@ def test_panel_has_only_core_widgets_with_shared_layout_and_styles(open_panel):
     assert not [widget for widget in widgets if isinstance(widget, ipywidgets.Output)]
 
 
-def test_controls_have_descriptions_and_tooltips(open_panel, computers):
+def test_controls_have_descriptions_and_tooltips(open_panel):
     widgets = list(iter_widgets(open_panel(computers.plain().session)))
     controls = [widget for widget in widgets if hasattr(widget, "disabled")]
     assert [control.description for control in controls] == [
@@ -49,7 +50,7 @@ def test_controls_have_descriptions_and_tooltips(open_panel, computers):
     assert all(button.tooltip.endswith(".") for button in buttons)
 
 
-def test_equal_state_changes_only_memory_trait(open_panel, computers):
+def test_equal_state_changes_only_memory_trait(open_panel):
     view = open_panel(computers.plain().session)
     changes = []
     bars = view.region("Memory").top
@@ -59,7 +60,7 @@ def test_equal_state_changes_only_memory_trait(open_panel, computers):
     assert {id(owner) for owner in changes} <= {id(bars)}
 
 
-def test_panel_has_live_html_and_text_forms(open_panel, computers):
+def test_panel_has_live_html_and_text_forms(open_panel):
     """The HTML form is a snapshot, and the text form is constant."""
     view = open_panel(computers.plain().session)
     first = view._repr_mimebundle_(include=None, exclude=None)
