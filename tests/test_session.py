@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +10,8 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from helpers import simulated_computers as computers
+from helpers.listeners import RecordingListener
+from openmed_nb._annotate import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import inspect_imported_torch
 from openmed_nb.devices.environment import (
@@ -24,6 +25,7 @@ from openmed_nb.devices.environment import (
 from openmed_nb.errors import (
     ConfigurationError,
     DeviceUnavailableError,
+    InvalidTextError,
     OpenMedError,
     UnknownDeviceError,
     UnknownModelError,
@@ -68,10 +70,6 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
     "unusable mps": (DeviceUnavailableError, lambda session: session.use("mps")),
     "unusable mps for a call": (DeviceUnavailableError, lambda session: session.device("mps")),
     "unusable gpu": (DeviceUnavailableError, lambda session: session.use(" GPU ")),
-    "bad configuration": (
-        UnknownDeviceError,
-        lambda session: create_pipeline(session, None, OpenMedConfig(device="mpss")),
-    ),
     "unusable configuration": (
         DeviceUnavailableError,
         lambda session: session.load_model(None, OpenMedConfig(device="mps")),
@@ -81,19 +79,32 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
         lambda session: create_pipeline(session, "./nowhere", OpenMedConfig(device="cpu")),
     ),
     "unknown option": (ConfigurationError, lambda session: session.load_model(None, OpenMedConfig(), color="red")),
+    "unknown task": (
+        ConfigurationError,
+        lambda session: create_pipeline(session, None, OpenMedConfig(), "translation"),
+    ),
+    "unknown strategy": (
+        ConfigurationError,
+        lambda session: create_pipeline(session, None, OpenMedConfig(device="cpu"), aggregation_strategy="best"),
+    ),
+    "no text": (InvalidTextError, lambda session: annotate_text(session, 7)),
 }
 
 
 @pytest.mark.parametrize(("kind", "fail"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("override", [None, "cpu", "auto"])
-def test_failed_operation_changes_nothing(kind, fail, override):
+def test_failed_operation_changes_nothing_and_notifies_once(kind, fail, override):
     here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="auto")
     if override:
         here.session.use(override)
     choice, before = here.session.device(), here.state
+    listener = RecordingListener(here.session)
     with pytest.raises(kind):
         fail(here.session)
+    listener.remove()
 
+    assert listener.events[-1:] == [None]
+    assert listener.events.count(None) == 1
     assert here.state == before
     assert here.session.device() == replace(choice, confirmed=here.torch.is_torch_imported())
 
@@ -113,9 +124,11 @@ def test_failed_reset_preserves_override():
     here = computers.plain(OPENMED_DEVICE="nonsense")
     here.session.use("cpu")
     before = here.state
+    listener = RecordingListener(here.session)
     with pytest.raises(UnknownDeviceError, match="from OPENMED_DEVICE"):
         here.session.reset()
 
+    assert listener.events == [None]
     assert here.state == before
     assert here.session.device().requested_by == "use()"
 
@@ -240,25 +253,6 @@ def test_explanation_shows_user_variables():
     assert [setting["source"] for setting in explained["environment"]["settings"]] == ["set"] * 3
 
 
-OPERATIONS: dict[str, Callable[[Any], object]] = {
-    "start": lambda here: here.session.start(),
-    "stop": lambda here: here.session.stop(),
-    "device": lambda here: here.session.device(),
-    "list": lambda here: here.session.list_devices(),
-    "explain": lambda here: here.session.explain(),
-    "reset": lambda here: here.session.reset(),
-    "tune": lambda here: here.session.apply_mps_variables(),
-    "import torch": lambda here: here.torch.inspect_imported_torch(),
-    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
-    **{
-        f"use {device}": lambda here, device=device: here.session.use(device)
-        for device in ("auto", "mps", "cuda:1", "cpu", "x")
-    },
-    **{
-        f"ask {device}": lambda here, device=device: here.session.device(device)
-        for device in ("mps", "cuda", "cpu", "x")
-    },
-}
 ENVIRONMENTS = st.fixed_dictionaries(
     {},
     optional={
@@ -272,14 +266,16 @@ ENVIRONMENTS = st.fixed_dictionaries(
 KINDS = st.sampled_from([("mac", {}), ("mac", {"failing": "no"}), ("box", {}), ("plain", {})])
 
 
-@given(kind=KINDS, environ=ENVIRONMENTS, operations=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=10))
+@given(
+    kind=KINDS, environ=ENVIRONMENTS, operations=st.lists(st.sampled_from(sorted(computers.OPERATIONS)), max_size=10)
+)
 def test_any_sequence_of_operations(kind, environ, operations):
     name, failing = kind
     here = getattr(computers, name)(**failing, **environ)
     for operation in operations:
         before = here.state
         try:
-            OPERATIONS[operation](here)
+            computers.OPERATIONS[operation](here)
         except OpenMedError:
             assert here.state == before
         for setting in here.session.device_manager.mps_environment("mps").settings:
@@ -298,9 +294,11 @@ def test_model_that_cannot_move_changes_nothing():
     loaded = here.session.load_model("bundled_small", OpenMedConfig())
     here.session.use("cpu")
     before = here.state
+    listener = RecordingListener(here.session)
+    here.session.subscribe(lambda _event: listener.events.append(loaded.model.device.type))
     with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
         here.session.use("mps")
 
+    assert listener.events == ["Moving to mps: bundled_small", "cpu", None, "cpu"]
     assert here.state == before
-    assert loaded.model.device.type == "cpu"
     assert here.session.device().device == "cpu"

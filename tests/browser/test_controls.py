@@ -109,22 +109,6 @@ def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
     front.expect_kernel("second.model.state.auto_refresh", False)
 
 
-def test_annotate_shows_the_entities_the_time_and_the_device(front):
-    """Annotate loads the model, marks what it found in the text, and says how long it took, and where."""
-    front.run("%openmed_device cpu")
-    front.region("Try it").get_by_role("textbox").fill("No asthma, but hypertension.")
-    front.button("Annotate").click()
-
-    marks = front.region("Try it").locator("mark")
-    expect(marks.first).to_contain_text("asthma")
-    expect(front.region("Try it")).to_contain_text(
-        re.compile(r"found by bundled_small on cpu in ([\d,]+|less than 1)\sms")
-    )
-    front.expect_kernel(MODELS, [("bundled_small", "cpu")])
-    front.region("Models").get_by_text("1 model loaded: bundled_small").click()
-    expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
-
-
 def test_activity_is_displayed(front):
     """While a model is loaded, or moved to another device, the panel says so."""
     front.run("%openmed_device --simulate mps")

@@ -36,19 +36,6 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
     ]
 
 
-@pytest.mark.parametrize("key", ["Space", "Enter"])
-def test_a_key_presses_the_button_of_a_device_and_keeps_the_focus(front, key):
-    """Space and Enter choose a device; the focus stays on its button, and the cell is what it was."""
-    before = front.cell_types()
-    front.tab_to("cpu")
-    front.page.keyboard.press(key)
-
-    front.expect_kernel("session.device().requested_by", "the panel")
-    expect(front.region("Device")).to_contain_text("the panel")
-    assert front.focus.startswith("cpu")
-    assert front.cell_types() == before
-
-
 def test_the_checkbox_by_keyboard(front):
     """Space switches the automatic refresh on and off."""
     front.tab_to("Refresh every")

@@ -47,7 +47,7 @@ CELLS = (
     "%openmed_doctor {model}",
     "%openmed_doctor --ops {model}",
     "%openmed_sweep {model} --seconds 3",
-    "nb.compare({model!r}, devices='cpu', pairs=6, watch=0, seconds=3)",
+    "nb.compare({model!r}, devices='cpu', rounds=6, utilization_seconds=0, seconds=3)",
     f"NOTES = [{TEXT!r} * 20] * 60",
     f"%%openmed_ner --model {{model}}\n{TEXT * 100}",
     "found = nb.annotate(NOTES, {model!r})",
@@ -57,7 +57,7 @@ CELLS = (
     "nb.runbook.forecast({model!r}, training=True)",
     "nb.handoff('bundle', {model!r}, device='cpu', batch_size=8, rounds=4, steps=1)",
     "nb.verdict(where, same)",
-    "nb.signals()",
+    "nb.system_status()",
     "%openmed_report reported --quick",
     "%openmed_log",
     "%openmed_release",
@@ -116,10 +116,10 @@ def test_the_page_never_stands_still(server, new_page, write, slow_model, pictur
 
 
 LINES = """
-from openmed_nb._events.activity import Activity
-from openmed_nb._events.progress import Line
+from openmed_nb._events.activity import ProgressEvent
+from openmed_nb._events.progress import ProgressLine
 for end in ("", "finished"):
-    display(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, end, left=18))
+    display(ProgressLine(ProgressEvent("Comparing", "bundled", 7, 20, "turn"), 12.6, end, eta_seconds=18))
 """
 
 

@@ -28,7 +28,7 @@ def page_file(tmp_path_factory):
     whole = Report("Found", ("All is well.",), (wide,), metrics=(wide,), charts=pictures)
     well = StepOutcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole)
     died = StepOutcome(
-        "rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0
+        "rows", "crashed", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0
     )
     steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
     software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")

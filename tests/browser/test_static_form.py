@@ -39,22 +39,6 @@ def reopened(saved, server, new_page):
     return front_ends.Lab(server, new_page(), "elsewhere.ipynb")
 
 
-def panel_output(notebook):
-    """Return the data of the panel's output."""
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    return next(output.data for output in outputs if VIEW in output.get("data", {}))
-
-
-def test_no_widget_state_is_saved(saved):
-    """The file has the widget's name, its HTML and its text, no state of widgets, and not what was typed into the panel."""
-    data = panel_output(saved)
-
-    assert set(data) == {VIEW, "text/html", "text/plain"}
-    assert data["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
-    assert "widgets" not in saved.metadata
-    assert NOTE not in nbformat.writes(saved)
-
-
 def test_reopened_without_running_it_shows_the_static_form(reopened):
     """A notebook that was not run, trusted or not, shows tables and commands instead of the panel."""
     output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first

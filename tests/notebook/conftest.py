@@ -26,6 +26,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 TIMEOUT_SECONDS = 240
 """Timeout for a kernel or a process on a busy machine."""
 
+Message = dict[str, Any]
+
 PACKAGE_PREFIXES = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
 
 SESSION_STATE = (
@@ -45,6 +47,7 @@ class Reply:
         shown: Data of all displayed or returned values, the result last.
         streams: Printed text, under ``"stdout"`` and ``"stderr"``.
         page: Pager content, as for ``%magic?``.
+        outputs: The messages of displayed and printed output and of errors, in order.
     """
 
     status: str
@@ -52,6 +55,7 @@ class Reply:
     shown: list[dict[str, str]]
     streams: dict[str, str]
     page: str
+    outputs: list[Message]
 
     @property
     def text(self) -> str:
@@ -71,11 +75,22 @@ class Kernel:
         self.client = client
         self.interrupt = interrupt
 
-    def run(self, code: str) -> Reply:
-        """Run a cell and return its output as a front end receives it."""
-        messages: list[dict[str, Any]] = []
+    def run(self, code: str, *, interactive: bool = False, on_message: Callable[[Message], object] = id) -> Reply:
+        """Run a cell and return its output as a front end receives it.
+
+        Args:
+            code: The cell.
+            interactive: Whether a user runs it, who answers ``input()``.
+            on_message: Called with each message when it arrives.
+        """
+        messages: list[Message] = []
+
+        def record(message: Message) -> None:
+            messages.append(message)
+            on_message(message)
+
         reply = self.client.execute_interactive(
-            code, output_hook=messages.append, allow_stdin=False, stop_on_error=False, timeout=TIMEOUT_SECONDS
+            code, output_hook=record, allow_stdin=interactive, stop_on_error=False, timeout=TIMEOUT_SECONDS
         )
         return collect(reply["content"], messages)
 
@@ -107,7 +122,7 @@ class Kernel:
         return list(reply["content"]["matches"])
 
 
-def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
+def collect(content: Message, messages: list[Message]) -> Reply:
     """Sort the messages of one cell."""
     streams: dict[str, str] = {}
     for body in (message["content"] for message in messages if message["msg_type"] == "stream"):
@@ -119,7 +134,9 @@ def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
     error = errors[-1] if errors else {"ename": "", "evalue": "", "traceback": []}
     traceback = [ANSI.sub("", line) for line in error["traceback"]]
     page = "".join(ANSI.sub("", child["data"]["text/plain"]) for child in content.get("payload", ()) if "data" in child)
-    return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page)
+    types = ("display_data", "update_display_data", "stream", "error")
+    outputs = [message for message in messages if message["msg_type"] in types]
+    return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page, outputs)
 
 
 def environment(**changes: str) -> dict[str, str]:

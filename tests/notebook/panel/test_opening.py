@@ -1,11 +1,9 @@
 """Opening a panel: widgets in a kernel, text elsewhere; the panels of a cell end when it is run again, all with the magics."""
 
-import subprocess
-import sys
-
 import pytest
 
 import openmed_nb as nb
+from helpers.processes import run_python
 from openmed_nb.notebook.panel import NO_KERNEL_NOTICE, NO_WIDGETS_NOTICE
 
 SETUP = """
@@ -54,8 +52,7 @@ class TestElsewhere:
     def test_in_a_script(self):
         """In a script the panel is text; neither torch nor ipywidgets nor IPython is imported for it."""
         code = "import sys\nimport openmed_nb as nb\nprint(nb.panel())\nprint({'torch', 'ipywidgets', 'IPython'} & set(sys.modules))"
-        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-        lines = process.stdout.splitlines()
+        lines = run_python("-c", code).stdout.splitlines()
 
         assert lines[0] == "openmed_nb: device, environment, memory and models"
         assert lines[-1] == "set()"

@@ -79,23 +79,15 @@ def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front
     assert asyncio.run(notebook()) == []
 
 
-def test_while_a_cell_runs_the_focus_stays_after_a_cell(open_panel, broken, front_end):
-    """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
-    view = open_panel(broken.session)
+@pytest.mark.parametrize(("seconds", "after_a_cell"), [(0.0, True), (2 * IMMEDIATE_SECONDS, False)])
+def test_click_that_may_have_waited_does_not_take_the_focus(open_panel, broken, front_end, seconds, after_a_cell):
+    """Right after a cell a click may have waited for it; after seconds somebody may type elsewhere."""
+    view = open_panel(broken.session, clock=itertools.count(0.0, seconds).__next__)
     front = front_end(*view.device_buttons.values())
-    view.model.on_cell_start()
-    view.model.on_cell_end()
-    front.click(view.device_buttons["mps"])
-
-    assert view.device_buttons["mps"].disabled
-    assert front.focused == []
-    assert not view.model.responds_immediately
-
-
-def test_while_a_cell_runs_the_focus_stays_after_a_long_answer(open_panel, broken, front_end):
-    """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
-    view = open_panel(broken.session, clock=itertools.count(0.0, 2 * IMMEDIATE_SECONDS).__next__)
-    front = front_end(*view.device_buttons.values())
+    if after_a_cell:
+        view.model.on_cell_start()
+        view.model.on_cell_end()
+        assert not view.model.responds_immediately
     front.click(view.device_buttons["mps"])
 
     assert view.device_buttons["mps"].disabled

@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,6 +12,7 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from helpers import simulated_computers as computers
+from helpers.processes import run_python
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import OpenMedError
@@ -198,36 +196,17 @@ for requested in ("", "nonsense", "cpu", "cuda:1"):
 
 @pytest.mark.real_computer  # It starts a process of its own.
 def test_read_state_in_fresh_process_is_light_and_keeps_environment():
-    process = subprocess.run(
-        [sys.executable, "-c", FRESH],
-        env={**os.environ, "OPENMED_TORCH_DEVICE": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_python("-c", FRESH, environ={"OPENMED_TORCH_DEVICE": ""})
 
     assert process.stdout.splitlines() == ["default [] True", "nonsense [] True", "cpu [] True", "cuda:1 [] True"], (
         process.stderr
     )
 
 
-OPERATIONS: dict[str, Callable[[Any], object]] = {
-    "start": lambda here: here.session.start(),
-    "stop": lambda here: here.session.stop(),
-    "device": lambda here: here.session.device(),
-    "reset": lambda here: here.session.reset(),
-    "tune": lambda here: here.session.apply_mps_variables(),
-    "import torch": lambda here: here.torch.inspect_imported_torch(),
-    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
-    **{f"use {device}": lambda here, device=device: here.session.use(device) for device in ("auto", "mps", "cpu", "x")},
-    "ask mps": lambda here: here.session.device("mps"),
-}
-
-
 def run_operation(computer, operation):
     """Return the result of an operation, or its error, as text."""
     try:
-        return repr(OPERATIONS[operation](computer))
+        return repr(computers.OPERATIONS[operation](computer))
     except OpenMedError as error:
         return repr(error.to_dict())
 
@@ -235,7 +214,7 @@ def run_operation(computer, operation):
 @given(
     kind=st.sampled_from(["mac", "box", "plain", "rosetta"]),
     environ=st.sampled_from([{}, {"OPENMED_DEVICE": "cpu"}, {"OPENMED_DEVICE": "mps"}, {"OPENMED_DEVICE": "x"}]),
-    operations=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=8),
+    operations=st.lists(st.sampled_from(sorted(computers.OPERATIONS)), max_size=8),
 )
 def test_reading_state_has_no_effect_on_any_operations(kind, environ, operations):
     observed = getattr(computers, kind)(**environ)

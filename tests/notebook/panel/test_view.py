@@ -1,14 +1,13 @@
 """Tests of the widgets of the panel: structure, static forms and closing."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import ipywidgets
 import pytest
 
 from helpers import simulated_computers as computers
+from helpers.processes import run_python
 from openmed_nb._render.display import WIDGET_MIME_TYPE, to_html
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.notebook.panel import rendering
@@ -157,8 +156,7 @@ def test_closed_panels_leak_nothing_in_kernel(kernel, count):
 
 @pytest.mark.real_computer  # It starts a process of its own.
 def test_opening_panel_does_not_import_torch():
-    process = subprocess.run([sys.executable, "-c", OPENING], capture_output=True, text=True, check=True, timeout=60)
-    assert process.stdout == "[]\n"
+    assert run_python("-c", OPENING).stdout == "[]\n"
 
 
 def test_unpaired_surrogate_arrives_and_is_rejected(kernel):
