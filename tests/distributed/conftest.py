@@ -39,7 +39,6 @@ def fork_settings() -> dict[str, str]:
 def quick_workers(fork_settings: dict[str, str]) -> Iterator[None]:
     """Workers that start quickly, for the clusters of a module."""
     import dask
-
     import distributed  # noqa: F401 - the import loads the settings that are changed
 
     with dask.config.set(fork_settings):

@@ -1,6 +1,7 @@
-"""Metrics of a verdict, each declared once with its label, unit, gate and readers.
+"""Metrics of a verdict, each declared once with its label, unit and readers, and their gates.
 
-Each field of :class:`Evidence` is a metric; metrics derived from other metrics are declared in ``DERIVED_METRICS``. The gates,
+Each field of :class:`Evidence` is a metric; metrics derived from other metrics are declared in ``DERIVED_METRICS``. Each field
+of :class:`Thresholds` is the gate of the metric with that name. The gates,
 the evidence, the tables, the JSON and the lanes of a verdict are built from these declarations.
 """
 
@@ -175,13 +176,11 @@ class Metric:
         unit: Unit of the values.
         readers: For each type of report, the path of an attribute, such as ``"gradients.largest"``, or a function of the
             report and the context. If several reports contain the metric, the first type has precedence.
-        gate: Threshold, if there is one.
     """
 
     label: str
     unit: Unit
     readers: Mapping[type, Reader] = field(default_factory=dict)
-    gate: Gate | None = None
 
     @property
     def gate_unit(self) -> Unit:
@@ -447,11 +446,10 @@ def _metric_field(
     label: str,
     unit: Unit,
     readers: Mapping[type, Reader] | None = None,
-    gate: Gate | None = None,
     default: object = None,
 ) -> Any:
     """Return a dataclass field that declares a metric."""
-    return field(default=default, metadata={"metric": Metric(label, unit, readers or {}, gate)})
+    return field(default=default, metadata={"metric": Metric(label, unit, readers or {})})
 
 
 @dataclass(frozen=True, repr=False)
@@ -517,15 +515,6 @@ class Evidence(Displayable):
         "speedup over the CPU",
         RATIO,
         {DeviceMetrics: "speedup.median"},
-        Gate(
-            0.22,
-            "minimum gain in speed over the CPU",
-            "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
-            RUNBOOK,
-            maximum=10.0,
-            area=Area.SPEED,
-            is_minimum=True,
-        ),
     )
     speedup_high: float | None = _metric_field(
         "speedup over the CPU, upper bound", RATIO, {DeviceMetrics: "speedup.high"}
@@ -534,13 +523,6 @@ class Evidence(Displayable):
         "utilization",
         FRACTION,
         {DeviceMetrics: "utilization"},
-        Gate(
-            0.18,
-            "minimum utilization of the device, after subtracting its idle utilization",
-            "a device that waits is not slow: its data or its batch size limits it",
-            RUNBOOK,
-            is_minimum=True,
-        ),
     )
     phase_fractions: Mapping[str, float] | None = _metric_field(
         "time per phase", PHASES, {DeviceMetrics: "phase_fractions", Profile: "phase_fractions"}
@@ -563,13 +545,6 @@ class Evidence(Displayable):
         "throughput gain at the knee",
         FRACTION,
         {SweepReport: _knee_gain},
-        Gate(
-            0.1,
-            "maximum throughput gain at the knee over the batch size in use",
-            f"a sweep itself ignores gains up to {100 * MIN_KNEE_GAIN:.0f} %; a gain near that hardly justifies a change",
-            maximum=10.0,
-            area=Area.BATCH,
-        ),
     )
     out_of_memory_at: int | None = _metric_field(
         "smallest batch size out of memory", COUNT, {SweepReport: _min_out_of_memory_rows}
@@ -578,55 +553,22 @@ class Evidence(Displayable):
         "free memory below the limit",
         FRACTION,
         {SweepReport: _headroom_from_sweep, MemoryCurve: _headroom_from_epochs},
-        Gate(
-            HEADROOM_FRACTION,
-            "minimum free fraction of the memory limit at the batch size in use",
-            "a longer text or a new shape then still fits",
-            area=Area.MEMORY,
-            is_minimum=True,
-        ),
     )
     memory_growth: float | None = _metric_field(
         "memory growth over ten epochs",
         FRACTION,
         {MemoryCurve: _memory_growth},
-        Gate(
-            GROWTH_THRESHOLD,
-            f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
-            "caches are emptied after each epoch, so memory that still grows is referenced",
-            RUNBOOK,
-            maximum=10.0,
-            area=Area.MEMORY,
-        ),
     )
     memory_verdict: str | None = _metric_field("memory curve", TEXT, {MemoryCurve: _memory_verdict})
     entity_agreement: float | None = _metric_field(
         "entity agreement",
         FRACTION,
         {ParityReport: _agreement, PrecisionVerdict: _reduced_dtype_agreement},
-        Gate(
-            MIN_SPAN_AGREEMENT,
-            "minimum fraction of the entities that are the same as on the CPU",
-            "near ties do not explain a lower agreement",
-            PARITY_THRESHOLD,
-            area=Area.CORRECTNESS,
-            is_minimum=True,
-            violation="fewer than {} of the entities are the same as on the CPU",
-        ),
     )
     logits: float | None = _metric_field(
         "largest logit difference",
         DIFFERENCE,
         {ParityReport: "logits.maximum"},
-        Gate(
-            TOLERANCES["float32"].logits or 0.0,
-            "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
-            OBSERVED_DIFFERENCES,
-            PARITY_THRESHOLD,
-            maximum=1e6,
-            area=Area.CORRECTNESS,
-            violation="logits differ by more than {}",
-        ),
     )
     non_finite_tokens: int | None = _metric_field(
         "tokens with NaN or infinity", COUNT, {ParityReport: "non_finite_tokens"}
@@ -635,28 +577,11 @@ class Evidence(Displayable):
         "recall loss",
         FRACTION,
         {ParityReport: _recall_loss},
-        Gate(
-            MAX_RECALL_LOSS,
-            "maximum loss of recall on gold entities",
-            "a model with a lower recall is a different model",
-            PARITY_THRESHOLD,
-            area=Area.CORRECTNESS,
-            violation="more than {} of the recall is lost",
-        ),
     )
     gradients: float | None = _metric_field(
         "largest relative gradient difference",
         DIFFERENCE,
         {ParityReport: "gradients.largest"},
-        Gate(
-            TOLERANCES["float32"].gradients or 0.0,
-            "maximum relative difference of a float32 gradient from the CPU",
-            OBSERVED_DIFFERENCES,
-            PARITY_THRESHOLD,
-            maximum=1e6,
-            area=Area.CORRECTNESS,
-            violation="gradients differ by more than {}",
-        ),
     )
     divergence_source: tuple[str, ...] | None = _metric_field(
         "training diverges from the CPU", NAMES, {LossParity: _divergence_source}
@@ -686,24 +611,11 @@ class Evidence(Displayable):
         "time in fallbacks",
         FRACTION,
         {Profile: _fallback_time_fraction},
-        Gate(
-            0.05,
-            "maximum fraction of the time in operators that fall back to the CPU",
-            "below it, avoiding the fallbacks gains little",
-            area=Area.FALLBACKS,
-        ),
     )
     fallback_calls: float | None = _metric_field(
         "calls that fall back",
         FRACTION,
         {Profile: _fallback_call_fraction, FallbackLog: _fallback_call_fraction},
-        Gate(
-            0.01,
-            "maximum fraction of the calls on MPS that fall back, if their time is not known",
-            "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds",
-            f"pytorch#82707, and {TOOLKIT_CHOICE}",
-            area=Area.FALLBACKS,
-        ),
     )
     device_faults: tuple[str, ...] | None = _metric_field("failed device checks", NAMES, {DoctorReport: _device_faults})
     silent_errors: tuple[str, ...] | None = _metric_field(
@@ -785,35 +697,16 @@ DERIVED_METRICS = {
         "data_fraction": Metric(
             "step time waiting for data",
             FRACTION,
-            gate=Gate(
-                MAX_DATA_FRACTION,
-                "maximum fraction of a step spent waiting for data",
-                "without the wait, a third more steps run in the same time",
-                area=Area.DATA,
-            ),
         ),
         "transfer_fraction": Metric(
             "step time in copies to the device",
             FRACTION,
-            gate=Gate(
-                0.25,
-                "maximum fraction of a step spent on copies to the device",
-                "without the copies, a third more steps run in the same time",
-                area=Area.DATA,
-            ),
         ),
     },
     "num_texts": {
         "hours": Metric(
             "time for all texts",
             HOURS,
-            gate=Gate(
-                24.0,
-                "maximum duration of a run on one computer",
-                "one computer can be reserved for a day",
-                maximum=1e5,
-                area=Area.SPEED,
-            ),
         ),
     },
 }
@@ -823,35 +716,154 @@ for _field in fields(Evidence):
     METRICS[_field.name] = _field.metadata["metric"]
     METRICS |= DERIVED_METRICS.get(_field.name, {})
 
-GATES: dict[str, Gate] = {name: metric.gate for name, metric in METRICS.items() if metric.gate}
-
 # Report types that a verdict reads.
 REPORTS: tuple[type, ...] = tuple(
     {report_type for metric in METRICS.values() for report_type in metric.readers} - {DeviceMetrics}
 )
 
 
+def _threshold(gate: Gate) -> Any:
+    """Return a dataclass field that declares a gate."""
+    return field(default=gate.default, metadata={"gate": gate})
+
+
 @dataclass(frozen=True, repr=False)
 class Thresholds:
-    """Threshold of each gate, in display order.
+    """Threshold of each gate, in display order."""
 
-    The fields repeat the names of ``GATES`` so that type checkers and editors know them; a test compares both.
-    """
-
-    speedup: float = GATES["speedup"].default
-    utilization: float = GATES["utilization"].default
-    entity_agreement: float = GATES["entity_agreement"].default
-    recall_loss: float = GATES["recall_loss"].default
-    logits: float = GATES["logits"].default
-    gradients: float = GATES["gradients"].default
-    memory_growth: float = GATES["memory_growth"].default
-    headroom: float = GATES["headroom"].default
-    data_fraction: float = GATES["data_fraction"].default
-    transfer_fraction: float = GATES["transfer_fraction"].default
-    knee_gain: float = GATES["knee_gain"].default
-    fallback_time: float = GATES["fallback_time"].default
-    fallback_calls: float = GATES["fallback_calls"].default
-    hours: float = GATES["hours"].default
+    speedup: float = _threshold(
+        Gate(
+            0.22,
+            "minimum gain in speed over the CPU",
+            "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
+            RUNBOOK,
+            maximum=10.0,
+            area=Area.SPEED,
+            is_minimum=True,
+        )
+    )
+    utilization: float = _threshold(
+        Gate(
+            0.18,
+            "minimum utilization of the device, after subtracting its idle utilization",
+            "a device that waits is not slow: its data or its batch size limits it",
+            RUNBOOK,
+            is_minimum=True,
+        )
+    )
+    entity_agreement: float = _threshold(
+        Gate(
+            MIN_SPAN_AGREEMENT,
+            "minimum fraction of the entities that are the same as on the CPU",
+            "near ties do not explain a lower agreement",
+            PARITY_THRESHOLD,
+            area=Area.CORRECTNESS,
+            is_minimum=True,
+            violation="fewer than {} of the entities are the same as on the CPU",
+        )
+    )
+    recall_loss: float = _threshold(
+        Gate(
+            MAX_RECALL_LOSS,
+            "maximum loss of recall on gold entities",
+            "a model with a lower recall is a different model",
+            PARITY_THRESHOLD,
+            area=Area.CORRECTNESS,
+            violation="more than {} of the recall is lost",
+        )
+    )
+    logits: float = _threshold(
+        Gate(
+            TOLERANCES["float32"].logits or 0.0,
+            "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
+            OBSERVED_DIFFERENCES,
+            PARITY_THRESHOLD,
+            maximum=1e6,
+            area=Area.CORRECTNESS,
+            violation="logits differ by more than {}",
+        )
+    )
+    gradients: float = _threshold(
+        Gate(
+            TOLERANCES["float32"].gradients or 0.0,
+            "maximum relative difference of a float32 gradient from the CPU",
+            OBSERVED_DIFFERENCES,
+            PARITY_THRESHOLD,
+            maximum=1e6,
+            area=Area.CORRECTNESS,
+            violation="gradients differ by more than {}",
+        )
+    )
+    memory_growth: float = _threshold(
+        Gate(
+            GROWTH_THRESHOLD,
+            f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
+            "caches are emptied after each epoch, so memory that still grows is referenced",
+            RUNBOOK,
+            maximum=10.0,
+            area=Area.MEMORY,
+        )
+    )
+    headroom: float = _threshold(
+        Gate(
+            HEADROOM_FRACTION,
+            "minimum free fraction of the memory limit at the batch size in use",
+            "a longer text or a new shape then still fits",
+            area=Area.MEMORY,
+            is_minimum=True,
+        )
+    )
+    data_fraction: float = _threshold(
+        Gate(
+            MAX_DATA_FRACTION,
+            "maximum fraction of a step spent waiting for data",
+            "without the wait, a third more steps run in the same time",
+            area=Area.DATA,
+        )
+    )
+    transfer_fraction: float = _threshold(
+        Gate(
+            0.25,
+            "maximum fraction of a step spent on copies to the device",
+            "without the copies, a third more steps run in the same time",
+            area=Area.DATA,
+        )
+    )
+    knee_gain: float = _threshold(
+        Gate(
+            0.1,
+            "maximum throughput gain at the knee over the batch size in use",
+            f"a sweep itself ignores gains up to {100 * MIN_KNEE_GAIN:.0f} %; a gain near that hardly justifies a change",
+            maximum=10.0,
+            area=Area.BATCH,
+        )
+    )
+    fallback_time: float = _threshold(
+        Gate(
+            0.05,
+            "maximum fraction of the time in operators that fall back to the CPU",
+            "below it, avoiding the fallbacks gains little",
+            area=Area.FALLBACKS,
+        )
+    )
+    fallback_calls: float = _threshold(
+        Gate(
+            0.01,
+            "maximum fraction of the calls on MPS that fall back, if their time is not known",
+            "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds",
+            f"pytorch#82707, and {TOOLKIT_CHOICE}",
+            area=Area.FALLBACKS,
+        )
+    )
+    hours: float = _threshold(
+        Gate(
+            24.0,
+            "maximum duration of a run on one computer",
+            "one computer can be reserved for a day",
+            maximum=1e5,
+            area=Area.SPEED,
+        )
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -860,3 +872,6 @@ class Thresholds:
     def format_values(self) -> dict[str, str]:
         """Return the formatted thresholds by name."""
         return {name: format_with_unit(METRICS[name].gate_unit, value) for name, value in vars(self).items()}
+
+
+GATES: dict[str, Gate] = {gate.name: gate.metadata["gate"] for gate in fields(Thresholds)}

@@ -298,7 +298,7 @@ class EvidenceCase:
         )
 
 
-CORRECTNESS_GATES = [name for name, gate in GATES.items() if gate.area == Area.CORRECTNESS]
+CORRECTNESS_GATES = [name for name in METRICS if name in GATES and GATES[name].area == Area.CORRECTNESS]
 # Gates that support keeping a device: comparisons with the CPU, and gates of the device itself.
 _COMPARISON_GATES = ("speedup", "entity_agreement", "logits")
 _DEVICE_GATES = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fallback_time", "fallback_calls")

@@ -242,7 +242,8 @@ class Verdict(Displayable):
                 reason for reason in self.reasons if reason.rank == area and reason.recommendation != KEEP_DEVICE
             ]
             beyond = [metric for reason in reasons for metric in reason.metrics]
-            gated = [self._case.get_gated_metric(name) for name, gate in GATES.items() if gate.area == area]
+            gates = [name for name in METRICS if name in GATES and GATES[name].area == area]
+            gated = list(map(self._case.get_gated_metric, gates))
             measured = [metric for metric in gated if metric.value is not None]
             detail = next((metric.measured for metric in beyond + measured), "")
             if beyond:
