@@ -23,6 +23,7 @@ import torch
 
 import openmed_nb as nb
 from helpers.leaks import LONG_WORD, SENTENCE, find_leaks
+from helpers.public_api import CALLABLES
 from openmed_nb.__main__ import main
 from openmed_nb._render.display import Displayable
 from openmed_nb.annotation.masking import MaskedText, MaskedTexts
@@ -33,7 +34,6 @@ from openmed_nb.session import SESSION
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 TEXTS = ["She has asthma."]
-FOLDER_OF_TESTS = Path(__file__).parent
 
 
 class ShowsNote:
@@ -448,10 +448,9 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def targets(helper, in_a_folder) -> list[Target]:  # noqa: ARG001 - the folder is for the files that are written
+def targets(in_a_folder) -> list[Target]:  # noqa: ARG001 - the folder is for the files that are written
     """All public callables."""
-    public = helper(FOLDER_OF_TESTS / "test_arbitrary_calls.py")
-    return all_targets(public.CALLABLES)
+    return all_targets(CALLABLES)
 
 
 SOME_KINDS = ("long word", "list", "dict key", "object", "file", "instance", "path")

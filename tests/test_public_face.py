@@ -8,6 +8,7 @@ import pkgutil
 from pathlib import Path
 
 import openmed_nb as nb
+from helpers.public_api import LOADER, PUBLIC
 from openmed_nb._render.display import Displayable
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_signatures.json"
@@ -33,18 +34,6 @@ def signature_of(public):
         for parameter in inspect.signature(public).parameters.values()
     ]
     return str(inspect.Signature(parameters))
-
-
-NAMESPACES = {"": nb, "training.": nb.training, "runbook.": nb.runbook, "compat.": nb.compat}
-PUBLIC = {
-    f"{prefix}{name}": value
-    for prefix, module in NAMESPACES.items()
-    for name in sorted(module.__all__)
-    if callable(value := getattr(module, name))
-}
-LOADER = {
-    f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "benchmark_workers", "settings")
-}
 
 
 def test_public_names_and_signatures_stay(request):

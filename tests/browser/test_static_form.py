@@ -65,7 +65,7 @@ def test_after_a_restart_it_says_so(reopened):
     reopened.page.get_by_role("button", name="Confirm Kernel Restart").click()
 
     expect(reopened.panel).to_have_text(
-        re.compile(r"^\s*The kernel was restarted, .* Run this cell again\.\s*$"), use_inner_text=True
+        re.compile(r"^\s*The kernel was restarted; .* Run this cell again\.\s*$"), use_inner_text=True
     )
     expect(reopened.panel.get_by_role("button")).to_have_count(0)
     reopened.run_cells(3)
