@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ipywidgets import HTML, Button, Checkbox, Widget
@@ -113,3 +115,35 @@ class Watched(PanelModel):
 def seen(state: PanelState) -> tuple[Any, ...]:
     """Return the parts of a state that depend on the session only; the memory changes at any time."""
     return state.devices, state.explanation.to_dict(), state.status, state.buttons, state.models, state.simulated
+
+
+class ClockLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still until it is moved."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        """Return the time of the clock."""
+        return self.now
+
+
+def in_notebook(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return a test that runs a coroutine as a kernel runs cells, in an event loop whose clock stands still."""
+
+    @functools.wraps(scenario)
+    def test(**fixtures: Any) -> None:
+        loop = ClockLoop()
+        try:
+            loop.run_until_complete(scenario(**fixtures))
+        finally:
+            loop.close()
+
+    return test
+
+
+async def next_cell(seconds: float = 0.0) -> None:
+    """Let the loop take what was handed over to it, advance the clock by some seconds, and let the loop do what is due."""
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().now += seconds  # type: ignore[attr-defined]
+    for _ in range(3):
+        await asyncio.sleep(0)
