@@ -65,7 +65,7 @@ def judged(tmp_path_factory):
     return {**named, "output": process.stdout + process.stderr}
 
 
-def test_a_misused_magic_fails(judged):
+def test_misused_magic_fails(judged):
     """Under nbval with our conftest.py a cell that misuses a magic fails, even where its output is as it was saved."""
     assert judged["ours"] == ["PASSED", *["FAILED"] * len(MISUSES), "PASSED"], judged["output"]
 
@@ -94,7 +94,7 @@ def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_every_cell_was_run_from_the_top(notebook):
+def test_cells_were_run_from_the_top(notebook):
     """Every code cell was run, in order in one kernel; nbval compares nothing for a cell that was not."""
     counts = [cell.execution_count for cell in code_cells(notebook)]
 
@@ -107,20 +107,20 @@ def test_notebook_begins_with_a_title(notebook):
     assert notebook.cells[0].source.startswith("# ")
 
 
-def test_no_cell_is_skipped_or_left_uncompared(notebook):
+def test_cells_are_run_and_compared(notebook):
     """No tag and no comment keeps nbval from running a cell or comparing its output."""
     for cell in code_cells(notebook):
         said = " ".join([*cell.metadata.get("tags", []), *re.findall(r"#.*", cell.source)])
         assert not SKIPPING.search(said), cell.source
 
 
-def test_no_widget_state_and_no_timings_are_saved(notebook):
+def test_widget_state_and_timings_are_not_saved(notebook):
     """The file holds neither widget state nor the times of a run, which differ each time it is made."""
     assert "widgets" not in notebook.metadata
     assert not [cell.source for cell in notebook.cells if "execution" in cell.metadata]
 
 
-def test_no_output_is_an_error(notebook):
+def test_outputs_are_no_errors(notebook):
     """No saved output is an error, a message of a misused magic, or anything on standard error."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
@@ -144,7 +144,7 @@ def test_notebook_stores_measurements_in_a_temporary_folder(notebook):
     assert not kept or 0 <= code.find('os.environ["OPENMED_NB_DATA"] = tempfile.mkdtemp()') < kept.start()
 
 
-def test_every_link_to_a_file_leads_to_one(notebook):
+def test_links_of_notebooks_lead_to_files(notebook):
     """Every link of a notebook's text is an address, or names a file that is there."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
@@ -210,7 +210,7 @@ def test_wrong_output_is_noticed(number, right, wrong):
         assert compared(text) != compared(re.sub(right, wrong, text)), text
 
 
-def test_every_pattern_is_used():
+def test_sanitizing_patterns_are_read():
     """Every section of the patterns is read by nbval, which passes over one that it cannot read."""
     file = (ROOT / "tests" / "nbval_sanitize.cfg").read_text("utf-8")
     assert len(get_sanitize_patterns(file)) == len(re.findall(r"^\[\w+\]$", file, re.MULTILINE))

@@ -56,7 +56,7 @@ def test_public_names_have_docstrings():
     assert [name for name, value in (*PUBLIC.items(), *methods) if not inspect.getdoc(value)] == []
 
 
-def test_a_word_means_the_same_everywhere():
+def test_parameters_have_the_same_meaning_everywhere():
     """What is called device, model, texts, training, seconds or progress is the same in every function that takes it."""
     takes = {
         name.rpartition(".")[2]: inspect.signature(value).parameters
@@ -97,7 +97,7 @@ LONG = {
 """The functions that may take longer than half a second; what imports torch alone is switched off by a setting only."""
 
 
-def test_every_long_function_can_be_silenced():
+def test_long_functions_can_be_silenced():
     """What takes long has ``progress=True``, which one may pass as False; no function that shows a line is without it."""
     functions = {name: value for name, value in {**PUBLIC, **LOADER}.items() if inspect.isfunction(value)}
     shown = {name for name, function in functions.items() if "operation(" in inspect.getsource(function)}
@@ -106,7 +106,7 @@ def test_every_long_function_can_be_silenced():
     assert silenced >= LONG | shown - {"training.limit_memory"}
 
 
-def test_one_place_renders_every_report():
+def test_reports_are_rendered_in_one_place():
     """No report marks or escapes itself: all come from one place. In text gates and lanes fold tables and a note lists its marks."""
     for module in pkgutil.walk_packages(nb.__path__, "openmed_nb."):
         if not module.name.endswith("__main__"):

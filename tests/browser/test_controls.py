@@ -45,7 +45,7 @@ def front(opened):
     opened.begin_again()
 
 
-def test_a_click_moves_the_models(front):
+def test_click_moves_the_models(front):
     """A click on another device moves the loaded models, and a simulated device is always labeled."""
     front.run("%openmed_device --simulate mps\nnb.load_pipeline('bundled_small')")
     front.device_button("cpu").click()
@@ -60,7 +60,7 @@ def test_a_click_moves_the_models(front):
     expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
 
 
-def test_a_typed_cell_repaints_the_panel(front):
+def test_panel_shows_changes_of_a_typed_cell(front):
     """A cell that is typed and run below the panel changes what the panel shows."""
     if front.label == "voila":
         pytest.skip("Voila has no cells to type into")
@@ -70,7 +70,7 @@ def test_a_typed_cell_repaints_the_panel(front):
     front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
 
 
-def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
+def test_unusable_device_is_disabled_with_its_reason(front):
     """A device that this computer has not is disabled, with the reason and what to do on hover and as text."""
     before, button = front.evaluate(DEVICE), front.device_button("cuda")
     expect(button).to_be_disabled()

@@ -46,7 +46,7 @@ def expect_nothing_ran(front):
     assert front.page.evaluate("window.__ran") is None
 
 
-def test_a_model_and_its_labels(front):
+def test_model_and_labels_remain_text(front):
     """Tables, highlights, tooltips and buttons show the name and the labels of a model as text."""
     front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")
     front.button("Annotate").click()
@@ -59,7 +59,7 @@ def test_a_model_and_its_labels(front):
     expect_nothing_ran(front)
 
 
-def test_a_variable(front):
+def test_variable_remains_text(front):
     """So is the value of an environment variable, in the table of variables."""
     front.run(f"import os\nos.environ['HF_ENDPOINT'] = {PAYLOAD!r}\npanel.model.refresh()")
 
@@ -67,7 +67,7 @@ def test_a_variable(front):
     expect_nothing_ran(front)
 
 
-def test_the_payload_would_run_where_it_is_not_escaped(front):
+def test_unescaped_payload_runs(front):
     """The same text as the HTML of a widget runs, so the tests above would see it."""
     front.run(f"before = panel.children[0].value\npanel.children[0].value = {PAYLOAD!r}")
 

@@ -36,7 +36,7 @@ def test_tab_goes_through_the_controls_in_the_order_of_the_page(front):
     ]
 
 
-def test_the_checkbox_by_keyboard(front):
+def test_checkbox_is_switched_by_keyboard(front):
     """Space switches the automatic refresh on and off."""
     front.tab_to("Refresh every")
     front.page.keyboard.press("Space")
@@ -62,7 +62,7 @@ def test_details_expand_by_keyboard(front, region, summary):
     expect(table).to_be_hidden()
 
 
-def test_a_text_is_typed_and_annotated_by_keyboard(front):
+def test_text_is_typed_and_annotated_by_keyboard(front):
     """Letters that are commands of the notebook go into the text box, and Enter on Annotate finds the entities."""
     before = front.cell_types()
     front.tab_to("Text to annotate")
@@ -77,7 +77,7 @@ def test_a_text_is_typed_and_annotated_by_keyboard(front):
     assert front.focus == "Annotate"
 
 
-def test_memory_and_models_by_keyboard(front):
+def test_memory_and_models_are_released_by_keyboard(front):
     """Enter works on Refresh, Unload and Release memory; where a button goes, the focus stays in the panel."""
     front.run("nb.load_pipeline('bundled_small')")
     front.tab_to("Refresh")

@@ -58,7 +58,7 @@ def front(request, pages):
     return pages(request.param)
 
 
-def test_every_text_has_enough_contrast(front):
+def test_texts_have_contrast(front):
     """Each text stands out by 4.5 to 1: tables, marks, errors, buttons that are pressed, not pressed and disabled."""
     front.run(MISTAKE)
     expect(front.panel.get_by_role("alert")).to_be_visible()
@@ -103,7 +103,7 @@ def test_panel_has_no_overflow(pages, width):
     assert found == []
 
 
-def test_a_number_and_its_unit_stay_together(pages):
+def test_number_and_unit_stay_together(pages):
     """However wide a cell is, no line ends between a number and its unit."""
     front, broken = pages("lab light"), {}
     for width in range(240, 1000, 20):
@@ -115,7 +115,7 @@ def test_a_number_and_its_unit_stay_together(pages):
     assert broken == {}
 
 
-def test_on_a_narrow_screen_nothing_is_scrolled_sideways(pages):
+def test_narrow_screen_does_not_scroll_sideways(pages):
     """On a screen of 400 pixels Voila's page with the panel is not wider than the screen."""
     front = pages("voila dark")
     front.page.set_viewport_size({"width": 400, "height": 1400})
@@ -125,7 +125,7 @@ def test_on_a_narrow_screen_nothing_is_scrolled_sideways(pages):
     assert found == []
 
 
-def test_a_scan_finds_nothing(front):
+def test_accessibility_scan_finds_nothing(front):
     """axe-core finds nothing in the panel, light and dark, with all unfolded."""
     assert page_measures.findings(front.page, ".openmed-panel") == []
 
@@ -214,7 +214,7 @@ def test_regions_have_expected_accessibility_tree(pages, view, region):
 
 
 @pytest.mark.parametrize(("name", "view"), [("panel", "lab light"), ("panel_dark", "lab dark")])
-def test_a_picture_of_the_panel(pages, picture, name, view):
+def test_picture_of_the_panel_is_small(pages, picture, name, view):
     """A picture in light and one in dark are taken, each small enough for the README."""
     front = pages(view)
     front.page.set_viewport_size({"width": 1600, "height": 1400})
@@ -228,7 +228,7 @@ def test_a_picture_of_the_panel(pages, picture, name, view):
     assert 10_000 < taken.stat().st_size < MAX_SCREENSHOT_BYTES
 
 
-def test_a_picture_of_a_narrow_panel(pages, picture):
+def test_narrow_panel_has_one_column(pages, picture):
     """In a cell of 400 pixels the regions are in one column."""
     front = pages("lab light")
     front.page.set_viewport_size({"width": 1200, "height": 2200})

@@ -94,7 +94,7 @@ def silences(looks):
     return [(length * LOOK / 1000, begin * LOOK / 1000) for length, begin in sorted(silent, reverse=True)]
 
 
-def test_the_page_never_stands_still(server, new_page, write, slow_model, picture):
+def test_page_shows_progress_at_all_times(server, new_page, write, slow_model, picture):
     """From the first cell to the last, half a second never passes in which no dot pulses and nothing on the page changes."""
     cells = [cell.replace("{model!r}", repr(slow_model)).replace("{model}", slow_model) for cell in CELLS]
     front = front_ends.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
@@ -124,7 +124,7 @@ for end in ("", "finished"):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_dot_pulses_while_a_verb_goes_on(server, new_page, write, picture, theme):
+def test_dot_pulses_until_the_operation_ends(server, new_page, write, picture, theme):
     """The dot of a line pulses in a browser, but not of a finished one, nor for who has asked for less motion."""
     front = front_ends.FRONTS["lab"](server, new_page(height=600), write(f"lines_{theme}", LINES), theme)
     front.run_all()

@@ -41,7 +41,7 @@ def page_file(tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1280])
-def test_the_page_can_be_read(page_file, new_page, scheme, width):
+def test_report_page_is_accessible(page_file, new_page, scheme, width):
     """Nothing is wider than the window, every text has contrast, and a scan finds nothing grave, with all parts open."""
     page = new_page(width=width, height=800)
     page.emulate_media(color_scheme=scheme)

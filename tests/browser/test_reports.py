@@ -133,7 +133,7 @@ VIEWS = [(trust, theme) for trust in ("trusted", "untrusted") for theme in ("lig
 
 
 @pytest.mark.parametrize(("trust", "theme"), VIEWS)
-def test_every_text_has_enough_contrast(pages, picture, trust, theme):
+def test_texts_have_contrast(pages, picture, trust, theme):
     """Each text of each report stands out by 4.5 to 1, in light and dark, in a notebook that is trusted and in one that is not."""
     for name, report in shown(pages(trust, theme)).items():
         picture(report, f"report_{name}_{trust}_{theme}")
@@ -144,7 +144,7 @@ def test_every_text_has_enough_contrast(pages, picture, trust, theme):
 
 
 @pytest.mark.parametrize(("trust", "theme"), VIEWS)
-def test_a_scan_finds_nothing(pages, trust, theme):
+def test_accessibility_scan_finds_nothing_serious(pages, trust, theme):
     """axe-core has no serious and no critical finding in the reports."""
     page = pages(trust, theme)
     shown(page)
@@ -152,7 +152,7 @@ def test_a_scan_finds_nothing(pages, trust, theme):
     assert page_measures.findings(page, ".openmed-nb", page_measures.GRAVE) == []
 
 
-def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):
+def test_untrusted_notebook_keeps_every_style(pages):
     """JupyterLab takes nothing from a report that it does not trust but the width of digits: it looks the same."""
     for name, report in shown(pages("untrusted", "light")).items():
         kept = [style.replace(" ", "").rstrip(";") for style in report.evaluate(STYLES)]
@@ -169,7 +169,7 @@ def test_score_is_available_to_screen_readers_only(pages):
     assert mark.locator("span").evaluate("one => one.getBoundingClientRect().width") == 0
 
 
-def test_a_picture_is_shown_where_nothing_is_trusted(pages):
+def test_untrusted_notebook_shows_charts(pages):
     """Lines are an image of the page itself, which JupyterLab also shows in a notebook that it does not trust; words stay around it."""
     shown(pages("untrusted", "light"))
     sweep = pages("untrusted", "light").locator(".openmed-picture").filter(has_text="Throughput on cpu")
@@ -187,7 +187,7 @@ def styles_in(html):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_exported_to_html_it_looks_the_same_offline(new_page, picture, tmp_path, theme):
+def test_html_export_looks_the_same_offline(new_page, picture, tmp_path, theme):
     """The page that nbconvert makes shows every report with its styles, and needs no network."""
     name = written(tmp_path, "exported")
     body = HTMLExporter(theme=theme).from_filename(str(tmp_path / name))[0]

@@ -53,7 +53,7 @@ def expect_done_after_the_cell(front):
     expect(front.panel).not_to_contain_text(WAITS)
 
 
-def test_later_clicks_wait_too(front):
+def test_later_clicks_wait_for_the_cell(front):
     """So is a click on buttons that were clicked before, whose messages the kernel handles in another thread."""
     front.device_button("cpu").click()
     front.button("Refresh").click()
@@ -66,7 +66,7 @@ def test_later_clicks_wait_too(front):
     expect_done_after_the_cell(front)
 
 
-def test_the_last_click_counts(front):
+def test_last_of_several_waiting_clicks_decides(front):
     """Clicks on another device and then on the previous device during a cell keep the previous device."""
     front.run("%openmed_device --simulate mps")
     with front.running_cell():
@@ -79,7 +79,7 @@ def test_the_last_click_counts(front):
     expect(front.panel.locator(".mod-active")).to_have_count(1)
 
 
-def test_the_text_of_the_page_is_annotated(front):
+def test_displayed_text_is_annotated(front):
     """Annotate uses the text that is displayed at the click, even if both messages arrive together."""
     front.run("nb.load_pipeline('bundled_small')")
     expect(front.button("Unload bundled_small")).to_be_visible()

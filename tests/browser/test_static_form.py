@@ -39,7 +39,7 @@ def reopened(saved, server, new_page):
     return front_ends.Lab(server, new_page(), "elsewhere.ipynb")
 
 
-def test_reopened_without_running_it_shows_the_static_form(reopened):
+def test_reopened_notebook_shows_the_static_form(reopened):
     """A notebook that was not run, trusted or not, shows tables and commands instead of the panel."""
     output = reopened.page.locator(".jp-OutputArea-output").filter(has_text=TYPED).first
 
@@ -49,7 +49,7 @@ def test_reopened_without_running_it_shows_the_static_form(reopened):
     assert "model not found" not in reopened.page.locator(".jp-Notebook").inner_text().lower()
 
 
-def test_run_again_it_is_alive(reopened):
+def test_panel_is_interactive_after_its_cell_ran_again(reopened):
     """The cells that are run again bring the widgets back."""
     reopened.run_cells(3)
     expect(reopened.panel).to_be_visible()
@@ -58,7 +58,7 @@ def test_run_again_it_is_alive(reopened):
     reopened.expect_kernel("__import__('openmed_nb').device().requested_by", "the panel")
 
 
-def test_after_a_restart_it_says_so(reopened):
+def test_panel_says_that_the_kernel_was_restarted(reopened):
     """When the kernel is restarted the panel says that its cell has to be run again, in the place of what is true no more."""
     reopened.page.get_by_role("menuitem", name="Kernel", exact=True).click()
     reopened.page.get_by_role("menuitem", name="Restart Kernel…").click()
@@ -72,7 +72,7 @@ def test_after_a_restart_it_says_so(reopened):
     expect(reopened.panel.get_by_role("button", name="Annotate")).to_be_visible()
 
 
-def test_exported_to_html_it_shows_the_static_form_offline(saved, new_page, tmp_path):
+def test_html_export_shows_the_static_form_offline(saved, new_page, tmp_path):
     """The page that nbconvert makes shows the tables without a network, and nothing of widgets."""
     page = new_page()
     (tmp_path / "panel.html").write_text(HTMLExporter().from_notebook_node(saved)[0], "utf-8")
@@ -85,7 +85,7 @@ def test_exported_to_html_it_shows_the_static_form_offline(saved, new_page, tmp_
     assert "VBox(" not in page.locator("body").inner_text()
 
 
-def test_exported_to_markdown_it_shows_the_static_form(saved):
+def test_markdown_export_shows_the_static_form(saved):
     """The Markdown that nbconvert makes has the tables and the commands."""
     text = MarkdownExporter().from_notebook_node(saved)[0]
 

@@ -44,7 +44,7 @@ def front(opened):
     opened.begin_again()
 
 
-def test_a_click_is_done_in_the_kernel_and_shown_by_every_panel(front):
+def test_click_changes_the_kernel_and_every_panel(front):
     """After a click on a device the kernel uses it, and both panels show who asked; what a magic changes they show too."""
     front.device_button("cpu").click()
 
@@ -58,7 +58,7 @@ def test_a_click_is_done_in_the_kernel_and_shown_by_every_panel(front):
 
 
 @pytest.mark.parametrize("key", ["Enter", pytest.param("Space", marks=pytest.mark.slow)])
-def test_a_key_presses_a_button_and_keeps_the_focus(front, key):
+def test_key_presses_a_button_and_keeps_the_focus(front, key):
     """A key that JupyterLab takes for itself chooses a device; the focus stays on its button, and the cells are as before."""
     before = front.cell_types()
     front.region("Device").get_by_role("heading").click()
@@ -71,7 +71,7 @@ def test_a_key_presses_a_button_and_keeps_the_focus(front, key):
     assert front.cell_types() == before
 
 
-def test_a_click_waits_for_the_running_cell(front):
+def test_click_waits_for_the_running_cell(front):
     """A click while a cell runs is done after the cell, in the thread that runs the cells, and the panel says that it waits."""
     front.run(MAIN_THREAD)
     with front.running_cell("at_its_end = session.device().requested"):
@@ -83,7 +83,7 @@ def test_a_click_waits_for_the_running_cell(front):
     front.expect_pressed("cpu")
 
 
-def test_a_text_is_annotated_and_stays_text(front):
+def test_annotated_text_remains_text(front):
     """Annotate marks what the model finds in the text of the page, with the time and the device; nothing in it runs or is saved."""
     front.run("%openmed_device cpu")
     front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")

@@ -99,13 +99,13 @@ def test_marked_text_has_contrast(background):
 
 
 @pytest.mark.parametrize("status", SIGNS)
-def test_the_sign_of_a_status_has_contrast(status):
+def test_status_signs_have_contrast(status):
     """The white sign of each status stands out from its background by 4.5 to 1 or more, and no two signs are the same."""
     assert contrast(SIGNS[status][1], "#ffffff") >= 4.5
     assert len({sign for sign, _ in SIGNS.values()}) == len(SIGNS)
 
 
-def test_a_label_has_one_color_everywhere():
+def test_label_has_one_color_everywhere():
     """The color of a label does not depend on the other labels of the text, and labels that often meet differ."""
     alone = to_html(Report("", segments=(TextSegment("x", "DRUG"),)))
     among = to_html(Report("", segments=(TextSegment("x", "ANATOMY"), TextSegment("y", "DRUG"))))
@@ -116,12 +116,12 @@ def test_a_label_has_one_color_everywhere():
     assert all(len(set(map(label_style, together))) == len(together) for together in often)
 
 
-def test_a_label_that_nothing_can_write_has_a_color():
+def test_unencodable_label_has_a_color():
     """Half a character in a label, which has no bytes, gets a color all the same."""
     assert "background-color:#" in label_style("\ud800")
 
 
-def test_the_page_needs_nothing_from_elsewhere():
+def test_html_loads_nothing():
     """The HTML has no style sheet and no script, loads nothing, and names no color of a theme."""
     assert not re.search(r"<style|<script|url\(|@import|http|var\(", to_html(REPORT))
 

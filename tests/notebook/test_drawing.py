@@ -96,7 +96,7 @@ CHARTS = {
 }
 
 
-def test_charts_match_snapshot(as_recorded):
+def test_charts_are_as_recorded(as_recorded):
     """The browser tests also read the snapshot, in which the SVG is decoded."""
     rendered = {}
     for name, charts in CHARTS.items():

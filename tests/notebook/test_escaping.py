@@ -92,7 +92,7 @@ OF_A_COMPUTER = (panel_of_variable, panel_of_models, failing_device, hidden_vari
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_shown_as_text(payload):
+def test_payload_is_shown_as_text(payload):
     """A payload in any place reaches the page as text, and brings no element or attribute with it."""
     values = [make(payload) for make in VALUES] + [make(computers, payload) for make in OF_A_COMPUTER]
     for value in values:
@@ -113,7 +113,7 @@ def label_model(tmp_path):
 
 
 @pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
-def test_a_model_of_bad_intent(shell, label_model):
+def test_hostile_model_is_shown_as_text(shell, label_model):
     """Labels and the folder's name of a real model, and a real note, are shown as text by the magic."""
     note = f"He has asthma. {PAYLOADS[0]}"
     found = shell.find_cell_magic("openmed_ner")(f"--model '{label_model}'", note)

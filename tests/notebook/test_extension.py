@@ -111,7 +111,7 @@ def test_unloading_leaves_what_others_do_to_cells(shell):
         ]
 
 
-def test_other_magics_of_the_same_shell_stay(shell):
+def test_unload_keeps_magics_of_the_user(shell):
     """Unloading keeps a user magic with a similar name."""
     shell.register_magic_function(lambda line: line, "line", "openmed_mine")
     shell.run_line_magic("unload_ext", "openmed_nb")
@@ -135,7 +135,7 @@ print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
     assert (process.stdout, process.returncode) == ("False\nTrue cpu\n", 0), process.stderr
 
 
-def test_the_override_ends_with_the_extension(kernel):
+def test_reload_ends_the_override(kernel):
     """After reloading, the environment variable decides again."""
     kernel.run("%openmed_device auto")
     kernel.run("%unload_ext openmed_nb")

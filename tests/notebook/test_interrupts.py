@@ -75,7 +75,7 @@ def check(kernel, code, left=()):
     assert new == [[], [], [], [*left]]
 
 
-def test_an_interrupt_while_libraries_are_imported(fresh):
+def test_interrupt_while_libraries_are_imported(fresh):
     """The first load stops after the imports of torch and transformers, and the next load works."""
     reply, line = interrupted(fresh, OPERATIONS["load"])
 

@@ -12,7 +12,7 @@ from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 
 
-def test_without_loop_at_once_in_another_thread():
+def test_function_without_a_loop_runs_in_its_thread():
     """From another thread it is done at once too, in that thread: there is no other place."""
     cells, threads = MainThreadRunner(), []
     ident = run_in_thread(
@@ -21,7 +21,7 @@ def test_without_loop_at_once_in_another_thread():
     assert threads == [True, ident]
 
 
-def test_without_loop_an_interrupt_goes_on():
+def test_interrupt_without_a_loop_reaches_the_caller():
     """An interrupt of a function that runs immediately interrupts the caller."""
     with pytest.raises(KeyboardInterrupt):
         MainThreadRunner().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
@@ -41,7 +41,7 @@ def interrupt():
     threading.Event().wait(60)
 
 
-def test_in_loop_in_the_order_of_asking():
+def test_loop_runs_functions_in_order():
     """What several threads ask for is done in the order of asking."""
 
     async def cell():
@@ -56,7 +56,7 @@ def test_in_loop_in_the_order_of_asking():
 
 
 @pytest.mark.usefixtures("deaf")
-def test_in_loop_an_interrupt():
+def test_interrupt_ends_one_function_of_the_loop():
     """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
 
     async def cell():
@@ -72,7 +72,7 @@ def test_in_loop_an_interrupt():
 
 
 @pytest.mark.usefixtures("deaf")
-def test_in_loop_an_error_of_what_was_handed_over():
+def test_loop_continues_after_an_error():
     """The event loop reports the error and continues; the signal handler is restored."""
 
     async def cell():
@@ -88,7 +88,7 @@ def test_in_loop_an_error_of_what_was_handed_over():
 
 
 @pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])
-def test_a_kernel_without_a_loop(kernel):
+def test_kernel_loop_is_none_without_asyncio(kernel):
     """A kernel without an event loop of asyncio has none for us."""
     assert kernel_loop(SimpleNamespace(kernel=kernel)) is None
 
@@ -124,7 +124,7 @@ def cells(kernel):
 class TestInKernel:
     """In a real kernel, cell by cell."""
 
-    def test_a_click_between_cells(self, cells):
+    def test_click_between_cells_runs_in_the_main_thread(self, cells):
         """From another thread, while no cell runs, it is done in the main thread without a cell."""
         cells.run(
             "begin, done = threading.Event(), threading.Event()\n"

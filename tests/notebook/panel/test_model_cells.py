@@ -36,7 +36,7 @@ def open_in_cell(here, watch):
 
 
 @in_notebook
-async def test_waiting_a_click_waits_and_says_so(here, open_in_cell):
+async def test_click_waits_for_the_cell_and_says_so(here, open_in_cell):
     """A click while a cell runs says that it waits, changes nothing yet, and is done after the cell."""
     panel = open_in_cell()
     threads = []
@@ -59,7 +59,7 @@ async def test_waiting_a_click_waits_and_says_so(here, open_in_cell):
 
 
 @in_notebook
-async def test_waiting_a_cell_that_awaits_something(here, open_in_cell):
+async def test_click_waits_for_a_cell_that_awaits(here, open_in_cell):
     """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
     panel = open_in_cell()
     run_in_thread(lambda: panel.use_device("cpu"))
@@ -77,7 +77,7 @@ async def test_waiting_a_cell_that_awaits_something(here, open_in_cell):
 
 
 @in_notebook
-async def test_waiting_a_text_on_its_way(open_in_cell):
+async def test_late_text_is_annotated(open_in_cell):
     """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
     panel = open_in_cell(ended=True)
     texts, threads = [], []
@@ -100,7 +100,7 @@ async def test_waiting_a_text_on_its_way(open_in_cell):
 
 
 @in_notebook
-async def test_waiting_a_thread_that_changes_the_session(here, open_in_cell):
+async def test_change_of_another_thread_is_shown_after_the_cell(here, open_in_cell):
     """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
     panel = open_in_cell()
     threads = []
@@ -114,7 +114,7 @@ async def test_waiting_a_thread_that_changes_the_session(here, open_in_cell):
 
 
 @in_notebook
-async def test_waiting_a_cell_of_another_thread(here, open_in_cell):
+async def test_cell_of_another_thread_is_read_in_the_main_thread(here, open_in_cell):
     """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
     panel = open_in_cell()
     threads = []
@@ -127,7 +127,7 @@ async def test_waiting_a_cell_of_another_thread(here, open_in_cell):
 
 
 @in_notebook
-async def test_refreshing_it_ticks_between_cells(open_in_cell):
+async def test_refresh_ticks_between_cells(open_in_cell):
     """Switched on, the panel looks again after some seconds, and again, in the thread of the cells."""
     panel = open_in_cell(ended=True)
     threads = []
@@ -145,7 +145,7 @@ async def test_refreshing_it_ticks_between_cells(open_in_cell):
 
 
 @in_notebook
-async def test_refreshing_a_tick_looks_at_the_memory_only(here, open_in_cell):
+async def test_refresh_reads_the_memory_only(here, open_in_cell):
     """A tick brings a new look at the memory, and leaves everything else, and the session, alone."""
     panel = open_in_cell(ended=True)
     panel.use_device("mpss")
@@ -160,7 +160,7 @@ async def test_refreshing_a_tick_looks_at_the_memory_only(here, open_in_cell):
 
 @pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
 @in_notebook
-async def test_refreshing_it_ends(open_in_cell, end):
+async def test_refresh_ends_when_switched_off_or_closed(open_in_cell, end):
     """Switched off, or with the panel closed by anybody, nothing looks any more."""
     panel = open_in_cell(ended=True)
     ends = {
@@ -182,7 +182,7 @@ async def test_refreshing_it_ends(open_in_cell, end):
     assert len(panel.states) == (2 if end in ("off", "close by an observer") else 1)
 
 
-def test_refreshing_without_a_loop_there_is_none(panel):
+def test_refresh_needs_an_event_loop(panel):
     """In plain Python nothing can tick, and the panel does not claim that it does."""
     panel.set_auto_refresh(wanted=True)
 
@@ -203,7 +203,7 @@ class TestCells:
         assert {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()} == before
 
     @pytest.mark.parametrize("cell", ["x = 1", "1 / 0", "this is no Python", "raise KeyboardInterrupt"])
-    def test_a_cell_is_followed(self, followed, cell, capsys):
+    def test_panel_follows_a_cell(self, followed, cell, capsys):
         """While a cell runs the panel knows it, and when it has ended in any way the panel has looked again."""
         panel, shell = followed
         shell.run_cell(cell)
@@ -222,7 +222,7 @@ class TestCells:
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
         assert asked(panel.state) == ("auto", DEFAULT_SOURCE)
 
-    def test_the_cell_that_opens_it(self, shell, watch):
+    def test_panel_does_not_know_the_cell_that_opens_it(self, shell, watch):
         """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
         shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
         shell.run_cell("panel = open_panel(); ran = panel.state.cell_running")
@@ -234,7 +234,7 @@ class TestCells:
         assert shell.user_ns["ran"] is True
         assert panel.state.cell_running is False
 
-    def test_a_cell_in_a_cell(self, followed):
+    def test_nested_cell_keeps_the_outer_one_running(self, followed):
         """The outer cell is still running when a nested cell ends, even if the nested cell fails."""
         panel, shell = followed
         shell.user_ns.update(panel=panel, inner=shell.run_cell)
@@ -245,7 +245,7 @@ class TestCells:
         assert shell.user_ns["ran"] == [True, True, True]
         assert panel.state.cell_running is False
 
-    def test_the_end_of_a_cell_waits_for_nobody(self, followed, loads, monkeypatch):
+    def test_cell_ends_while_a_model_loads(self, followed, loads, monkeypatch):
         """A cell ends while another thread loads a model; what it changed is shown when that is done."""
         panel, shell = followed
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
@@ -328,7 +328,7 @@ def cells(kernel):
 class TestInKernel:
     """In a real kernel, where a click comes from another thread."""
 
-    def test_a_click_on_a_simulated_mac(self, cells):
+    def test_click_reaches_the_simulated_mac(self, cells):
         """A click reaches the simulated MPS, which computes only in the thread that began it."""
         cells.run("%openmed_device --simulate mps")
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
@@ -348,7 +348,7 @@ class TestInKernel:
         assert cells.value("'OpenMedError: Annotating failed with Exception.' in written")
         assert cells.value("'leprosy' in written + str(panel.state)") is False
 
-    def test_an_interrupt(self, cells):
+    def test_interrupt_ends_a_waiting_click(self, cells):
         """An interrupt of the kernel ends a click that waited, which is shown; kernel, session and handler are as before."""
         begun = cells.run(STAYING)
         said = begun.streams.get("stdout", "")

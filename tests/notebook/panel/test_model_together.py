@@ -23,7 +23,7 @@ asked = attrgetter("choice.requested", "choice.requested_by")
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
 
-def test_together_a_refresh_is_for_all(here, panel, watch):
+def test_refresh_updates_every_panel(here, panel, watch):
     """What changed behind everybody's back is shown in every panel after one refresh."""
     other = watch(here.session)
     here.environ["OPENMED_DEVICE"] = "cpu"
@@ -32,7 +32,7 @@ def test_together_a_refresh_is_for_all(here, panel, watch):
     assert asked(panel.state) == asked(other.state) == ("cpu", "OPENMED_DEVICE")
 
 
-def test_together_many_threads(here, panel, watch):
+def test_panels_agree_after_clicks_of_many_threads(here, panel, watch):
     """Verbs of the session and of panels in several threads end, and a look then shows what is."""
     other = watch(here.session)
     verbs = [
@@ -54,7 +54,7 @@ def test_together_many_threads(here, panel, watch):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_together_a_simulation_begins_and_ends(watch):
+def test_panel_shows_begin_and_end_of_a_simulation(watch):
     """A panel shows the simulated Mac while the session runs on it, and this computer afterwards."""
     panel = watch(SESSION)
     before = panel.state.choice
@@ -69,7 +69,7 @@ def test_together_a_simulation_begins_and_ends(watch):
     SESSION.stop()
 
 
-def test_close_nothing_is_left(here):
+def test_closed_panels_leave_nothing(here):
     """Closed panels leave no listener, and what the session does is shown in them no more."""
     panels = [PanelModel(here.session) for _ in range(200)]
     assert len(here.session._listeners) == 200
@@ -86,7 +86,7 @@ def test_close_nothing_is_left(here):
     assert {widget() for widget in gone} == {None}
 
 
-def test_close_a_closed_panel_does_nothing(here, panel):
+def test_closed_panel_does_nothing(here, panel):
     """A click that comes after the close changes nothing."""
     panel.close()
     before, state = here.state, panel.state

@@ -17,7 +17,7 @@ def broken():
 
 
 @in_notebook
-async def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_end):
+async def test_clicked_button_changes_once(open_panel, here, front_end):
     """A button looks pressed only after the device has changed, and the front end gets one message."""
     view = open_panel(here.session)
     cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
@@ -34,7 +34,7 @@ async def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, fr
 
 
 @in_notebook
-async def test_between_cells_refreshing_by_code(open_panel, here, front_end):
+async def test_checkbox_follows_the_state(open_panel, here, front_end):
     """The checkbox follows the state without sending a request, whoever changed the state."""
     view = open_panel(here.session)
     box, shown = view.automatic, []
@@ -52,7 +52,7 @@ async def test_between_cells_refreshing_by_code(open_panel, here, front_end):
 
 
 @in_notebook
-async def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front_end):
+async def test_waiting_click_does_not_move_the_focus(open_panel, broken, front_end):
     """A click that waited for a cell never moves the focus."""
     view = open_panel(broken.session)
     front = front_end(*view.device_buttons.values())
@@ -80,7 +80,7 @@ def test_click_that_may_have_waited_does_not_take_the_focus(open_panel, broken, 
 
 
 @in_notebook
-async def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here):
+async def test_region_of_a_waiting_click_says_so(open_panel, here):
     """The region of a pending click says so until the click is processed, even if the cell changes other state."""
     view = open_panel(here.session)
     view.model.on_cell_start()
