@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import openmed_nb
+from helpers.readme import readme_command
 from openmed_nb.devices.causes import MAC_TORCH
 
 if sys.version_info >= (3, 11):
@@ -40,14 +41,6 @@ def seen_by(python, system, name="constraints.txt"):
         for requirement in requirements(name)
         if requirement.marker is None or requirement.marker.evaluate(environment)
     ]
-
-
-def readme_command(name):
-    """Return a command of the README by the comment in front of it."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", text)
-    assert found, f"README.md has no {name}"
-    return found.group(1)
 
 
 def test_constraints_are_exact_versions():

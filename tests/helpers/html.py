@@ -7,6 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+PAYLOADS = (
+    "<img src=x onerror=alert(1)>",
+    '"><script>alert(1)</script>',
+    "' onmouseover='alert(1)",
+    "</style><script>alert(1)</script>",
+    "&lt;b&gt; & $x$ _",
+)
+"""Texts that a page must show as they are."""
+
 CLASS = re.compile(r"openmed-[a-z0-9-]+|tex2jax_ignore")
 STYLE = re.compile(r"([-a-z]+: ?[-\w #%.,()]+;?)*")
 PLAIN: dict[str, set[str]] = {

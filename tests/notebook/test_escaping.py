@@ -9,21 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import simulated_computers as computers
-from helpers.html import read
+from helpers.html import PAYLOADS, read
 from openmed_nb._render.display import Report, Table, to_html
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.models.store import LoadedModelInfo, LoadedModels
 from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, read_state
-
-PAYLOADS = (
-    "<img src=x onerror=alert(1)>",
-    '"><script>alert(1)</script>',
-    "' onmouseover='alert(1)",
-    "</style><script>alert(1)</script>",
-    "&lt;b&gt; & $x$",
-)
 
 
 def said(html):

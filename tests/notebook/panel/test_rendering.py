@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import simulated_computers as computers
-from helpers.html import contrast, read
+from helpers.html import PAYLOADS, contrast, read
 from openmed_nb._events.activity import ProgressEvent
 from openmed_nb._render.display import Report, Table
 from openmed_nb.annotation.results import AnnotatedText
@@ -29,13 +29,6 @@ VERMILION = "#d55e00"
 DARK = "#212121"
 DARK_ACCENT = "#2196f3"
 
-PAYLOADS = (
-    "<img src=x onerror=alert(1)>",
-    '"><script>alert(1)</script>',
-    "' onmouseover='alert(1)",
-    "</style><script>alert(1)</script>",
-    "&lt;b&gt; & $x$ _",
-)
 REGIONS = (
     rendering.status,
     rendering.devices,
