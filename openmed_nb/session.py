@@ -487,8 +487,11 @@ class Session:
 #   model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()
 
-device, use, reset = SESSION.device, SESSION.use, SESSION.reset
-list_devices, explain_device = SESSION.list_devices, SESSION.explain
+device = SESSION.device
+use = SESSION.use
+reset = SESSION.reset
+list_devices = SESSION.list_devices
+explain_device = SESSION.explain
 
 
 class SimulationContext(contextlib.ContextDecorator):
