@@ -21,7 +21,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 @pytest.fixture(scope="module")
 def saved(server, new_page, shipped):
     """The shipped notebook as JupyterLab saves it after Run All, a text typed into the panel and annotated."""
-    front = front_ends.Lab(server, new_page(), shipped("lab"))
+    front = front_ends.Lab(server, new_page(), shipped("static_form"))
     front.run_all()
     front.region("Try it").get_by_role("textbox").fill(NOTE)
     front.button("Annotate").click()
