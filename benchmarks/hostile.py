@@ -2,7 +2,7 @@
 
 python benchmarks/hostile.py
 
-Each case is a copy of a tiny model with one damage of tests/hostile_models.py, in a process of its own that has loaded the
+Each case is a copy of a tiny model with one damage of tests/helpers/hostile_models.py, in a process of its own that has loaded the
 small bundled model before. Time is from the call to the error. Memory is how much the peak of the process and of the one
 that a tokenizer is tried in grows, together. A case that does not end after two minutes is stopped.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from openmed_nb.models.registry import BUNDLED
 
-TESTS = Path(__file__).parents[1] / "tests"
+HELPERS = Path(__file__).parents[1] / "tests" / "helpers"
 SECONDS = 120
 
 MEASURE = """
@@ -79,8 +79,8 @@ def measured(folder: Path) -> tuple[float, float, str]:
 
 def main() -> None:
     """Print a line for each case."""
-    tiny = runpy.run_path(str(TESTS / "tiny_models.py"))
-    hostile = runpy.run_path(str(TESTS / "hostile_models.py"))
+    tiny = runpy.run_path(str(HELPERS / "tiny_models.py"))
+    hostile = runpy.run_path(str(HELPERS / "hostile_models.py"))
     cases = dict(hostile["DAMAGES"])
     for kind in hostile["KINDS"]:
         cases[f"a {kind} as special_tokens_map.json"] = hostile["in_place_of"]("special_tokens_map.json", kind)

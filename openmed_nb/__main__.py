@@ -63,33 +63,24 @@ def main(arguments: list[str] | None = None) -> int:
             stack.callback(SESSION.subscribe(print_progress))
         try:
             output, status = run(words)
-            return status if print_text(output) else EXIT_SIGPIPE
+            try:
+                print(output, flush=True)
+            except OSError as error:
+                # Redirected to the null device, so that Python does not report a second error at exit (Python's
+                # ``signal``, "Note on SIGPIPE").
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if isinstance(error, BrokenPipeError):  # The reader, such as ``head``, has closed the pipe.
+                    return EXIT_SIGPIPE
+                message = f"The result cannot be written: {describe_error(error)}."
+                raise ConfigurationError(message, "Free disk space or use another output.") from error
+            else:
+                return status
         except OpenMedError as error:
             print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2
         except RunInterrupted as interrupt:
             print(f"\n{interrupt}", file=sys.stderr)
             return EXIT_SIGINT
-
-
-def print_text(text: str) -> bool:
-    """Print a text, and return ``False`` if the reader, such as ``head``, has closed the pipe.
-
-    After a closed pipe the output is redirected to the null device. Otherwise Python would report a second error at exit
-    (Python's ``signal``, "Note on SIGPIPE").
-
-    Raises:
-        ConfigurationError: If the text cannot be written, for example to a full disk.
-    """
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return False
-        message = f"The result cannot be written: {describe_error(error)}."
-        raise ConfigurationError(message, "Free disk space or use another output.") from error
-    return True
 
 
 def annotate(arguments: list[str]) -> tuple[str, int]:

@@ -47,17 +47,17 @@ OnError = Literal["raise", "record"]
 
 
 @overload
-def annotate(texts: str, model: Any = None, **options: Any) -> AnnotatedText: ...
+def annotate(texts: str, model: object = None, **options: Any) -> AnnotatedText: ...
 @overload
-def annotate(texts: Any, model: Any = None, **options: Any) -> Annotations: ...
+def annotate(texts: Any, model: object = None, **options: Any) -> Annotations: ...
 def annotate(  # noqa: PLR0913 - independent options of a public function
     texts: Any,
-    model: Any = None,
+    model: object = None,
     *,
-    client: Any = None,
+    client: object = None,
     batch_tokens: int | None = None,
     progress: bool = True,
-    resume: Any = None,
+    resume: object = None,
     on_error: OnError = "raise",
     show_text: bool = True,
     **arguments: Any,
@@ -189,8 +189,8 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
 
 
 def _local_source(
-    texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
-) -> tuple[str, Any, AnnotationSource]:
+    texts: object, model: object, arguments: Mapping[str, Any], batch_tokens: int | None
+) -> tuple[str, Iterable[object], AnnotationSource]:
     """Return the model name, the texts, and the local source of their results."""
     from .annotation.stream import AnnotationSource
     from .distributed.columns import to_references
@@ -202,13 +202,13 @@ def _local_source(
         pipe = create_pipeline(SESSION, name, OpenMedConfig(), **arguments)
     else:
         pipe = validate_pipeline(model, arguments)
-        name = type(model.model).__name__
+        name = type(pipe.model).__name__
     annotator = pipe.default_annotator(batch_tokens)
     shapes = annotator.network.shapes if annotator.budget.limit_shapes else None
     in_memory = isinstance(references, Sequence)
 
     def annotate_stream(
-        texts: Iterator[Any], first: int, on_progress: Callable[[int, float], None] | None = None
+        texts: Iterator[object], first: int, on_progress: Callable[[int, float], None] | None = None
     ) -> Iterator[ResultStore]:
         stores: Iterator[ResultStore] = annotator.annotate(texts, first, in_memory, on_progress)
         return stores
@@ -223,7 +223,7 @@ def _local_source(
     return name, references, source
 
 
-def validate_pipeline(pipe: Any, arguments: Mapping[str, Any]) -> AnnotationPipeline:
+def validate_pipeline(pipe: object, arguments: Mapping[str, object]) -> AnnotationPipeline:
     """Validate and return a pipeline that was passed instead of a model name."""
     from .annotation.pipeline import AnnotationPipeline
 
@@ -248,10 +248,10 @@ class _PendingText(NamedTuple):
     size: int
 
 
-class _Inputs(Iterator[Any]):
+class _Inputs(Iterator[object]):
     """The texts of a run, read one by one. Fingerprints of texts without a result are stored."""
 
-    def __init__(self, texts: Any, delimiter: str | None) -> None:
+    def __init__(self, texts: Iterable[object], delimiter: str | None) -> None:
         self.texts = texts
         self.preview_texts: list[str] = []
         self.pending: deque[_PendingText] = deque()
@@ -261,7 +261,7 @@ class _Inputs(Iterator[Any]):
         self._read = 0
         self._has_warned = False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         text = next(self._stream)
         self._read += 1
         fingerprint = text_fingerprint(text)
@@ -292,8 +292,11 @@ class _AnnotationRun:
         self.model = model
         self.results = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
         # Fingerprints and texts without a result in the earlier run, by text index.
-        self._retries: dict[int, tuple[int, Any]] = {}
-        self._total_size = _total_characters(inputs.texts)
+        self._retries: dict[int, tuple[int, object]] = {}
+        # The approximate number of characters, or None if texts would have to be read twice.
+        self._total_size: int | None = None
+        if type(inputs.texts) in {list, tuple} or type(inputs.texts).__module__.startswith("pandas."):
+            self._total_size = sum(map(effective_length, inputs.texts))
         self._completed_size = 0
 
     def restore(self, previous: ResultsFile | Annotations) -> None:
@@ -352,8 +355,14 @@ class _AnnotationRun:
     def _retry_failed(self, on_error: OnError, file: ResultsFile | None) -> None:
         """Annotate texts without a result in the earlier run, after all others, because they may fail or crash workers again."""
         results: dict[int, FingerprintedResult] = {}
+        # Runs of consecutive indices, because error messages count from the first index of a call.
+        groups: list[list[int]] = []
+        for index in self._retries:
+            if index - 1 not in self._retries:
+                groups.append([])
+            groups[-1].append(index)
         try:
-            for indices in _group_consecutive(self._retries):
+            for indices in groups:
                 remaining = deque(indices)
                 for chunk in self.source.annotate([self._retries[index][1] for index in indices], indices[0]):
                     count = _count_before_error(chunk, on_error)
@@ -404,25 +413,7 @@ def _count_before_error(chunk: ResultStore, on_error: OnError) -> int:
     return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
 
 
-def _group_consecutive(indices: Iterable[int]) -> list[list[int]]:
-    """Group text indices into runs of consecutive indices, because error messages count from the first index of a call."""
-    groups: list[list[int]] = []
-    for index in indices:
-        if groups and index == groups[-1][-1] + 1:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
-    return groups
-
-
-def _total_characters(texts: Any) -> int | None:
-    """Return the approximate number of characters of texts, or ``None`` if they would have to be read twice."""
-    if type(texts) not in {list, tuple} and not type(texts).__module__.startswith("pandas."):
-        return None
-    return sum(map(effective_length, texts))
-
-
-def length_or_none(texts: Any) -> int | None:
+def length_or_none(texts: object) -> int | None:
     """Return the number of texts, or ``None`` if it is unknown before they are read."""
     try:
         return len(texts) if isinstance(texts, Sized) else None

@@ -71,7 +71,7 @@ class ModelLoader:
         ['type 2 diabetes mellitus']
     """
 
-    def __init__(self, config: Any = None) -> None:
+    def __init__(self, config: object = None) -> None:
         openmed_class = getattr(sys.modules.get("openmed.core.config"), "OpenMedConfig", ())
         if config is None:
             config = OpenMedConfig()
@@ -98,7 +98,9 @@ class ModelLoader:
         del include_remote
         return sorted({*BUNDLED, *(all_aliases().values() if include_registry else ())})
 
-    def load_model(self, model_name: str | None = None, force_reload: bool = False, **arguments: Any) -> dict[str, Any]:
+    def load_model(
+        self, model_name: str | None = None, force_reload: bool = False, **arguments: object
+    ) -> dict[str, object]:
         """Return ``{"model", "tokenizer", "config"}``, with the model on its device in evaluation mode.
 
         Args:
@@ -119,8 +121,8 @@ class ModelLoader:
         model_name: str | None = None,
         task: str = "token-classification",
         aggregation_strategy: str | None = None,
-        **arguments: Any,
-    ) -> Any:
+        **arguments: object,
+    ) -> object:
         """Return a replacement for transformers' token-classification pipeline, with the same results.
 
         Args:
@@ -143,7 +145,7 @@ class ModelLoader:
         return SESSION.unload(model_name)
 
 
-def _translate_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+def _translate_arguments(arguments: dict[str, object]) -> dict[str, Any]:
     """Return arguments of OpenMed's loader under the names of this package, without those that have no effect."""
     renamed = {("local_only" if name == "local_files_only" else name): value for name, value in arguments.items()}
     return drop_ignored_settings(renamed, _IGNORED_ARGUMENTS)

@@ -120,7 +120,7 @@ class Session:
             self._models = ModelStore(self.notify, on_placement, tuned_batch_sizes)
         return self._models
 
-    def device(self, device: Any = None, source: str = "argument") -> DeviceChoice:
+    def device(self, device: object = None, source: str = "argument") -> DeviceChoice:
         """Return the active device with its reason, or the device for a request.
 
         Args:
@@ -150,7 +150,7 @@ class Session:
             tuned = self._models.batch_tokens_by_model(device_type(choice.device)) if self._models else ()
             return replace(choice, tuned_batch_tokens=tuned)
 
-    def use(self, device: Any, source: str = "use()") -> DeviceChoice:
+    def use(self, device: object, source: str = "use()") -> DeviceChoice:
         """Override the device for this session, and move the models that follow the session device.
 
         Args:
@@ -197,7 +197,7 @@ class Session:
             self._activate(choice)
             return replace(choice, moved_models=moved)
 
-    def resolve(self, prefer: Any = None) -> str:
+    def resolve(self, prefer: object = None) -> str:
         """Return the name of the requested device without checking it, or of the active device if none is requested.
 
         Raises:
@@ -209,7 +209,7 @@ class Session:
             return self.device().device
         return gpu_type(self.device_manager.machine) if value == GPU else value
 
-    def device_settings(self, argument: Any = None, source: str = "argument") -> tuple[DeviceSetting, ...]:
+    def device_settings(self, argument: object = None, source: str = "argument") -> tuple[DeviceSetting, ...]:
         """Return the current device settings in resolution order, highest priority first."""
         setting = DeviceSetting(source, None if argument is None else parse_device_argument(argument))
         return resolution_order(self.device_manager.user_environ, setting, self.override)
@@ -292,7 +292,7 @@ class Session:
                 unreleased=torch.display_version if torch.prerelease_note else "",
             )
 
-    def set_last_curve(self, curve: Any) -> None:
+    def set_last_curve(self, curve: object) -> None:
         """Store the last memory curve, so that it is available after a loop that did not assign it to a variable."""
         with self.operation():
             self.curve = curve
@@ -436,7 +436,7 @@ class Session:
         with self.lock:
             return self._models.inventory() if self._models else LoadedModels(())
 
-    def load_plan(self, name: str | None, config: OpenMedConfig, arguments: dict[str, Any]) -> LoadPlan:
+    def load_plan(self, name: str | None, config: OpenMedConfig, arguments: Mapping[str, Any]) -> LoadPlan:
         """Return the plan of a load: model, device and dtype."""
         from .models.loading import INT8, LoadSpec, check_int8
 
@@ -459,14 +459,14 @@ class Session:
         follows = not DeviceSetting(source, requested).is_explicit and spec.dtype != INT8
         return LoadPlan(spec, choice.device, follows, options, precision)
 
-    def load_spec(self, name: Any, arguments: Mapping[str, Any]) -> tuple[LoadSpec, str]:
+    def load_spec(self, name: object, arguments: Mapping[str, object]) -> tuple[LoadSpec, str]:
         """Return the specification and the device for a model that is loaded outside the session, and download its files."""
         from .models.loading import model_folder
 
         with self.transaction():
             model_name = "bundled" if name is None else str(name)
             self.notify(ProgressEvent(LOADING, model_label(model_name)))
-            plan = self.load_plan(model_name, OpenMedConfig(), dict(arguments))
+            plan = self.load_plan(model_name, OpenMedConfig(), arguments)
             if plan.options:
                 raise ConfigurationError(f"Unknown option: {describe_names(plan.options)}.", "Remove it.")
             return replace(plan.spec, folder=model_folder(plan.spec)), plan.device
@@ -487,8 +487,11 @@ class Session:
 #   model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()
 
-device, use, reset = SESSION.device, SESSION.use, SESSION.reset
-list_devices, explain_device = SESSION.list_devices, SESSION.explain
+device = SESSION.device
+use = SESSION.use
+reset = SESSION.reset
+list_devices = SESSION.list_devices
+explain_device = SESSION.explain
 
 
 class SimulationContext(contextlib.ContextDecorator):

@@ -1,4 +1,4 @@
-"""Shared fixtures. In the importlib mode of pytest, tests cannot import them from a package."""
+"""Shared fixtures. The package ``helpers`` has functions and classes that tests import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from hypothesis import settings
 
 from openmed_nb.devices.machine import is_mps_simulated
 
-FOLDER = Path(__file__).parent
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 
 
@@ -115,7 +114,9 @@ def helper() -> Callable[[Path], ModuleType]:
 @pytest.fixture(scope="session")
 def computers() -> ModuleType:
     """The module of simulated computers."""
-    return load_module(FOLDER / "simulated_computers.py")
+    from helpers import simulated_computers
+
+    return simulated_computers
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +145,9 @@ def tiny() -> ModuleType:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return load_module(FOLDER / "tiny_models.py")
+    from helpers import tiny_models
+
+    return tiny_models
 
 
 @pytest.fixture(scope="session")

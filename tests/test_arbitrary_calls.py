@@ -17,29 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers.public_api import CALLABLES
 from openmed_nb.errors import OpenMedError
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
-
-MODULES = {
-    "": nb,
-    "compat.": nb.compat,
-    "runbook.": nb.runbook,
-    "training.": nb.training,
-    "training.loader.": nb.training.loader,
-}
-
-# Errors are not called by users, and a cluster and a report start processes.
-EXCLUDED = {"OpenMedError", "OpenMedWarning", "cluster", "report"}
-
-# All other public callables.
-CALLABLES = {
-    prefix + name: getattr(module, name)
-    for prefix, module in MODULES.items()
-    for name in getattr(module, "__all__", ("check", "benchmark_workers", "settings"))
-    if prefix + name not in EXCLUDED and callable(getattr(module, name))
-} | {"training.adamw.explain": nb.training.adamw.explain}
 
 # Functions that measure the bundled model for several seconds if no model is passed.
 MEASURING = {f"{prefix}{name}" for prefix in ("", "runbook.") for name in (

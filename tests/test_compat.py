@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.compat import MPS_ENV_DEFAULTS, ModelLoader, OpenMedConfig
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, OpenMedWarning, UnknownDeviceError
@@ -28,17 +29,12 @@ def no_models():
     ModelLoader().unload()
 
 
-@pytest.fixture
-def of(computers):
-    """A function that returns a computer: a Mac, one with CUDA, one with neither, or one of OpenMed's tests with both."""
-
-    def of(kind, **environ):
-        made = getattr(computers, "mac" if kind == "both" else kind)(**environ)
-        if kind == "both":
-            made.torch.facts = replace(computers.MAC_TORCH, cuda_names=("NVIDIA A100",))
-        return made
-
-    return of
+def make_computer(kind, **environ):
+    """Return a computer: a Mac, one with CUDA, one with neither, or one of OpenMed's tests with both."""
+    computer = getattr(computers, "mac" if kind == "both" else kind)(**environ)
+    if kind == "both":
+        computer.torch.facts = replace(computers.MAC_TORCH, cuda_names=("NVIDIA A100",))
+    return computer
 
 
 RESOLVED = [
@@ -62,9 +58,9 @@ RESOLVED = [
 
 
 @pytest.mark.parametrize(("kind", "prefer", "environ", "device"), RESOLVED)
-def test_resolved_device(of, kind, prefer, environ, device):
+def test_resolved_device(kind, prefer, environ, device):
     """The automatic choice is mps, cuda, cpu; a wish wins over the variables, and the newer variable over the older one."""
-    assert of(kind, **environ).session.resolve(prefer) == device
+    assert make_computer(kind, **environ).session.resolve(prefer) == device
 
 
 TUNED = [
@@ -80,9 +76,9 @@ TUNED = [
 
 
 @pytest.mark.parametrize(("environ", "others"), TUNED)
-def test_tuned_variables(of, environ, others):
+def test_tuned_variables(environ, others):
     """The three variables have the values of the constant, and what a person has set stays."""
-    computer = of("mac", **environ)
+    computer = make_computer("mac", **environ)
 
     assert computer.session.apply_mps_variables() == {**MPS_ENV_DEFAULTS, **others}
     assert {name: computer.environ[name] for name in MPS_ENV_DEFAULTS} == {**MPS_ENV_DEFAULTS, **others}

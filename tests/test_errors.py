@@ -16,22 +16,6 @@ from openmed_nb._utils.warning import warn
 from openmed_nb.errors import ConfigurationError, OpenMedError
 
 
-def family(kind):
-    """Return an error class and its subclasses in the order of the file."""
-    return [
-        kind,
-        *(
-            descendant
-            for child in kind.__subclasses__()
-            if child.__module__ == errors.__name__
-            for descendant in family(child)
-        ),
-    ]
-
-
-ALL = family(OpenMedError)
-
-
 def drawn_tree():
     """Return the names and depths of the hierarchy in the docstring."""
     lines = re.findall(
@@ -44,6 +28,9 @@ def real_tree(kind=OpenMedError, depth=0):
     """Return the names and depths of the actual hierarchy."""
     children = [child for child in kind.__subclasses__() if child.__module__ == errors.__name__]
     return [(depth, kind.__name__), *(row for child in children for row in real_tree(child, depth + 1))]
+
+
+ALL = [getattr(errors, name) for _, name in real_tree()]
 
 
 def test_hierarchy_matches_docstring():

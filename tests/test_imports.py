@@ -1,13 +1,12 @@
 """Packages that importing and configuring openmed_nb does not import: torch, transformers and ipywidgets."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
 
 import openmed_nb
+from helpers.processes import run_python
 from openmed_nb.models.registry import BUNDLED
 
 HEAVY = {
@@ -71,15 +70,8 @@ def imported(tmp_path_factory):
             "print(json.dumps(seen))",
         ]
     )
-    process = subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code],
-        env={**os.environ, "IPYTHONDIR": str(folder), "OPENMED_TORCH_DEVICE": "cpu"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    environ = {"IPYTHONDIR": str(folder), "OPENMED_TORCH_DEVICE": "cpu"}
+    process = run_python("-m", "IPython", "--no-banner", "--colors=NoColor", "-c", code, environ=environ, cwd=folder)
     assert process.returncode == 0, process.stdout + process.stderr
     return json.loads(process.stdout.splitlines()[-1])
 
@@ -114,14 +106,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def test_annotate_imports_only_pipelines():
-    process = subprocess.run(
-        [sys.executable, "-c", ANNOTATE, str(BUNDLED["bundled_small"])],
-        env={**os.environ, "OPENMED_TORCH_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    process = run_python("-c", ANNOTATE, BUNDLED["bundled_small"], environ={"OPENMED_TORCH_DEVICE": "cpu"})
     assert process.returncode == 0, process.stdout + process.stderr
     added = json.loads(process.stdout.splitlines()[-1])
     packages = {name.partition(".")[0] for name in added} - sys.stdlib_module_names

@@ -10,7 +10,6 @@ import json
 import logging
 import pickle
 import re
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,10 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.leaks import LONG_WORD, SENTENCE, find_leaks
+from helpers.public_api import CALLABLES
 from openmed_nb.__main__ import main
 from openmed_nb._render.display import Displayable
 from openmed_nb.annotation.masking import MaskedText, MaskedTexts
@@ -31,11 +33,7 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
-MARKER = "Zyxwv"
-SENTENCE = f"Mr {MARKER} has HIV"
-LONG_WORD = MARKER * 9
 TEXTS = ["She has asthma."]
-FOLDER_OF_TESTS = Path(__file__).parent
 
 
 class ShowsNote:
@@ -43,16 +41,6 @@ class ShowsNote:
 
     def __repr__(self) -> str:
         return SENTENCE
-
-
-def make_named_class() -> type:
-    """Return a class whose name is part of a note."""
-    return type(SENTENCE, (), {})
-
-
-def make_named_instance() -> Any:
-    """Return an object of a class whose name is part of a note."""
-    return make_named_class()()
 
 
 def raise_note(*_arguments: Any, **_options: Any) -> Any:
@@ -64,16 +52,6 @@ def yield_then_raise() -> Iterator[str]:
     """Yield a text, and then fail with part of a note in the message."""
     yield SENTENCE
     raise_note()
-
-
-def make_series() -> Any:
-    """Return a pandas Series."""
-    return pytest.importorskip("pandas").Series([SENTENCE])
-
-
-def make_frame() -> Any:
-    """Return a pandas DataFrame."""
-    return pytest.importorskip("pandas").DataFrame({SENTENCE: [SENTENCE]})
 
 
 def make_file() -> Path:
@@ -109,13 +87,13 @@ VALUES: dict[str, Callable[[], Any]] = {
     "object": ShowsNote,
     "list of objects": lambda: [ShowsNote()],
     "exception": lambda: ValueError(SENTENCE),
-    "class": make_named_class,
-    "instance": make_named_instance,
+    "class": lambda: type(SENTENCE, (), {}),
+    "instance": type(SENTENCE, (), {}),  # The class creates it.
     "object array": lambda: np.array([SENTENCE, None], object),
     "text array": lambda: np.array([SENTENCE]),
     "text scalar": lambda: np.str_(SENTENCE),
-    "series": make_series,
-    "frame": make_frame,
+    "series": lambda: pd.Series([SENTENCE]),
+    "frame": lambda: pd.DataFrame({SENTENCE: [SENTENCE]}),
     "generator": lambda: (text for text in [SENTENCE]),
     "failing generator": yield_then_raise,
     "failing function": lambda: raise_note,
@@ -223,23 +201,6 @@ MEASURING = {
 """Functions that take a second or more when they accept a value."""
 
 
-class Leak(NamedTuple):
-    """One place where a planted value was quoted."""
-
-    callable: str
-    argument: str
-    value: str
-    where: str
-    message: str
-    raised_at: str = ""
-
-    def __str__(self) -> str:
-        message = " ".join(self.message.encode("utf-8", "backslashreplace").decode("utf-8").split())
-        place = message.lower().find(MARKER.lower())
-        first = 0 if place < 120 else place - 75
-        return "\t".join((*self[:4], message[first : first + 150], self.raised_at))
-
-
 class Target(NamedTuple):
     """Something to call, and its parameters."""
 
@@ -340,40 +301,6 @@ def planned_call(target: Target, planted: inspect.Parameter, value: Any) -> tupl
     return positional, named
 
 
-class Records(logging.Handler):
-    """The texts of all log records."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.exc_info and record.exc_info[1] is not None:
-            text += "".join(traceback.format_exception_only(record.exc_info[1]))
-        self.texts.append(f"{record.name}: {text}")
-
-
-@contextlib.contextmanager
-def all_log_records() -> Iterator[Records]:
-    """Collect the records of every logger, at every level."""
-    handler = Records()
-    loggers = [logging.getLogger(), logging.getLogger("openmed_nb"), logging.getLogger("transformers")]
-    before = [(logger, logger.level) for logger in loggers]
-    propagates = logging.getLogger("transformers").propagate
-    for logger in loggers:
-        logger.setLevel(logging.DEBUG)
-    logging.getLogger("transformers").propagate = True
-    loggers[0].addHandler(handler)
-    try:
-        yield handler
-    finally:
-        loggers[0].removeHandler(handler)
-        logging.getLogger("transformers").propagate = propagates
-        for logger, level in before:
-            logger.setLevel(level)
-
-
 def printed_chain(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors that a traceback prints before an error."""
     seen = {id(error)}
@@ -428,18 +355,6 @@ def places_in_error(error: BaseException, kind: str) -> Iterator[tuple[str, str]
         yield f"args of chain ({type(shown).__name__})", repr(shown.args)
 
 
-def raise_site(error: BaseException) -> str:
-    """Return the last line of this package that an error went through."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/openmed_nb/" in frame.filename]
-    ours = [frame for frame in frames if "_utils" not in frame.filename] or frames
-    return f"{ours[-1].filename.rpartition('/openmed_nb/')[2]}:{ours[-1].lineno}" if ours else ""
-
-
-def is_leak(text: str) -> bool:
-    """Return whether a text holds the marker."""
-    return MARKER.lower() in text.lower()
-
-
 def places_in_result(target: Target, argument: str, result: Any) -> Iterator[tuple[str, str]]:
     """Yield what a report shows; results that show an annotated text, and what the user built, are left out."""
     texts = (AnnotatedText, Annotations, MaskedText, MaskedTexts, Summary)
@@ -461,74 +376,69 @@ def use_result(result: Any) -> None:
             pass
 
 
-PREFIXES = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
-def call_with(target: Target, parameter: inspect.Parameter, kind: str, value: Any) -> list[Leak]:
+def call_with(target: Target, parameter: inspect.Parameter, kind: str, value: Any, log: Any) -> list[str]:
     """Call a target with one planted value, and return every place that quotes it."""
     positional, named = planned_call(target, parameter, value)
     places: list[tuple[str, str]] = []
-    raised_at = ""
-    activities: list[Any] = []
+    events: list[Any] = []
     output = io.StringIO()
-    stop_listening = SESSION.subscribe(activities.append)
-    with warnings.catch_warnings(record=True) as warned, all_log_records() as records:
+    stop_listening = SESSION.subscribe(events.append)
+    log.clear()
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             try:
                 result = target.function(*positional, **named)
                 use_result(result)
-                shown = list(places_in_result(target, parameter.name, result))
+                places.extend(places_in_result(target, parameter.name, result))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - which class it may be, another test states
-                raised_at = raise_site(error)
                 places.extend(places_in_error(error, kind))
                 places.append(("output", output.getvalue()))
-            else:
-                places.extend(shown)
     stop_listening()
     if kind not in FAILING:
         places.extend(("warning", str(warning.message)) for warning in warned)
-    places.extend(("log", text) for text in records.texts if not text.startswith("filelock: "))
-    places.extend(("progress", str(activity)) for activity in activities if activity is not None)
-    name = PREFIXES.get(parameter.kind, "") + parameter.name
-    by_message: dict[str, list[str]] = {}
-    for where, text in places:
-        if is_leak(text):
-            by_message.setdefault(text if where in {"warning", "log", "progress", "report"} else "", []).append(where)
-    first = next((text for where, text in places if is_leak(text)), "")
-    return [
-        Leak(target.name, name, kind, "+".join(dict.fromkeys(wheres)), message or first, "" if message else raised_at)
-        for message, wheres in by_message.items()
-    ]
+    places.extend(places_in_log(log))
+    places.extend(("progress", str(event)) for event in events if event is not None)
+    return find_leaks(f"{target.name}({parameter}) with {kind}", places)
 
 
-def planted_calls(targets: list[Target], kinds: Callable[[Target, int], list[str]]) -> tuple[list[Leak], int]:
-    """Plant values in every argument; return all leaks and the number of calls.
+def check_planted_calls(targets: list[Target], kinds: Callable[[Target, int], list[str]], log: Any) -> None:
+    """Plant values in every argument, and fail with all leaks at once.
 
     Args:
         targets: What is called.
         kinds: Returns the kinds of values for the argument with that number.
+        log: The captured log.
     """
-    leaks: list[Leak] = []
-    calls = 0
+    leaks: list[str] = []
     for target in targets:
         for number, parameter in enumerate(target.parameters):
             for kind in kinds(target, number):
                 value = VALUES[kind]()
                 if parameter.kind is parameter.VAR_KEYWORD:
                     value = value if isinstance(value, dict) else {SENTENCE: value}
-                leaks.extend(call_with(target, parameter, kind, value))
-                calls += 1
+                leaks.extend(call_with(target, parameter, kind, value, log))
                 SESSION.end_simulation()
                 nb.reset()
-    return leaks, calls
+    assert not leaks, "\n".join(leaks)
 
 
-def report_leaks(leaks: list[Leak], calls: int) -> None:
-    """Fail with all leaks at once."""
-    sys.stdout.write(f"{calls:,} calls, {len(leaks):,} leaks\n")
-    if leaks:
-        pytest.fail(f"{len(leaks):,} leaks in {calls:,} calls:\n" + "\n".join(map(str, leaks)), pytrace=False)
+@pytest.fixture
+def log(caplog, monkeypatch):
+    """The records of every logger, at every level."""
+    for name in ("", "openmed_nb", "transformers"):
+        caplog.set_level(logging.DEBUG, logger=name)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    return caplog
+
+
+def places_in_log(log: Any) -> Iterator[tuple[str, str]]:
+    """Yield the messages of the log, with the errors that are logged."""
+    for record in log.records:
+        error = record.exc_info[1] if record.exc_info else None
+        text = "" if error is None else "".join(traceback.format_exception_only(error))
+        if record.name != "filelock":
+            yield f"log of {record.name}", f"{record.getMessage()}{text}"
 
 
 @pytest.fixture
@@ -538,10 +448,9 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def targets(helper, in_a_folder) -> list[Target]:  # noqa: ARG001 - the folder is for the files that are written
+def targets(in_a_folder) -> list[Target]:  # noqa: ARG001 - the folder is for the files that are written
     """All public callables."""
-    public = helper(FOLDER_OF_TESTS / "test_arbitrary_calls.py")
-    return all_targets(public.CALLABLES)
+    return all_targets(CALLABLES)
 
 
 SOME_KINDS = ("long word", "list", "dict key", "object", "file", "instance", "path")
@@ -568,19 +477,19 @@ def all_kinds(target: Target, number: int) -> list[str]:
     return list(VALUES)
 
 
-def test_errors_do_not_quote_arguments(targets):
+def test_errors_do_not_quote_arguments(targets, log):
     """No error, warning, log record or report quotes a planted value: some kinds of values."""
-    report_leaks(*planted_calls(targets, few_kinds))
+    check_planted_calls(targets, few_kinds, log)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_errors_do_not_quote_any_argument(targets):
+def test_errors_do_not_quote_any_argument(targets, log):
     """No error, warning, log record or report quotes a planted value: all kinds of values."""
     process_starting = [
         Target(name, getattr(nb, name), parameters_of(name, getattr(nb, name))) for name in ("cluster", "report")
     ]
-    report_leaks(*planted_calls([*targets, *process_starting], all_kinds))
+    check_planted_calls([*targets, *process_starting], all_kinds, log)
 
 
 COMMANDS = [
@@ -597,24 +506,19 @@ COMMANDS = [
 """Command lines that fail, with a note as each of their arguments."""
 
 
-def test_command_line_does_not_quote_arguments(capsys, in_a_folder):  # noqa: ARG001
+def test_command_line_does_not_quote_arguments(capsys, in_a_folder, log):  # noqa: ARG001
     """No command quotes a planted value that it refuses."""
     leaks = []
     for command in COMMANDS:
         names = {"FILE": str(make_file()), "FOLDER": str(make_folder())}
         arguments = [re.sub("FILE|FOLDER", lambda match: names[match[0]], word) for word in command]  # noqa: B023
-        with all_log_records() as records:
-            status: Any = None
-            try:
-                status = main(arguments)
-            except SystemExit as left:
-                status = left.code
+        log.clear()
+        status: Any = None
+        try:
+            status = main(arguments)
+        except SystemExit as left:
+            status = left.code
         printed = capsys.readouterr()
         shown = printed.err if status == 0 else printed.out + printed.err
-        places = [("output", shown), *(("log", text) for text in records.texts)]
-        leaks.extend(
-            Leak("python -m openmed_nb", " ".join(command), "text", where, text)
-            for where, text in places
-            if is_leak(text)
-        )
-    report_leaks(leaks, len(COMMANDS))
+        leaks += find_leaks(" ".join(command), [("output", shown), *places_in_log(log)])
+    assert not leaks, "\n".join(leaks)

@@ -78,44 +78,43 @@ def test_line_html_has_pulsing_dot_until_end():
     assert ProgressLine(activity, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
 
 
-def record_lines(completed_by_time, total=300):
-    """Record events at the given times, and return the history and the lines."""
-    history, lines = ProgressHistory(0.0), []
-    for time, done in completed_by_time:
-        history.record(text_event(done, total), time)
-        lines.append(history.snapshot(time))
-    return history, lines
+def make_history(*events):
+    """Return the history of events, each with its time."""
+    history = ProgressHistory(events[0][0])
+    for time, event in events:
+        history.record(event, time)
+    return history
 
 
 def test_eta_ignores_first_step():
-    history, lines = record_lines([(0, 0), (60, 1), (61, 21), (63, 61), (65, 101)])
+    history = ProgressHistory(0.0)
+    etas = []
+    for time, done in ((0, 0), (60, 1), (61, 21), (63, 61), (65, 101)):
+        history.record(text_event(done), time)
+        etas.append(history.snapshot(time).eta_seconds)
 
-    assert [line.eta_seconds for line in lines] == [
-        None,
-        None,
-        None,
-        pytest.approx(239 * 3 / 60),
-        pytest.approx(199 * 5 / 100),
-    ]
+    assert etas == [None, None, None, pytest.approx(239 * 3 / 60), pytest.approx(199 * 5 / 100)]
     assert history.snapshot(68.0).eta_seconds == pytest.approx(199 * 5 / 100 - 3)
     assert history.snapshot(1000.0).eta_seconds == 0
 
 
-def test_rate_counts_this_run_only():
-    _course, lines = record_lines([(5, 200), (15, 250)])
+@pytest.mark.parametrize(
+    ("first", "last", "total", "rate"),
+    [
+        ((5, 200), (15, 250), 300, 5),  # Only texts of this run count.
+        ((0, 0), (10, 50), 60, None),  # The rate of few texts is not displayed.
+        ((0, 0), (10, 50), None, 5),
+    ],
+)
+def test_rate_counts_this_run_only(first, last, total, rate):
+    history = make_history(*((time, text_event(done, total)) for time, done in (first, last)))
 
-    assert lines[-1].rate == 5
-    assert record_lines([(0, 0), (10, 50)], total=60)[1][-1].rate is None  # Of so few nobody wants to know.
-    assert record_lines([(0, 0), (10, 50)], total=None)[1][-1].rate == 5
+    assert history.snapshot(last[0]).rate == rate
 
 
 def test_loading_time_is_reported():
-    history = ProgressHistory(10.0)
-    history.record(ProgressEvent(IMPORTING, "torch"), 10.0)
-    history.record(ProgressEvent(LOADING, "bundled"), 12.0)
-    assert (
-        str(history.snapshot(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"
-    )  # It says what took the time.
+    history = make_history((10.0, ProgressEvent(IMPORTING, "torch")), (12.0, ProgressEvent(LOADING, "bundled")))
+    assert str(history.snapshot(14.0, "stopped")) == "Loading: bundled, stopped after 4.0 s"
     history.record(text_event(0), 14.0)
     history.record(text_event(300), 20.0)
     line = history.snapshot(20.0, "finished")
@@ -125,28 +124,30 @@ def test_loading_time_is_reported():
 
 
 def test_finished_line_describes_work_instead_of_loading():
-    history = ProgressHistory(0.0)
-    history.record(ProgressEvent(LOADING, "bundled"), 0.0)
-    history.record(ProgressEvent("Sweeping", "bundled, 4 rows", 1, 3, "round"), 5.0)
-    history.record(ProgressEvent(LOADING, "bundled"), 58.0)
-    history.record(ProgressEvent(IMPORTING, "torch"), 59.0)
+    history = make_history(
+        (0.0, ProgressEvent(LOADING, "bundled")),
+        (5.0, ProgressEvent("Sweeping", "bundled, 4 rows", 1, 3, "round")),
+        (58.0, ProgressEvent(LOADING, "bundled")),
+        (59.0, ProgressEvent(IMPORTING, "torch")),
+    )
+    finished = str(history.snapshot(60.0, "finished"))
 
     assert str(history.snapshot(60.0)).startswith("Importing: torch")
-    assert str(history.snapshot(60.0, "finished")).startswith("Sweeping: bundled, 4 rows")
-    assert "finished after 1:00 (loading took 6.0 s)" in str(history.snapshot(60.0, "finished"))
-    assert str(history.snapshot(60.0, "stopped")).startswith(
-        "Importing: torch"
-    )  # The operation in progress at the time of the failure.
+    assert finished.startswith("Sweeping: bundled, 4 rows")
+    assert "finished after 1:00 (loading took 6.0 s)" in finished
+    # The operation in progress at the time of a failure.
+    assert str(history.snapshot(60.0, "stopped")).startswith("Importing: torch")
 
 
 def test_eta_uses_size_of_items():
-    history = ProgressHistory(0.0)
-    for time, done, size in ((0, 0, 0), (1, 10, 100), (2, 20, 200), (3, 30, 300)):
-        history.record(ProgressEvent("Annotating", "bundled", done, 40, "text", size, 1300), time)
+    events = (
+        (step, ProgressEvent("Annotating", "bundled", 10 * step, 40, "text", 100 * step, 1300)) for step in range(4)
+    )
+    line = make_history(*events).snapshot(3.0)
 
-    assert history.snapshot(3.0).eta_seconds == pytest.approx(10.0)  # By texts it would be a second.
-    assert history.snapshot(3.0).fraction == pytest.approx(300 / 1300)
-    assert "text 31 of 40" in str(history.snapshot(3.0))
+    assert line.eta_seconds == pytest.approx(10.0)  # By texts it would be a second.
+    assert line.fraction == pytest.approx(300 / 1300)
+    assert "text 31 of 40" in str(line)
 
 
 def test_annotate_reports_completed_characters():
@@ -171,14 +172,13 @@ def test_annotate_reports_completed_characters():
 
 
 def test_snapshot_is_consistent_during_record():
-    history, lines = ProgressHistory(0.0), []
+    history = make_history(*((step, text_event(step)) for step in range(4)))
+    lines = []
 
     def between(_frame, _event, _argument):
         lines.append(history.snapshot(9.0))
         return between
 
-    for done in range(4):
-        history.record(text_event(done), float(done))
     before = sys.gettrace()
     sys.settrace(lambda frame, *_event: between if frame.f_code is ProgressHistory.record.__code__ else None)
     try:

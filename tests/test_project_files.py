@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import openmed_nb
+from helpers.readme import readme_command
 from openmed_nb.devices.causes import MAC_TORCH
 
 if sys.version_info >= (3, 11):
@@ -42,21 +43,13 @@ def seen_by(python, system, name="constraints.txt"):
     ]
 
 
-def readme_command(name):
-    """Return a command of the README by the comment in front of it."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", text)
-    assert found, f"README.md has no {name}"
-    return found.group(1)
-
-
-def test_every_constraint_is_one_exact_version():
+def test_constraints_are_exact_versions():
     """Each line of the constraints pins one version."""
     for requirement in requirements("constraints.txt"):
         assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
 
 
-def test_a_package_is_pinned_once_for_each_python():
+def test_package_is_pinned_once_for_each_python():
     """No Python version on any system sees two pins of one package."""
     for python in PYTHONS:
         for system in SYSTEMS:
@@ -64,7 +57,7 @@ def test_a_package_is_pinned_once_for_each_python():
             assert len(set(seen)) == len(seen), (python, system)
 
 
-def test_every_dependency_is_pinned():
+def test_dependencies_are_pinned():
     """The constraints cover every dependency of the project and of its test extra."""
     declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
     pinned = {requirement.name.lower().replace("_", "-") for requirement in requirements("constraints.txt")}
@@ -135,7 +128,7 @@ def commands(script):
     return [line for line in lines if line.startswith(("ruff", "mypy", "python"))]
 
 
-def test_the_test_command_runs_every_check():
+def test_test_command_runs_every_check():
     """The test command runs ruff, mypy and pytest, and pytest runs the doctests and nbval on the notebooks."""
     assert readme_command("test command").endswith("sh scripts/check.sh")
     assert commands("check.sh") == [

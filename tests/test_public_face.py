@@ -1,17 +1,15 @@
 """The public names and their signatures, what they have in common, and how every report is shown."""
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import json
 import pkgutil
 from pathlib import Path
 
-import pytest
-
 import openmed_nb as nb
-from openmed_nb._render.display import SIMULATION_NOTICE, Displayable, Report
+from helpers.public_api import LOADER, PUBLIC
+from openmed_nb._render.display import Displayable
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_signatures.json"
 
@@ -38,44 +36,33 @@ def signature_of(public):
     return str(inspect.Signature(parameters))
 
 
-def face():
-    """Return the public functions and classes with their signatures."""
-    modules = {"": nb, "training.": nb.training, "runbook.": nb.runbook, "compat.": nb.compat}
-    public = {f"{place}{name}": getattr(module, name) for place, module in modules.items() for name in module.__all__}
-    return {name: signature_of(value) for name, value in sorted(public.items()) if callable(value)}
-
-
 def test_public_names_and_signatures_stay(request):
     """After a change, rewrite the snapshot with ``--record``; its diff shows what a caller has to change."""
+    signatures = {name: signature_of(value) for name, value in sorted(PUBLIC.items())}
     if request.config.getoption("record"):
-        SNAPSHOT.write_text(json.dumps(face(), indent=1, ensure_ascii=False) + "\n", "utf-8")
-    assert face() == json.loads(SNAPSHOT.read_text("utf-8"))
+        SNAPSHOT.write_text(json.dumps(signatures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    assert signatures == json.loads(SNAPSHOT.read_text("utf-8"))
 
 
 def test_public_names_have_docstrings():
     """Every public name, and every public method and property of a public class, has a docstring."""
-    faces = (nb, nb.training, nb.runbook, nb.compat)
-    public = [(name, one) for face in faces for name in face.__all__ if callable(one := getattr(face, name))]
     methods = [
         (f"{name}.{member}", value)
-        for name, kind in public
+        for name, kind in PUBLIC.items()
         if isinstance(kind, type)
         for member, value in inspect.getmembers(kind)
         if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))
     ]
-    assert [name for name, value in (*public, *methods) if not inspect.getdoc(value)] == []
+    assert [name for name, value in (*PUBLIC.items(), *methods) if not inspect.getdoc(value)] == []
 
 
-def test_a_word_means_the_same_everywhere():
+def test_parameters_have_the_same_meaning_everywhere():
     """What is called device, model, texts, training, seconds or progress is the same in every function that takes it."""
-    loader = nb.training.loader
-    faces = ((face, name) for face in (nb, nb.training, nb.runbook) for name in face.__all__)
-    public = {name: getattr(face, name) for face, name in faces if callable(getattr(face, name))}
-    others = {"settings": loader.settings, "check": loader.check, "benchmark_workers": loader.benchmark_workers}
     takes = {
-        name: inspect.signature(value).parameters
-        for name, value in {**public, **others}.items()
-        if not (isinstance(value, type) and issubclass(value, (Displayable, Exception)) and value is not nb.Guards)
+        name.rpartition(".")[2]: inspect.signature(value).parameters
+        for name, value in {**PUBLIC, **LOADER}.items()
+        if not name.startswith("compat.")
+        and not (isinstance(value, type) and issubclass(value, (Displayable, Exception)) and value is not nb.Guards)
     }
 
     def collect(word, what):
@@ -110,22 +97,16 @@ LONG = {
 """The functions that may take longer than half a second; what imports torch alone is switched off by a setting only."""
 
 
-def test_every_long_function_can_be_silenced():
+def test_long_functions_can_be_silenced():
     """What takes long has ``progress=True``, which one may pass as False; no function that shows a line is without it."""
-    faces = {"": nb, "runbook.": nb.runbook, "training.": nb.training, "compat.": nb.compat}
-    public = {f"{place}{name}": getattr(face, name) for place, face in faces.items() for name in face.__all__}
-    public |= {
-        f"training.loader.{name}": getattr(nb.training.loader, name)
-        for name in ("check", "benchmark_workers", "settings")
-    }
-    functions = {name: value for name, value in public.items() if inspect.isfunction(value)}
+    functions = {name: value for name, value in {**PUBLIC, **LOADER}.items() if inspect.isfunction(value)}
     shown = {name for name, function in functions.items() if "operation(" in inspect.getsource(function)}
     silenced = {name for name, function in functions.items() if "progress" in inspect.signature(function).parameters}
 
     assert silenced >= LONG | shown - {"training.limit_memory"}
 
 
-def test_one_place_renders_every_report():
+def test_reports_are_rendered_in_one_place():
     """No report marks or escapes itself: all come from one place. In text gates and lanes fold tables and a note lists its marks."""
     for module in pkgutil.walk_packages(nb.__path__, "openmed_nb."):
         if not module.name.endswith("__main__"):
@@ -136,20 +117,3 @@ def test_one_place_renders_every_report():
     own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
 
     assert own == {"AnnotatedText.__str__", "Gates.__str__", "Lanes.__str__"}
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-def test_marks_of_the_simulation(simulated):
-    """A report with simulated measurements is marked in its title and first sentence, as text and as HTML."""
-
-    @dataclasses.dataclass(frozen=True, repr=False)
-    class Seen(Displayable):
-        simulated: bool
-
-        def to_report(self):
-            return Report("Seen on mps", ("One row.",))
-
-    seen = Seen(simulated)
-    assert str(seen).splitlines()[0] == ("Seen on mps (SIMULATED)" if simulated else "Seen on mps")
-    assert [SIMULATION_NOTICE in shown for shown in (str(seen), seen._repr_html_())] == [simulated] * 2
-    assert seen.to_dict() == {"simulated": simulated}

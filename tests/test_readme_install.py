@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from helpers.readme import readme_command
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("openmed_nb", "notebooks", "binder", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
@@ -40,13 +41,6 @@ for name in sys.argv[1:]:
         failed[Path(name).name] = str(error)[-600:]
 print(json.dumps(failed))
 """
-
-
-def readme_command(name):
-    """Return a command of the README by the comment in front of it."""
-    found = re.search(rf"<!-- {name} -->\n```sh\n(.*)\n```", (ROOT / "README.md").read_text("utf-8"))
-    assert found, f"README.md has no {name}"
-    return found.group(1)
 
 
 def test_readme_installs_what_the_notebooks_need():

@@ -1,12 +1,11 @@
 """Tests on a real MPS device, which are skipped if there is none."""
 
 import platform
-import subprocess
-import sys
 
 import pytest
 
 import openmed_nb as nb
+from helpers.processes import run_python
 from openmed_nb.runbook.records.report.report import run_report
 from openmed_nb.runbook.records.report.steps import STEPS
 
@@ -20,9 +19,7 @@ def real_mps():
     """Skip if MPS is not usable. A separate process checks this, because a failure may end the process."""
     if platform.system() != "Darwin":
         pytest.skip(f"MPS requires macOS, and this is {platform.system()}")
-    probe = subprocess.run(
-        [sys.executable, "-m", "openmed_nb", "--device", "mps"], capture_output=True, text=True, check=False
-    )
+    probe = run_python("-m", "openmed_nb", "--device", "mps")
     if probe.returncode:
         reason = (probe.stderr.strip() or f"status {probe.returncode}").splitlines()[-1]
         pytest.skip(f"MPS is not usable: {reason}")

@@ -74,8 +74,8 @@ def extract_keys(value):
     return None
 
 
-def iter_report_makers(folder):
-    """Yield the name of each report and a function that returns it, on the CPU."""
+def make_reports(folder):
+    """Return the reports by name, on the CPU."""
     SESSION.unload()
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
@@ -90,50 +90,48 @@ def iter_report_makers(folder):
     for _ in loop:
         pass
     book = nb.logbook(sweep, model=MODEL, dataset=TEXTS, batch_size=2, hypotheses=[("cache", "emptied")], folder=folder)
-    yield "choice", lambda: nb.use("cpu")
-    yield "devices", SESSION.list_devices
-    yield "explanation", SESSION.explain
-    yield "environment", lambda: SESSION.device_manager.mps_environment("mps")
-    yield "inventory", lambda: (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1]
-    yield "annotations", lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
-    yield (
-        "annotations_only",
-        lambda: nb.annotate(TEXTS, MODEL, device="cpu", progress=False).filter("disease", min_score=0.5),
-    )
-    yield "annotated_text", lambda: annotate_text(SESSION, TEXTS[1], MODEL, "cpu")
-    yield "doctor", nb.doctor
-    yield "signals", nb.system_status
-    yield "sweep", lambda: sweep
-    yield "comparison", lambda: comparison
-    yield from {"profile": lambda: profile, "profile_diff": lambda: profile.diff(profile)}.items()
-    yield "parity", lambda: parity
-    yield "losses", lambda: nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3)
-    yield "precision_verdict", lambda: precision
-    yield "forecast", lambda: forecast
-    yield "gates", lambda: nb.runbook.gates(speedup=0.3)
-    yield from {"verdict": lambda: nb.verdict(parity, task="annotation"), "lanes": lambda: nb.verdict().lanes}.items()
-    yield "logbook", lambda: book
-    yield "logbook_diff", lambda: book.diff(book)
-    yield "curve", lambda: loop.curve
-    yield "sample", lambda: loop.curve.samples[0]
-    yield "report", make_device_report
-    yield "release", lambda: nb.release(models=False, history=False, traceback=False)
-    yield "holders", lambda: nb.training.find_tensor_referrers({"weights": torch.ones(1)})
-    yield "loader_settings", lambda: nb.training.loader.settings([1, 2], "cpu")
-    yield "loader_check", lambda: nb.training.loader.check(loader, torch.nn.Linear(8, 1), "cpu", batches=3)
-    yield "guards", lambda: nb.Guards(disable="labels")
-    yield "memory_limit", lambda: MemoryLimit("mps", 0.8, 12 << 30, 0.7)
-    yield "no_memory_limit", lambda: MemoryLimit("mps", 0.0, 12 << 30, 0.7)
-    yield (
-        "members",
-        lambda: WorkerList(
+    return {
+        "choice": nb.use("cpu"),
+        "devices": SESSION.list_devices(),
+        "explanation": SESSION.explain(),
+        "environment": SESSION.device_manager.mps_environment("mps"),
+        "inventory": (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1],
+        "annotations": nb.annotate(TEXTS, MODEL, device="cpu", progress=False),
+        "annotations_only": nb.annotate(TEXTS, MODEL, device="cpu", progress=False).filter("disease", min_score=0.5),
+        "annotated_text": annotate_text(SESSION, TEXTS[1], MODEL, "cpu"),
+        "doctor": nb.doctor(),
+        "signals": nb.system_status(),
+        "sweep": sweep,
+        "comparison": comparison,
+        "profile": profile,
+        "profile_diff": profile.diff(profile),
+        "parity": parity,
+        "losses": nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3),
+        "precision_verdict": precision,
+        "forecast": forecast,
+        "gates": nb.runbook.gates(speedup=0.3),
+        "verdict": nb.verdict(parity, task="annotation"),
+        "lanes": nb.verdict().lanes,
+        "logbook": book,
+        "logbook_diff": book.diff(book),
+        "curve": loop.curve,
+        "sample": loop.curve.samples[0],
+        "report": make_device_report(),
+        "release": nb.release(models=False, history=False, traceback=False),
+        "holders": nb.training.find_tensor_referrers({"weights": torch.ones(1)}),
+        "loader_settings": nb.training.loader.settings([1, 2], "cpu"),
+        "loader_check": nb.training.loader.check(loader, torch.nn.Linear(8, 1), "cpu", batches=3),
+        "guards": nb.Guards(disable="labels"),
+        "memory_limit": MemoryLimit("mps", 0.8, 12 << 30, 0.7),
+        "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30, 0.7),
+        "members": WorkerList(
             (WorkerInfo("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
         ),
-    )
-    yield "simulated_device", make_simulated_device
-    yield "precision", lambda: nb.training.precision(device="cpu")
-    yield "adamw", lambda: nb.training.adamw.explain(linear.parameters())
-    yield "dtype_choice", lambda: nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision
+        "simulated_device": make_simulated_device(),
+        "precision": nb.training.precision(device="cpu"),
+        "adamw": nb.training.adamw.explain(linear.parameters()),
+        "dtype_choice": nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision,
+    }
 
 
 def make_simulated_device():
@@ -155,7 +153,7 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENMED_NB_DATA", str(folder / "data"))
-        yield {name: make_report() for name, make_report in iter_report_makers(folder)}
+        yield make_reports(folder)
 
 
 @pytest.mark.real_computer

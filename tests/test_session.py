@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
+from helpers.listeners import RecordingListener
+from openmed_nb._annotate import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import inspect_imported_torch
 from openmed_nb.devices.environment import (
@@ -23,6 +25,7 @@ from openmed_nb.devices.environment import (
 from openmed_nb.errors import (
     ConfigurationError,
     DeviceUnavailableError,
+    InvalidTextError,
     OpenMedError,
     UnknownDeviceError,
     UnknownModelError,
@@ -33,7 +36,7 @@ from openmed_nb.session import Session
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
-def test_device_check_runs_once(computers):
+def test_device_check_runs_once():
     here = computers.box()
     for spelling in (None, "cuda", "cuda:0", "gpu", "auto"):
         assert here.session.device(spelling).confirmed
@@ -41,7 +44,7 @@ def test_device_check_runs_once(computers):
     assert here.torch.probed == ["cuda"]
 
 
-def test_cpu_is_confirmed_after_torch_import(computers):
+def test_cpu_is_confirmed_after_torch_import():
     here = computers.plain()
     assert not here.session.device().confirmed
     assert not here.torch.is_torch_imported()
@@ -50,7 +53,7 @@ def test_cpu_is_confirmed_after_torch_import(computers):
     assert here.session.device().confirmed
 
 
-def test_device_argument_applies_to_one_call(computers):
+def test_device_argument_applies_to_one_call():
     here = computers.box()
     before = here.session.device()
     assert here.session.device("cuda:1").device == "cuda:1"
@@ -67,10 +70,6 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
     "unusable mps": (DeviceUnavailableError, lambda session: session.use("mps")),
     "unusable mps for a call": (DeviceUnavailableError, lambda session: session.device("mps")),
     "unusable gpu": (DeviceUnavailableError, lambda session: session.use(" GPU ")),
-    "bad configuration": (
-        UnknownDeviceError,
-        lambda session: create_pipeline(session, None, OpenMedConfig(device="mpss")),
-    ),
     "unusable configuration": (
         DeviceUnavailableError,
         lambda session: session.load_model(None, OpenMedConfig(device="mps")),
@@ -80,24 +79,37 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
         lambda session: create_pipeline(session, "./nowhere", OpenMedConfig(device="cpu")),
     ),
     "unknown option": (ConfigurationError, lambda session: session.load_model(None, OpenMedConfig(), color="red")),
+    "unknown task": (
+        ConfigurationError,
+        lambda session: create_pipeline(session, None, OpenMedConfig(), "translation"),
+    ),
+    "unknown strategy": (
+        ConfigurationError,
+        lambda session: create_pipeline(session, None, OpenMedConfig(device="cpu"), aggregation_strategy="best"),
+    ),
+    "no text": (InvalidTextError, lambda session: annotate_text(session, 7)),
 }
 
 
 @pytest.mark.parametrize(("kind", "fail"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("override", [None, "cpu", "auto"])
-def test_failed_operation_changes_nothing(computers, kind, fail, override):
+def test_failed_operation_changes_nothing_and_notifies_once(kind, fail, override):
     here = computers.mac(failing="MPS backend out of memory", OPENMED_DEVICE="auto")
     if override:
         here.session.use(override)
     choice, before = here.session.device(), here.state
+    listener = RecordingListener(here.session)
     with pytest.raises(kind):
         fail(here.session)
+    listener.remove()
 
+    assert listener.events[-1:] == [None]
+    assert listener.events.count(None) == 1
     assert here.state == before
     assert here.session.device() == replace(choice, confirmed=here.torch.is_torch_imported())
 
 
-def test_failed_first_operation_changes_nothing(computers):
+def test_failed_first_operation_changes_nothing():
     here = computers.mac()
     before = here.state
     with pytest.raises(UnknownModelError):
@@ -108,19 +120,21 @@ def test_failed_first_operation_changes_nothing(computers):
     assert here.effects == (ACTIVE,) * 3
 
 
-def test_failed_reset_preserves_override(computers):
+def test_failed_reset_preserves_override():
     here = computers.plain(OPENMED_DEVICE="nonsense")
     here.session.use("cpu")
     before = here.state
+    listener = RecordingListener(here.session)
     with pytest.raises(UnknownDeviceError, match="from OPENMED_DEVICE"):
         here.session.reset()
 
+    assert listener.events == [None]
     assert here.state == before
     assert here.session.device().requested_by == "use()"
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError])
-def test_interrupted_torch_import_changes_nothing(computers, failure):
+def test_interrupted_torch_import_changes_nothing(failure):
     here = computers.mac()
 
     def interrupt():
@@ -153,7 +167,7 @@ def test_source_must_be_a_string(ask):
             ask("cpu", source)
 
 
-def test_unknown_device_names_source(computers):
+def test_unknown_device_names_source():
     session = computers.plain().session
     asked = {
         "argument": lambda: create_pipeline(session, None, OpenMedConfig(), device="mpss"),
@@ -179,14 +193,14 @@ def test_unknown_device_names_source(computers):
     ],
     ids=["Mac", "unusable Mac", "CUDA", "second GPU", "no GPU", "bad variable", "variable that cannot be had"],
 )
-def test_list_devices(computers, kind, environ, names, in_force):
+def test_list_devices(kind, environ, names, in_force):
     listed = getattr(computers, kind)(**environ).session.list_devices()
 
     assert [status.device for status in listed.devices] == names
     assert listed.to_dict()["active_device"] == in_force
 
 
-def test_list_devices_shows_failed_gpu(computers):
+def test_list_devices_shows_failed_gpu():
     here = computers.Computer(computers.BOX, computers.BOX_TORCH, {}, cuda="CUDA error: out of memory")
 
     assert {status.device: status.usable for status in here.session.list_devices().devices} == {
@@ -197,7 +211,7 @@ def test_list_devices_shows_failed_gpu(computers):
     }
 
 
-def test_explanation_contains_error(computers):
+def test_explanation_contains_error():
     here = computers.plain(OPENMED_DEVICE="mps")
     explained = here.session.explain()
 
@@ -206,7 +220,7 @@ def test_explanation_contains_error(computers):
     assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
 
 
-def test_explanation_shows_applied_variables(computers):
+def test_explanation_shows_applied_variables():
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
     settings = here.session.explain().environment.settings
@@ -214,7 +228,7 @@ def test_explanation_shows_applied_variables(computers):
     assert [(setting.value, setting.source) for setting in settings] == [("1", "set"), ("1.0", "set"), ("0.9", "set")]
 
 
-def test_explanation_shows_ignored_variables(computers):
+def test_explanation_shows_ignored_variables():
     here = computers.mac(PYTORCH_MPS_LOG_LEVEL="debug")
     released = here.session.explain()
     here.torch.facts = replace(here.torch.facts, version="2.16.0.dev20261101")
@@ -229,7 +243,7 @@ def test_explanation_shows_ignored_variables(computers):
     assert "torch is 2.16.0.dev20261101, a nightly build." in str(nightly)
 
 
-def test_explanation_shows_user_variables(computers):
+def test_explanation_shows_user_variables():
     here = computers.mac(OPENMED_TORCH_DEVICE="gpu")
     here.session.use("mps")
     explained = here.session.explain().to_dict()
@@ -239,25 +253,6 @@ def test_explanation_shows_user_variables(computers):
     assert [setting["source"] for setting in explained["environment"]["settings"]] == ["set"] * 3
 
 
-OPERATIONS: dict[str, Callable[[Any], object]] = {
-    "start": lambda here: here.session.start(),
-    "stop": lambda here: here.session.stop(),
-    "device": lambda here: here.session.device(),
-    "list": lambda here: here.session.list_devices(),
-    "explain": lambda here: here.session.explain(),
-    "reset": lambda here: here.session.reset(),
-    "tune": lambda here: here.session.apply_mps_variables(),
-    "import torch": lambda here: here.torch.inspect_imported_torch(),
-    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
-    **{
-        f"use {device}": lambda here, device=device: here.session.use(device)
-        for device in ("auto", "mps", "cuda:1", "cpu", "x")
-    },
-    **{
-        f"ask {device}": lambda here, device=device: here.session.device(device)
-        for device in ("mps", "cuda", "cpu", "x")
-    },
-}
 ENVIRONMENTS = st.fixed_dictionaries(
     {},
     optional={
@@ -271,14 +266,16 @@ ENVIRONMENTS = st.fixed_dictionaries(
 KINDS = st.sampled_from([("mac", {}), ("mac", {"failing": "no"}), ("box", {}), ("plain", {})])
 
 
-@given(kind=KINDS, environ=ENVIRONMENTS, operations=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=10))
-def test_any_sequence_of_operations(computers, kind, environ, operations):
+@given(
+    kind=KINDS, environ=ENVIRONMENTS, operations=st.lists(st.sampled_from(sorted(computers.OPERATIONS)), max_size=10)
+)
+def test_any_sequence_of_operations(kind, environ, operations):
     name, failing = kind
     here = getattr(computers, name)(**failing, **environ)
     for operation in operations:
         before = here.state
         try:
-            OPERATIONS[operation](here)
+            computers.OPERATIONS[operation](here)
         except OpenMedError:
             assert here.state == before
         for setting in here.session.device_manager.mps_environment("mps").settings:
@@ -290,16 +287,18 @@ def test_any_sequence_of_operations(computers, kind, environ, operations):
     assert here.environ == environ
 
 
-def test_model_that_cannot_move_changes_nothing(computers):
+def test_model_that_cannot_move_changes_nothing():
     if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
     here = computers.mac(OPENMED_DEVICE="cpu")
     loaded = here.session.load_model("bundled_small", OpenMedConfig())
     here.session.use("cpu")
     before = here.state
+    listener = RecordingListener(here.session)
+    here.session.subscribe(lambda _event: listener.events.append(loaded.model.device.type))
     with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
         here.session.use("mps")
 
+    assert listener.events == ["Moving to mps: bundled_small", "cpu", None, "cpu"]
     assert here.state == before
-    assert loaded.model.device.type == "cpu"
     assert here.session.device().device == "cpu"

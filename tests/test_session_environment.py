@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers import simulated_computers as computers
 from openmed_nb.devices.environment import (
     ACTIVE,
     FALLBACK_VARIABLE,
@@ -17,7 +18,7 @@ MPS_VARIABLES = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WAT
 TORCH_DEVICE = "OPENMED_TORCH_DEVICE"
 
 
-def test_start_sets_variables_before_torch_import(computers):
+def test_start_sets_variables_before_torch_import():
     here = computers.mac()
     here.session.start()
     assert here.environ == MPS_VARIABLES
@@ -39,7 +40,7 @@ def test_start_sets_variables_before_torch_import(computers):
         ("rosetta", {}),
     ],
 )
-def test_start_without_mps_changes_nothing(computers, kind, environ):
+def test_start_without_mps_changes_nothing(kind, environ):
     here = getattr(computers, kind)(**environ)
     here.session.start()
 
@@ -47,7 +48,7 @@ def test_start_without_mps_changes_nothing(computers, kind, environ):
     assert not here.torch.is_torch_imported()
 
 
-def test_auto_skips_failing_mps(computers):
+def test_auto_skips_failing_mps():
     here = computers.mac(failing="MPS backend out of memory", HOME="/Users/me")
     here.session.start()
     choice = here.session.device()
@@ -57,7 +58,7 @@ def test_auto_skips_failing_mps(computers):
     assert here.environ == {"HOME": "/Users/me"}
 
 
-def test_rejected_watermarks_have_own_remedy(computers):
+def test_rejected_watermarks_have_own_remedy():
     here = computers.mac(
         failing="invalid low watermark ratio 1.4",
         PYTORCH_MPS_HIGH_WATERMARK_RATIO="0.7",
@@ -69,7 +70,7 @@ def test_rejected_watermarks_have_own_remedy(computers):
     assert caught.value.remedy.startswith(f"Unset {HIGH_WATERMARK_VARIABLE} and {LOW_WATERMARK_VARIABLE}")
 
 
-def test_variables_follow_active_device(computers):
+def test_variables_follow_active_device():
     here = computers.mac()
     here.session.device()
     here.session.use("cpu")
@@ -80,7 +81,7 @@ def test_variables_follow_active_device(computers):
     assert here.effects == (ACTIVE,) * 3
 
 
-def test_watermarks_are_too_late_after_probe(computers):
+def test_watermarks_are_too_late_after_probe():
     here = computers.mac(OPENMED_DEVICE="cpu")
     here.session.device("mps")
     here.environ[HIGH_WATERMARK_VARIABLE] = "0.5"
@@ -88,7 +89,7 @@ def test_watermarks_are_too_late_after_probe(computers):
     assert here.effects == (ACTIVE, TOO_LATE, TOO_LATE)
 
 
-def test_override_is_exported_and_restored(computers):
+def test_override_is_exported_and_restored():
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1", OPENMED_DEVICE="cpu")
     assert here.session.use("gpu").device == "cuda"
     assert here.environ[TORCH_DEVICE] == "cuda"
@@ -98,7 +99,7 @@ def test_override_is_exported_and_restored(computers):
     assert here.environ == {TORCH_DEVICE: "cuda:1", "OPENMED_DEVICE": "cpu"}
 
 
-def test_user_variable_decides_after_reset(computers):
+def test_user_variable_decides_after_reset():
     here = computers.box(OPENMED_TORCH_DEVICE="cuda:1")
     here.session.use("cuda:0")
     here.environ[TORCH_DEVICE] = "cpu"
@@ -112,7 +113,7 @@ def test_user_variable_decides_after_reset(computers):
     "environ",
     [{}, {TORCH_DEVICE: "cpu"}, {HIGH_WATERMARK_VARIABLE: "0.7"}, {FALLBACK_VARIABLE: "0", "OPENMED_DEVICE": "gpu"}],
 )
-def test_stop_restores_environment(computers, environ):
+def test_stop_restores_environment(environ):
     here = computers.mac(**environ)
     for _ in range(2):
         here.session.start()
@@ -125,7 +126,7 @@ def test_stop_restores_environment(computers, environ):
         assert here.session.override is None
 
 
-def test_manual_variables_remain_until_stop(computers):
+def test_manual_variables_remain_until_stop():
     here = computers.plain()
     assert here.session.apply_mps_variables().items() >= MPS_VARIABLES.items()
     here.session.device()

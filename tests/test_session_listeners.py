@@ -1,16 +1,16 @@
 """Events of session operations."""
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
+from helpers.listeners import RecordingListener, is_idle_for_others
 from openmed_nb._annotate import annotate_text
 from openmed_nb.annotation.loading import create_pipeline
-from openmed_nb.devices.backend import inspect_imported_torch
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
@@ -44,18 +44,6 @@ OPERATIONS: dict[str, Callable[[Session], object]] = {
     "annotate a text": lambda session: annotate_text(session, NOTE, SMALL, "cpu"),
 }
 
-FAILURES: dict[str, Callable[[Session], object]] = {
-    "unknown device": lambda session: session.use("mpss"),
-    "unknown device for a call": lambda session: session.device("mpss"),
-    "unusable device": lambda session: session.use("cuda"),
-    "unusable reset": lambda session: (session.environ.update(OPENMED_DEVICE="mpss"), session.reset()),
-    "unknown model": lambda session: session.load_model("./nowhere", OpenMedConfig(device="cpu")),
-    "unknown option": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu"), color="red"),
-    "unknown task": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), task="translation"),
-    "unknown strategy": lambda session: create_pipeline(session, SMALL, OpenMedConfig(), aggregation_strategy="best"),
-    "no text": lambda session: annotate_text(session, 7, SMALL),
-}
-
 QUERIES: dict[str, Callable[[Session], object]] = {
     "list": lambda session: session.list_devices(confirm=False),
     "explain": lambda session: session.explain(confirm=False),
@@ -65,35 +53,8 @@ QUERIES: dict[str, Callable[[Session], object]] = {
 }
 
 
-def is_idle_for_others(session):
-    """Return whether another thread could run an operation now."""
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(session.is_idle()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-class RecordingListener:
-    """Listener that records events, their threads, and whether the session is idle at the end of an operation."""
-
-    def __init__(self, session):
-        self.session = session
-        self.events: list[str | None] = []
-        self.threads: set[int] = set()
-        self.free: list[bool] = []
-        self.remove = session.subscribe(self)
-
-    def __call__(self, activity):
-        """Record an event."""
-        self.events.append(None if activity is None else str(activity))
-        self.threads.add(threading.get_ident())
-        if activity is None:
-            self.free.append(is_idle_for_others(self.session))
-
-
 @pytest.fixture
-def session(computers):
+def session():
     """Session on a machine without a GPU."""
     return computers.plain().session
 
@@ -105,33 +66,20 @@ def test_operation_notifies_once(session, operation):
 
     assert listener.events[-1:] == [None]
     assert listener.events.count(None) == 1
-    assert listener.free == [True]
-
-
-@pytest.mark.parametrize("operation", FAILURES.values(), ids=FAILURES)
-def test_failed_operation_notifies_once(session, operation):
-    listener = RecordingListener(session)
-    with pytest.raises(OpenMedError):
-        operation(session)
-
-    assert listener.events[-1:] == [None]
-    assert listener.events.count(None) == 1
-    assert listener.free == [True]
 
 
 @pytest.mark.parametrize("kind", ["mac", "box"])
 @pytest.mark.parametrize("operation", ["device", "list", "explain", "use again", "reset", "resolve"])
-def test_operation_with_device_check_notifies_once(computers, kind, operation):
+def test_operation_with_device_check_notifies_once(kind, operation):
     session = getattr(computers, kind)().session
     listener = RecordingListener(session)
     OPERATIONS[operation](session)
 
     assert listener.events == ["Importing: torch", None]
-    assert listener.free == [True]
 
 
 @pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
-def test_query_does_not_notify(computers, query):
+def test_query_does_not_notify(query):
     session = computers.box().session
     listener = RecordingListener(session)
     query(session)
@@ -140,7 +88,7 @@ def test_query_does_not_notify(computers, query):
 
 
 @pytest.mark.parametrize("query", ["list", "explain"])
-def test_listener_can_query_session(computers, query):
+def test_listener_can_query_session(query):
     session = computers.box().session
     seen: list[str] = []
     session.subscribe(lambda _activity: seen.append(str(QUERIES[query](session))))
@@ -184,7 +132,6 @@ def test_annotating_texts_sends_events(arguments, events):
         listener.remove()
 
     assert listener.events == [*events, None]
-    assert listener.free == [True]
 
 
 def test_failed_loading_notifies_end(session, tmp_path):
@@ -245,21 +192,6 @@ def test_interrupt_in_listener_restores_models(keyword_model, random_model, seco
     assert {model.device for model in models.inventory()} == {"cpu"}
 
 
-def test_failed_move_notifies_end(computers):
-    if inspect_imported_torch().mps_available:
-        pytest.skip("this computer has MPS, so the move would work")
-    here = computers.mac(OPENMED_DEVICE="cpu")
-    loaded = here.session.load_model(SMALL, OpenMedConfig())
-    listener = RecordingListener(here.session)
-    places = []
-    here.session.subscribe(lambda activity: places.append((activity is None, loaded.model.device.type)))
-    with pytest.raises(DeviceUnavailableError, match="could not be moved to mps"):
-        here.session.use("mps")
-
-    assert listener.events == [f"Moving to mps: {SMALL}", None]
-    assert places == [(False, "cpu"), (True, "cpu")]
-
-
 @pytest.fixture
 def listener():
     """Listener of the session of this process, which is reset afterwards."""
@@ -284,7 +216,6 @@ def test_simulation_sends_events(listener):
     back = ["Moving to cpu: bundled (1 of 2)", f"Moving to cpu: {SMALL} (2 of 2)", None]
 
     assert listener.events == [*there, *back, None]
-    assert all(listener.free)
 
 
 @pytest.mark.real_computer  # It begins its own simulation.

@@ -1,26 +1,20 @@
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from helpers.processes import run_python
+
 ROOT = Path(__file__).parent.parent
 MAX_WHEEL_BYTES = 25_000_000
-
-
-def run(*command, **options):
-    """Run a command of this Python and return its output."""
-    return subprocess.run([sys.executable, *map(str, command)], capture_output=True, check=False, text=True, **options)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Return the wheel, built from the source tree."""
     folder = tmp_path_factory.mktemp("dist")
-    done = run("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    done = run_python("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
@@ -51,7 +45,7 @@ def test_wheel_carries_models_types_and_licences(wheel):
 
 def test_wheel_passes_twine(wheel):
     """The wheel's description is one that a package index renders."""
-    done = run("-m", "twine", "check", "--strict", wheel)
+    done = run_python("-m", "twine", "check", "--strict", wheel)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -59,12 +53,12 @@ def test_wheel_passes_twine(wheel):
 def test_wheel_does_the_main_job(wheel, tmp_path):
     """The package in the wheel, alone in a folder, finds diseases in its note."""
     target = tmp_path / "site"
-    installed = run("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", target, wheel)
+    installed = run_python("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", target, wheel)
     assert installed.returncode == 0, installed.stderr
 
-    environment = {**os.environ, "PYTHONPATH": str(target)}
-    done = run("-m", "openmed_nb", "--json", cwd=tmp_path, env=environment)
-    where = run("-c", "import openmed_nb; print(openmed_nb.__file__)", cwd=tmp_path, env=environment)
+    environ = {"PYTHONPATH": str(target)}
+    done = run_python("-m", "openmed_nb", "--json", cwd=tmp_path, environ=environ)
+    where = run_python("-c", "import openmed_nb; print(openmed_nb.__file__)", cwd=tmp_path, environ=environ)
     answer = json.loads(done.stdout)
 
     assert where.stdout.startswith(str(target))

@@ -12,8 +12,8 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from types import FrameType, TracebackType
+from typing import Protocol, TypeVar
 
 from .._render.display import pluralize
 from .._utils.text import short_type_name
@@ -166,7 +166,8 @@ class EventDispatcher:
         Args:
             event: Event to send, or ``None`` to ask the listeners to refresh.
         """
-        if self._indicator is not None and event is not None and self._is_displayed():
+        is_displayed = self._state.operation_depth > 0 and self._state.silenced_depth == 0
+        if self._indicator is not None and event is not None and is_displayed:
             self._indicator.show(event)
         for key, listener in self._listeners.copy().items():
             if key not in self._listeners:  # Removed by another listener during this loop.
@@ -229,7 +230,11 @@ class EventDispatcher:
     def __exit__(self, _exc_type: object, exc_value: BaseException | None, exc_traceback: TracebackType | None) -> None:
         # Formatting the full torch and transformers traceback of an interrupt takes IPython several seconds.
         if type(exc_value) is KeyboardInterrupt and not hasattr(exc_value, "_render_traceback_"):
-            line = f"KeyboardInterrupt: interrupted{_user_code_location(exc_traceback)}."
+            location = ""  # The innermost location in the notebook or script of the user.
+            for frame, number in traceback.walk_tb(exc_traceback):
+                if frame.f_globals.get("__name__") == "__main__":
+                    location = f" in line {number} of {frame.f_code.co_name}"
+            line = f"KeyboardInterrupt: interrupted{location}."
             exc_value._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]
         try:
             if self._state.operation_depth == 1:
@@ -240,9 +245,6 @@ class EventDispatcher:
                     self.notify(None)
         finally:
             self._state.operation_depth -= 1
-
-    def _is_displayed(self) -> bool:
-        return self._state.operation_depth > 0 and self._state.silenced_depth == 0
 
 
 class _SilentOperation:
@@ -261,23 +263,6 @@ class _SilentOperation:
         self._dispatcher.__exit__(exc_type, exc_value, exc_traceback)
 
 
-def _user_code_location(exc_traceback: TracebackType | None) -> str:
-    """Return the innermost location in the user's notebook or script, or an empty string if there is none.
-
-    Args:
-        exc_traceback: Traceback to search.
-
-    Returns:
-        Text such as ``" in line 3 of train"``, with a leading space.
-    """
-    locations = [
-        f" in line {line} of {frame.f_code.co_name}"
-        for frame, line in traceback.walk_tb(exc_traceback)
-        if frame.f_globals.get("__name__") == "__main__"
-    ]
-    return locations[-1] if locations else ""
-
-
 @contextlib.contextmanager
 def defer_interrupts() -> Iterator[None]:
     """Defer ``KeyboardInterrupt`` until a short block has finished.
@@ -285,12 +270,12 @@ def defer_interrupts() -> Iterator[None]:
     Use it for blocks that would leave global state inconsistent if they were interrupted. Python delivers signals to the
     main thread only, so the context manager has no effect in other threads.
     """
-    pending: list[Any] = []
+    pending: list[tuple[int, FrameType | None]] = []
     previous_handler = signal.getsignal(signal.SIGINT)
     if not callable(previous_handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, lambda *arguments: pending.append(arguments))
+    signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
     try:
         yield
     finally:

@@ -23,11 +23,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 from .._render.display import escape
 from .._utils.clock import current_time
 from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
+
+if TYPE_CHECKING:
+    from IPython.core.display_functions import DisplayHandle
 
 PROGRESS_VARIABLE = "OPENMED_NB_PROGRESS"
 DISABLED_VALUES = frozenset({"0", "false", "no", "off"})
@@ -216,14 +219,11 @@ class ProgressHistory:
             if measured > 0:
                 remaining_seconds = remaining * (last.time - second.time) / measured
                 eta_seconds = max(0.0, remaining_seconds - (time - last.time))
-        completed = last.activity.completed - first.activity.completed
         rate = None
-        if (
-            (activity.total is None or activity.total >= MIN_COUNT_FOR_RATE)
-            and completed > 0
-            and last.time > first.time
-        ):
-            rate = completed / (last.time - first.time)
+        completed = last.activity.completed - first.activity.completed
+        seconds = last.time - first.time
+        if (activity.total is None or activity.total >= MIN_COUNT_FOR_RATE) and completed > 0 and seconds > 0:
+            rate = completed / seconds
         return ProgressLine(activity, time - self.start_time, outcome, eta_seconds, rate, self.loading_seconds)
 
 
@@ -231,7 +231,7 @@ class CellOutput:
     """Output of a notebook cell, in which each line replaces the previous one."""
 
     def __init__(self) -> None:
-        self._display_handle: Any = None
+        self._display_handle: DisplayHandle | None = None
 
     def draw(self, line: ProgressLine) -> None:
         """Display a line."""
@@ -268,8 +268,8 @@ def detect_output(environ: Mapping[str, str]) -> OutputTarget | None:
     if environ.get(PROGRESS_VARIABLE, "").strip().lower() in DISABLED_VALUES:
         return None
     ipython = sys.modules.get("IPython")
-    shell: Any = None if ipython is None else ipython.get_ipython()
-    if hasattr(shell, "kernel"):
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None and hasattr(shell, "kernel"):
         from IPython.core.displaypub import CapturingDisplayPublisher
 
         captured = isinstance(shell.display_pub, CapturingDisplayPublisher)  # %%capture

@@ -19,12 +19,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from .._utils.text import escape_control_characters
 
 if TYPE_CHECKING:
     from .drawing import Chart
+
+# The keys of a JSON object with their JSON-compatible values.
+JsonObject: TypeAlias = dict[str, Any]
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -143,7 +146,7 @@ SIMULATION_NOTICE = "SIMULATED MPS: these measurements do not represent real MPS
 SIMULATED_SUFFIX = " (SIMULATED)"
 
 
-def to_plain_data(value: Any) -> Any:
+def to_plain_data(value: object) -> Any:
     """Return a value as JSON-compatible mappings, lists, numbers and strings.
 
     A value with a ``to_dict`` method is converted with it, and any other dataclass by its fields. NaN and infinity, which JSON
@@ -192,9 +195,9 @@ class JsonMixin:
     JSON_EXCLUDE: ClassVar[tuple[str, ...]] = ()
     JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the value as JSON-compatible mappings, lists, numbers and strings."""
-        data: dict[str, Any] = {"schema": self.SCHEMA} if self.SCHEMA else {}
+        data: JsonObject = {"schema": self.SCHEMA} if self.SCHEMA else {}
         field_names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
         for name in field_names:
             if name not in self.JSON_EXCLUDE and name not in self.JSON_FLATTEN:
@@ -312,7 +315,7 @@ class Json(str):
     __slots__ = ()
 
     @classmethod
-    def of(cls, value: Any) -> Json:
+    def of(cls, value: object) -> Json:
         """Return a JSON-compatible value as indented JSON."""
         return cls(json.dumps(value, indent=2, ensure_ascii=False))
 
@@ -470,21 +473,14 @@ def _min_width(table: Table) -> int:
 
 
 def _cell_style(column: tuple[str, ...]) -> str:
-    """Return the style of the cells of a column, including its header. Short cells are not wrapped."""
-    align = "right" if _is_numeric(column[1:]) else "left"
+    """Return the style of the cells of a column, including its header.
+
+    Numbers, optionally with units or as ranges, are right-aligned. Short cells are not wrapped.
+    """
+    values = [cell for cell in column[1:] if cell]
+    align = "right" if values and all(map(NUMBER_PATTERN.fullmatch, values)) else "left"
     nowrap = ";white-space:nowrap" if max(map(len, column)) <= MAX_NOWRAP_CHARACTERS else ""
     return f"{CELL};text-align:{align}{nowrap}"
-
-
-def _is_numeric(cells: Iterable[str]) -> bool:
-    """Return whether a column contains numbers, optionally with units or as ranges. Empty cells are ignored.
-
-    Example:
-        >>> _is_numeric(["1,024", "", "3.1 MiB", "1.4 to 1.88"]), _is_numeric(["12 %", "no limit"]), _is_numeric([""])
-        (True, False, False)
-    """
-    nonempty_cells = [cell for cell in cells if cell]
-    return bool(nonempty_cells) and all(map(NUMBER_PATTERN.fullmatch, nonempty_cells))
 
 
 def count_labels(segments: Iterable[TextSegment]) -> dict[str, int]:
@@ -499,13 +495,14 @@ def drop_empty_tables(tables: Iterable[Table]) -> tuple[Table, ...]:
         >>> drop_empty_tables([Table("Empty", ("a",), ()), Table("Half", ("a", "b"), (("1", ""), ("2", "")))])
         (Table(caption='Half', columns=('a',), rows=(('1',), ('2',)), collapsed=False),)
     """
-    return tuple(_without_empty_columns(table) for table in tables if table.rows)
-
-
-def _without_empty_columns(table: Table) -> Table:
-    kept = [index for index in range(len(table.columns)) if index == 0 or any(row[index] for row in table.rows)]
-    columns = tuple(table.columns[index] for index in kept)
-    return replace(table, columns=columns, rows=tuple(tuple(row[index] for index in kept) for row in table.rows))
+    kept_tables = []
+    for table in tables:
+        if table.rows:
+            columns = list(zip(table.columns, *table.rows, strict=True))
+            kept = [column for index, column in enumerate(columns) if index == 0 or any(column[1:])]
+            names, *rows = zip(*kept, strict=True)
+            kept_tables.append(replace(table, columns=names, rows=tuple(rows)))
+    return tuple(kept_tables)
 
 
 def _html_text(segments: tuple[TextSegment, ...]) -> str:
@@ -599,7 +596,7 @@ class StaticReprMixin:
     The text is the ``repr``, which is equal in every run. The HTML is a snapshot of the report at the time of display.
     """
 
-    comm: Any
+    comm: object
     model_id: str
 
     _ipython_display_ = None  # Disables the text-only display of ipywidgets 7.
@@ -608,8 +605,8 @@ class StaticReprMixin:
         """Return the current report."""
         raise NotImplementedError
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        static = {"text/html": to_html(self.report()), "text/plain": repr(self)}
+    def _repr_mimebundle_(self, **_: object) -> dict[str, object]:
+        static: dict[str, object] = {"text/html": to_html(self.report()), "text/plain": repr(self)}
         if self.comm is None:  # The widget is closed.
             return static
         return {WIDGET_MIME_TYPE: {"version_major": 2, "version_minor": 0, "model_id": self.model_id}, **static}

@@ -249,12 +249,6 @@ def nice_ticks(maximum: float, integers: bool = False) -> tuple[float, ...]:
     return tuple(step * index for index in range(math.ceil(maximum / step) + 1))
 
 
-def _drawable_points(line: Series) -> Points:
-    """Return the points of a line that can be drawn, with their tooltips."""
-    points = zip(line.x, line.y, line.tooltips, strict=True)
-    return [(x, y, tooltip) for x, y, tooltip in points if _is_drawable(x) and _is_drawable(y)]
-
-
 def _percent(value: float, minimum: float, maximum: float) -> float:
     """Return the position of a value between a minimum and a maximum in percent."""
     fraction = (value - minimum) / (maximum - minimum) if maximum > minimum else 0.5
@@ -319,8 +313,13 @@ def _indicators(indicators: Iterable[StatusIndicator]) -> str:
 
 
 def _drawable_lines(chart: Chart) -> list[tuple[Series, Points]]:
-    """Return the lines of a chart that can be drawn, each with its points."""
-    return [(line, points) for line in chart.lines if (points := _drawable_points(line))]
+    """Return the lines of a chart that can be drawn, each with its points that can be drawn."""
+    drawable = []
+    for line in chart.lines:
+        points = zip(line.x, line.y, line.tooltips, strict=True)
+        if kept := [point for point in points if _is_drawable(point[0]) and _is_drawable(point[1])]:
+            drawable.append((line, kept))
+    return drawable
 
 
 def _y_ticks(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float, ...]:
@@ -342,30 +341,6 @@ def _left_margin(chart: Chart) -> int:
 def _drawable_markers(markers: Iterable[AxisMarker]) -> list[AxisMarker]:
     """Return the markers that can be drawn."""
     return [marker for marker in markers if _is_drawable(marker.position)]
-
-
-def _vertical_marker_labels(markers: Iterable[AxisMarker], x_percent: Callable[[float], float]) -> list[str]:
-    """Return the names above the vertical markers. A name that occurs several times is displayed once."""
-    labels = []
-    names: set[str] = set()
-    for marker in markers:
-        if marker.name not in names:
-            names.add(marker.name)
-            x = x_percent(marker.position)
-            side = f"left:{x}%" if x < MIDDLE_PERCENT else f"right:{round(100 - x, 2)}%"
-            labels.append(_label(f"{side};bottom:100%;margin:0 0 0.3em 0", marker.name))
-    return labels
-
-
-def _interval_paths(
-    line: Series, color: str, x_percent: Callable[[float], float], y_percent: Callable[[float], float]
-) -> list[str]:
-    """Return the intervals of the points of a line that can be drawn."""
-    return [
-        _path([(x_percent(x), y_percent(end)) for end in interval], color, "", 1.5)
-        for x, interval in zip(line.x, line.intervals, strict=False)
-        if _is_drawable(x) and all(map(_is_drawable, interval))
-    ]
 
 
 def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, left_margin: int) -> str:
@@ -398,7 +373,11 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         paths.append(_path([(x_percent(x), y_percent(y)) for x, y, _ in points], color, dash, 2.5))
         swatch_style = f"display:inline-block;width:2em;border-top:3px {border} {color};vertical-align:middle"
         legend.append(f'<span style="{LEGEND}"><span style="{swatch_style}"></span> {escape(line.name)}</span>')
-        paths += _interval_paths(line, color, x_percent, y_percent)
+        paths += [
+            _path([(x_percent(x), y_percent(end)) for end in interval], color, "", 1.5)
+            for x, interval in zip(line.x, line.intervals, strict=False)
+            if _is_drawable(x) and all(map(_is_drawable, interval))
+        ]
         dots = [point for point in points if point[2]]
         for x, y, tooltip in dots if len(dots) <= MAX_DOTS else ():
             dot_style = f"position:absolute;left:{x_percent(x)}%;top:{y_percent(y)}%;{DOT};background-color:{color}"
@@ -414,7 +393,13 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         _label(f"right:0;top:{y_percent(marker.position)}%;margin:-1.2em 0.3em 0 0", marker.name)
         for marker in reference_lines
     ]
-    labels += _vertical_marker_labels(vertical_markers, x_percent)
+    marker_names: set[str] = set()
+    for marker in vertical_markers:
+        if marker.name not in marker_names:  # A name that occurs several times is displayed once.
+            marker_names.add(marker.name)
+            x = x_percent(marker.position)
+            side = f"left:{x}%" if x < MIDDLE_PERCENT else f"right:{round(100 - x, 2)}%"
+            labels.append(_label(f"{side};bottom:100%;margin:0 0 0.3em 0", marker.name))
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{VIEW_BOX}" preserveAspectRatio="none" fill="none">'
         f"{''.join(paths)}</svg>"

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 
-def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub next to its file."""
     imports = [
         node
@@ -23,13 +22,13 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], Callable
     ]
     modules = {alias.name: node.module for node in imports if node.level for alias in node.names}
 
-    def import_name(name: str) -> Any:
+    def import_name(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module_name = modules[name]
-        module = import_module(f".{module_name or name}", package)
-        value = module if module_name is None else getattr(module, name)
+        module = import_module(f".{modules[name] or name}", package)
+        value = getattr(module, name) if modules[name] else module
         setattr(sys.modules[package], name, value)  # Further accesses do not call this function.
         return value
 
-    return import_name, lambda: sorted(modules), sorted(modules)
+    names = sorted(modules)
+    return import_name, names.copy, names

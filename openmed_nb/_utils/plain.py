@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .._render.display import to_plain_data
 from .._render.drawing import Chart
 from ..errors import ConfigurationError
 from .text import describe_error, describe_file, short_type_name
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ OPTIONAL_TYPES = (types.UnionType, Union)
 MAX_INTEGER = 1 << 64  # Absolute values of integers must be smaller, as the seeds of torch are.
 
 
-def from_json_data(kind: Any, stored: Any, place: str = "it") -> Any:
+def from_json_data(kind: Any, stored: object, place: str = "it") -> Any:
     """Return a value of a type from JSON data.
 
     Args:
@@ -95,12 +97,12 @@ def from_json_data(kind: Any, stored: Any, place: str = "it") -> Any:
     return value
 
 
-def field_types(kind: Any) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, object]:
     """Return the types of the fields of a dataclass. Reports import ``Chart`` for type checkers only."""
     return get_type_hints(kind, localns={"Chart": Chart}, include_extras=True)
 
 
-def _read_dataclass(kind: Any, stored: Any, place: str) -> Any:
+def _read_dataclass(kind: Any, stored: object, place: str) -> Any:
     """Return a dataclass from a JSON object."""
     types_by_name = field_types(kind)
     schema = getattr(kind, "SCHEMA", "")
@@ -122,7 +124,7 @@ def _read_dataclass(kind: Any, stored: Any, place: str) -> Any:
     return kind(**{name: from_json_data(hint, values[name], f"{prefix}{name}") for name, hint in hints.items()})
 
 
-def _read_basic_value(kind: Any, stored: Any, place: str) -> Any:
+def _read_basic_value(kind: type, stored: object, place: str) -> Any:
     """Return a string, number, bool, list or dict of the given type."""
     accepted = (int, float) if kind is float else (kind,)
     if type(stored) not in accepted:
@@ -136,12 +138,12 @@ def _read_basic_value(kind: Any, stored: Any, place: str) -> Any:
     return stored
 
 
-def to_json(value: Any) -> str:
+def to_json(value: object) -> str:
     """Return a value as indented JSON."""
     return json.dumps(to_plain_data(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def read_json_file(kind: Any, file: Path, description: str, remedy: str) -> Any:
+def read_json_file(kind: type[T], file: Path, description: str, remedy: str) -> T:
     """Return a value of a type from a file that was written with :func:`to_json`.
 
     Args:
@@ -165,7 +167,8 @@ def read_json_file(kind: Any, file: Path, description: str, remedy: str) -> Any:
             problem = f"is {description} of version {stored_version}, but this openmed_nb reads version {version}"
             remedy = "Read it with the version of openmed_nb that wrote it, or with a newer one."
         else:
-            return from_json_data(kind, stored)
+            value: T = from_json_data(kind, stored)
+            return value
     except OSError as error:
         problem = f"cannot be read: {error.strerror or short_type_name(error)}"
     except (ValueError, RecursionError) as error:
@@ -174,7 +177,7 @@ def read_json_file(kind: Any, file: Path, description: str, remedy: str) -> Any:
     raise ConfigurationError(f"{describe_file(file)} {problem}.", remedy)
 
 
-def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object as a dict. Duplicate keys are an error, because readers use different values for them."""
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -187,11 +190,11 @@ class Change:
     """A difference between two JSON objects; the value of a missing key is ``None``."""
 
     path: tuple[str, ...]
-    before: Any
-    after: Any
+    before: object
+    after: object
 
 
-def find_changes(before: Mapping[str, Any], after: Mapping[str, Any], path: tuple[str, ...] = ()) -> list[Change]:
+def find_changes(before: Mapping[str, object], after: Mapping[str, object], path: tuple[str, ...] = ()) -> list[Change]:
     """Return the differences between two JSON objects, in order. Lists are compared as a whole.
 
     Example:

@@ -10,13 +10,14 @@ import operator
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigurationError, OpenMedError
 from .text import describe_value, short_type_name
 
 
-def check_not_shadowed(module: Any, attribute: str, error: type[OpenMedError] = ConfigurationError) -> None:
+def check_not_shadowed(module: ModuleType, attribute: str, error: type[OpenMedError] = ConfigurationError) -> None:
     """Raise an error if an imported module is a file of the user instead of the package with that name.
 
     Args:
@@ -29,17 +30,17 @@ def check_not_shadowed(module: Any, attribute: str, error: type[OpenMedError] = 
         raise error(f"{location} shadows the package {module.__name__}.", "Rename it, then restart the kernel.")
 
 
-def invalid_value(name: str, value: Any, remedy: str) -> ConfigurationError:
+def invalid_value(name: str, value: object, remedy: str) -> ConfigurationError:
     """Return the error for an argument with an invalid value."""
     return ConfigurationError(f"Invalid value for {name}: {describe_value(value)}.", remedy)
 
 
-def invalid_type(name: str, value: Any, remedy: str) -> ConfigurationError:
+def invalid_type(name: str, value: object, remedy: str) -> ConfigurationError:
     """Return the error for an argument with an invalid type. It does not contain the value."""
     return ConfigurationError(f"Invalid type for {name}: {short_type_name(value)}.", remedy)
 
 
-def check_bool(name: str, value: Any) -> None:
+def check_bool(name: str, value: object) -> None:
     """Raise an error if a value is not a bool. The truth value of other types, such as tensors, can be ambiguous."""
     if not isinstance(value, bool):
         raise invalid_value(name, value, "Pass True or False.")
@@ -53,7 +54,7 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None = None, otherwise: str = "") -> int:
+def check_integer(name: str, value: object, minimum: int = 1, maximum: int | None = None, otherwise: str = "") -> int:
     """Validate an integer argument.
 
     Args:
@@ -83,14 +84,14 @@ def check_integer(name: str, value: Any, minimum: int = 1, maximum: int | None =
 
 
 def check_optional_integer(
-    name: str, value: Any, minimum: int = 1, maximum: int | None = None, otherwise: str = ""
+    name: str, value: object, minimum: int = 1, maximum: int | None = None, otherwise: str = ""
 ) -> int | None:
     """Validate an integer argument as in :func:`check_integer`, which may be ``None``."""
     return None if value is None else check_integer(name, value, minimum, maximum, otherwise)
 
 
 def check_number(
-    name: str, value: Any, maximum: float = math.inf, *, above: float | None = None, example: str = ""
+    name: str, value: object, maximum: float = math.inf, *, above: float | None = None, example: str = ""
 ) -> float:
     """Validate a finite number.
 
@@ -113,8 +114,13 @@ def check_number(
         ...
         openmed_nb.errors.ConfigurationError: Invalid value for max_norm: 0. Pass a number above 0, such as 1.0, or None.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value > maximum or (value < 0 if above is None else value <= above):
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or value > maximum
+        or (value < 0 if above is None else value <= above)
+    ):
         lower = "from 0" if above is None else f"above {above:g}"
         upper = "" if maximum == math.inf else f" up to {maximum:g}"
         example = f", such as {example}" if example else ""
@@ -146,7 +152,7 @@ def suggest(word: str, words: Iterable[str]) -> str:
     return f"Did you mean {suggestion!r}?" if suggestion else f"Valid values: {', '.join(valid_words)}."
 
 
-def check_choice(name: str, value: Any, words: Iterable[str]) -> None:
+def check_choice(name: str, value: object, words: Iterable[str]) -> None:
     """Raise an error if a value is not one of the valid words of an argument.
 
     Example:
@@ -160,7 +166,7 @@ def check_choice(name: str, value: Any, words: Iterable[str]) -> None:
         raise invalid_value(name, value, suggest(value if isinstance(value, str) else "", valid_words))
 
 
-def check_path(path: Any, name: str) -> Path:
+def check_path(path: str | os.PathLike[str], name: str) -> Path:
     """Validate a path argument.
 
     Args:

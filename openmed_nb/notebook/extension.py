@@ -10,7 +10,6 @@ import contextlib
 import re
 from pathlib import Path
 from types import MethodType
-from typing import Any
 
 from IPython import get_ipython
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
@@ -136,7 +135,7 @@ def _complete_line(line: str) -> list[str] | None:
 
 
 @context_matcher(identifier="openmed_nb.magics")
-def _openmed_matcher(context: CompletionContext) -> dict[str, Any]:
+def _openmed_matcher(context: CompletionContext) -> dict[str, object]:
     """Return the completions of a magic of this package to IPython, and suppress those of other matchers."""
     words = _complete_line(context.line_with_cursor[: context.cursor_position])
     completions = [SimpleCompletion(text=word, type="param") for word in words or ()]

@@ -31,7 +31,7 @@ from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
-from .._render.display import Displayable, Json, Report, Table, pluralize
+from .._render.display import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
 from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
@@ -75,7 +75,7 @@ _COMMENT_PATTERN = re.compile(r"""("[^"]*(?:"|$)|'[^']*(?:'|$))|(?:^|(?<=[\s;]))
 _json = argument("--json", action="store_true", help="return the result as JSON")
 
 
-def _parsed_magic(command: Callable[..., Any]) -> Any:
+def _parsed_magic(command: Callable[..., object]) -> Any:
     """Return a magic that parses its line and calls a command with the arguments.
 
     ``--help`` prints the usage, and ``--json`` returns the result as JSON. If the command has a parameter ``text``, the
@@ -87,7 +87,7 @@ def _parsed_magic(command: Callable[..., Any]) -> Any:
     @no_var_expand  # IPython would keep an undefined name unchanged; _expand_variables() raises an error.
     @needs_local_scope
     @wraps(command)
-    def magic(self: Magics, line: str, *cell: str, local_ns: Mapping[str, Any] | None = None) -> Any:
+    def magic(self: Magics, line: str, *cell: str, local_ns: Mapping[str, object] | None = None) -> object:
         line = _expand_variables(line, {**self.shell.user_ns, **(local_ns or {})})
         options, text = split_options(magic.parser, line) if takes_text else (line, "")
         arguments = parse_line(magic, options)
@@ -95,12 +95,12 @@ def _parsed_magic(command: Callable[..., Any]) -> Any:
             _print_help(magic)
             return None
         result = command(self, arguments, text, *cell) if takes_text else command(self, arguments, *cell)
-        return Json.of(result.to_dict()) if getattr(arguments, "json", False) else result
+        return Json.of(to_plain_data(result)) if getattr(arguments, "json", False) else result
 
     return magic
 
 
-def _print_help(magic: Callable[..., Any]) -> None:
+def _print_help(magic: Callable[..., object]) -> None:
     """Print the usage of a magic and its lines of the cheat sheet."""
     print((magic.__doc__ or "").removeprefix("::").strip())
     rows = [row for row in CHEAT_SHEET_ROWS if row[0].split()[0].lstrip("%") == magic.__name__]
@@ -111,12 +111,12 @@ def _print_help(magic: Callable[..., Any]) -> None:
         print(f"  {line:{width}}  {description}")
 
 
-def _parsed_line_magic(command: Callable[..., Any]) -> Any:
+def _parsed_line_magic(command: Callable[..., object]) -> Any:
     """Return a line magic for a command; a trailing semicolon suppresses the display of its result."""
     return output_can_be_silenced(line_magic(_parsed_magic(command)))
 
 
-def _expand_variables(line: str, namespace: dict[str, Any]) -> str:
+def _expand_variables(line: str, namespace: dict[str, object]) -> str:
     """Return a line with ``{expression}`` and ``$name`` replaced by their values, as IPython does.
 
     An expression in braces that raises is an error. Otherwise the braces would be annotated as part of a note. Braces
@@ -179,7 +179,7 @@ def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]
     return line[:position], line[position:].strip()
 
 
-def parse_line(magic: Callable[..., Any], line: str) -> argparse.Namespace:
+def parse_line(magic: Callable[..., object], line: str) -> argparse.Namespace:
     """Return the arguments of a magic, ignoring a comment and a semicolon at the end of the line, as Python does."""
     parser: argparse.ArgumentParser = magic.parser  # type: ignore[attr-defined]  # set by magic_arguments
     options = parser._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
@@ -223,7 +223,7 @@ def _strip_comment(line: str) -> str:
     return _COMMENT_PATTERN.sub(r"\1", line).strip().removesuffix(";").strip()
 
 
-def _usage_error(magic: Callable[..., Any], problem: str, remedy: str = "") -> MagicError:
+def _usage_error(magic: Callable[..., object], problem: str, remedy: str = "") -> MagicError:
     """Return the error for an invalid line, which refers to the help of the magic."""
     name = f"%{magic.__name__}"
     return MagicError(f"{name} {problem}.", f"{remedy}, or see {name} --help." if remedy else f"See {name} --help.")
@@ -280,7 +280,7 @@ class OpenMedMagics(Magics):
     @argument("--memory", metavar="SIZE", help='memory of the simulated Mac, such as "8 GiB"')
     @_json
     @_parsed_line_magic
-    def openmed_device(self, arguments: argparse.Namespace) -> Any:
+    def openmed_device(self, arguments: argparse.Namespace) -> object:
         """Show or change the device of this session."""
         if arguments.memory is not None and arguments.simulate in (None, "off"):
             raise MagicError("%openmed_device --memory requires a simulated Mac.", "Add --simulate mps.")
@@ -319,7 +319,7 @@ class OpenMedMagics(Magics):
     @argument("--out", metavar="NAME", help="variable for the result, which is then not displayed")
     @line_cell_magic
     @_parsed_magic
-    def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> Any:
+    def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> object:
         """Annotate the rest of the line, the text of the cell or a variable, and highlight the entities."""
         texts = self._input_texts(arguments.variable, text, cell)
         out = arguments.out
@@ -330,7 +330,7 @@ class OpenMedMagics(Magics):
         from .._annotate import annotate, annotate_text
 
         if isinstance(texts, str):
-            result: Any = annotate_text(SESSION, texts, model, arguments.device, strategy, self.show_text)
+            result: object = annotate_text(SESSION, texts, model, arguments.device, strategy, self.show_text)
         else:
             options = {"aggregation_strategy": strategy, "device": arguments.device}
             result = annotate(texts, model, show_text=self.show_text, **options)
@@ -345,7 +345,7 @@ class OpenMedMagics(Magics):
     @argument("--keep-history", action="store_true", help="keep the output history (Out and _)")
     @argument("--keep-traceback", action="store_true", help="keep the last traceback for %%debug")
     @_parsed_line_magic
-    def openmed_release(self, arguments: argparse.Namespace) -> Any:
+    def openmed_release(self, arguments: argparse.Namespace) -> object:
         """Release memory held by variables, the output history, the last error and loaded models."""
         from ..training.release import release
 
@@ -361,7 +361,7 @@ class OpenMedMagics(Magics):
     @argument("--model", help="model for the example text (default: that of %%%%openmed_ner)")
     @argument("--close", action="store_true", help="close all open panels")
     @_parsed_line_magic
-    def openmed_panel(self, arguments: argparse.Namespace) -> Any:
+    def openmed_panel(self, arguments: argparse.Namespace) -> object:
         """Open an interactive panel: device, memory, an example text, models and environment."""
         from .panel import close_panels, panel
 
@@ -375,7 +375,7 @@ class OpenMedMagics(Magics):
     @argument("--ops", metavar="MODEL", help="predict which operators of a model fall back from MPS to the CPU")
     @_json
     @_parsed_line_magic
-    def openmed_doctor(self, arguments: argparse.Namespace) -> Any:
+    def openmed_doctor(self, arguments: argparse.Namespace) -> object:
         """Diagnose problems of this computer, torch, the environment and the models, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor accepts only one of a model and --ops.", "Use one of them.")
@@ -391,7 +391,7 @@ class OpenMedMagics(Magics):
     @argument("--diff", metavar="FILE", help="compare the logbook in this .json file with the current state")
     @_json
     @_parsed_line_magic
-    def openmed_log(self, arguments: argparse.Namespace) -> Any:
+    def openmed_log(self, arguments: argparse.Namespace) -> object:
         """Record the measurement environment in a logbook, or compare it with an earlier logbook."""
         from ..runbook.records.logbook.gathering import logbook
         from ..runbook.records.logbook.logbook import Logbook
@@ -414,7 +414,7 @@ class OpenMedMagics(Magics):
     @argument("--device", help="device to use instead of the active one")
     @_json
     @_parsed_line_magic
-    def openmed_sweep(self, arguments: argparse.Namespace) -> Any:
+    def openmed_sweep(self, arguments: argparse.Namespace) -> object:
         """Find the batch size above which throughput no longer improves, and measure the memory of each size."""
         from ..runbook.bench.sweep import sweep
 
@@ -428,7 +428,7 @@ class OpenMedMagics(Magics):
     @argument("--training", action="store_true", help="measure training steps instead of annotation")
     @_json
     @_parsed_line_magic
-    def openmed_report(self, arguments: argparse.Namespace) -> Any:
+    def openmed_report(self, arguments: argparse.Namespace) -> object:
         """Benchmark this computer, each step in a separate process, and write a report."""
         from ..runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
@@ -437,7 +437,7 @@ class OpenMedMagics(Magics):
         print(REVIEW_NOTICE.format(folder=folder))
         return device_report
 
-    def _input_texts(self, variable: str | None, text: str, cell: str | None) -> Any:
+    def _input_texts(self, variable: str | None, text: str, cell: str | None) -> object:
         """Return the input of ``openmed_ner``: exactly one of the rest of the line, the cell and a variable."""
         name = "%openmed_ner" if cell is None else "%%openmed_ner"
         if variable is not None or cell is not None:
@@ -463,7 +463,7 @@ class OpenMedMagics(Magics):
             raise MagicError(f"{name} has no text.", remedy)
         return text if cell is None else cell
 
-    def _resolve_model(self, name: str | None) -> Any:
+    def _resolve_model(self, name: str | None) -> object:
         """Return the value of a variable with that name, or the name itself if the variable is a text or undefined.
 
         The text in a variable may be a note, which must not be used as the name of a model.

@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Tokenizer does not support real words"),  # A warning of transformers.
 ]
 
-FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
+FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_families.py"))
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 BYTE_PAIRS = {

@@ -6,13 +6,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+
+from helpers import front_ends, jupyter_server
 
 FOLDER = Path(__file__).parent
 SHIPPED = FOLDER.parents[1] / "notebooks" / "02_panel.ipynb"
@@ -66,31 +67,12 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def servers(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module of the server and the kernels."""
-    return helper(FOLDER / "servers.py")
-
-
-@pytest.fixture(scope="session")
-def fronts(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module of the front ends."""
-    return helper(FOLDER / "fronts.py")
-
-
-@pytest.fixture(scope="session")
-def measures(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """Return the module with measurements of a page."""
-    return helper(FOLDER / "measures.py")
-
-
-@pytest.fixture(scope="session")
 def server(
     chromium: str,  # noqa: ARG001 - without a browser no server is started
-    servers: ModuleType,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
     """The Jupyter server, with a folder for notebooks."""
-    with servers.serving(tmp_path_factory.mktemp("jupyter")) as running:
+    with jupyter_server.serving(tmp_path_factory.mktemp("jupyter")) as running:
         yield running
 
 
@@ -139,9 +121,7 @@ def shipped(write: Callable[..., str]) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def open_panel(
-    server: Any, fronts: ModuleType, new_page: Callable[..., Page], write: Callable[..., str]
-) -> Callable[..., Any]:
+def open_panel(server: Any, new_page: Callable[..., Page], write: Callable[..., str]) -> Callable[..., Any]:
     """A function that opens a notebook in a front end, runs it, and returns the page with a panel on it.
 
     The clock of the panel stands still between cells: every answer is a prompt one, on however busy a computer.
@@ -149,7 +129,7 @@ def open_panel(
 
     def open_panel(label: str, theme: str = "light", model: str = "bundled_small", *cells: str) -> Any:
         name = write(label, LOADED, f"panel = nb.panel({model!r})\n{CLOCK}\npanel", *cells)
-        front = fronts.FRONTS[label](server, new_page(), name, theme)
+        front = front_ends.FRONTS[label](server, new_page(), name, theme)
         front.run_all()
         return front
 

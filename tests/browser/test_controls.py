@@ -5,6 +5,8 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from helpers import front_ends
+
 pytestmark = pytest.mark.slow
 
 MEMORY_PATTERN = re.compile(r"process\s+([\d.,]+) (\w+)")
@@ -26,10 +28,10 @@ MODELS = "[(one.name, one.device.partition(' ')[0]) for one in session.inventory
 
 
 @pytest.fixture(scope="module", params=["lab", "notebook7", "voila"])
-def opened(request, server, fronts, new_page, shipped):
+def opened(request, server, new_page, shipped):
     """The shipped notebook after Run All, in each front end, with a second panel at its end."""
     label = request.param
-    front = fronts.FRONTS[label](server, new_page(), shipped(label, SECOND))
+    front = front_ends.FRONTS[label](server, new_page(), shipped(label, SECOND))
     front.run_all()
     expect(front.panels).to_have_count(2)
     front.begin_again()
@@ -43,7 +45,7 @@ def front(opened):
     opened.begin_again()
 
 
-def test_a_click_moves_the_models(front):
+def test_click_moves_the_models(front):
     """A click on another device moves the loaded models, and a simulated device is always labeled."""
     front.run("%openmed_device --simulate mps\nnb.load_pipeline('bundled_small')")
     front.device_button("cpu").click()
@@ -53,12 +55,12 @@ def test_a_click_moves_the_models(front):
     front.expect_kernel(MODELS, [("bundled_small", "mps")])
     front.expect_pressed("mps")
     expect(front.region("Device")).to_contain_text("SIMULATED")
-    front.region("Models").get_by_text("1 model in memory").click()
+    front.region("Models").get_by_text("1 model loaded").click()
     expect(front.region("Models").get_by_role("row").last).to_contain_text("SIMULATED")
     expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
 
 
-def test_a_typed_cell_repaints_the_panel(front):
+def test_panel_shows_changes_of_a_typed_cell(front):
     """A cell that is typed and run below the panel changes what the panel shows."""
     if front.label == "voila":
         pytest.skip("Voila has no cells to type into")
@@ -68,7 +70,7 @@ def test_a_typed_cell_repaints_the_panel(front):
     front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
 
 
-def test_an_unusable_device_cannot_be_clicked_and_says_why(front):
+def test_unusable_device_is_disabled_with_its_reason(front):
     """A device that this computer has not is disabled, with the reason and what to do on hover and as text."""
     before, button = front.evaluate(DEVICE), front.device_button("cuda")
     expect(button).to_be_disabled()
@@ -105,22 +107,6 @@ def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
     box.uncheck()
     front.run("del hog")
     front.expect_kernel("second.model.state.auto_refresh", False)
-
-
-def test_annotate_shows_the_entities_the_time_and_the_device(front):
-    """Annotate loads the model, marks what it found in the text, and says how long it took, and where."""
-    front.run("%openmed_device cpu")
-    front.region("Try it").get_by_role("textbox").fill("No asthma, but hypertension.")
-    front.button("Annotate").click()
-
-    marks = front.region("Try it").locator("mark")
-    expect(marks.first).to_contain_text("asthma")
-    expect(front.region("Try it")).to_contain_text(
-        re.compile(r"found by bundled_small on cpu in ([\d,]+|less than 1)\sms")
-    )
-    front.expect_kernel(MODELS, [("bundled_small", "cpu")])
-    front.region("Models").get_by_text("1 model loaded: bundled_small").click()
-    expect(front.region("Models").get_by_role("rowheader")).to_have_text("bundled_small")
 
 
 def test_activity_is_displayed(front):

@@ -46,20 +46,20 @@ def expect_nothing_ran(front):
     assert front.page.evaluate("window.__ran") is None
 
 
-def test_a_model_and_its_labels(front):
+def test_model_and_labels_remain_text(front):
     """Tables, highlights, tooltips and buttons show the name and the labels of a model as text."""
     front.region("Try it").get_by_role("textbox").fill(f"{PAYLOAD} has asthma")
     front.button("Annotate").click()
 
     expect(front.region("Try it").locator("mark").first).to_contain_text(PAYLOAD)
     expect(front.region("Try it")).to_contain_text(f"{PAYLOAD} has asthma")
-    front.region("Models").get_by_text("1 model in memory").click()
+    front.region("Models").get_by_text("1 model loaded").click()
     expect(front.region("Models").get_by_role("table")).to_contain_text(PAYLOAD)
     expect(front.region("Models").get_by_role("button").filter(has_text=PAYLOAD)).to_be_visible()
     expect_nothing_ran(front)
 
 
-def test_a_variable(front):
+def test_variable_remains_text(front):
     """So is the value of an environment variable, in the table of variables."""
     front.run(f"import os\nos.environ['HF_ENDPOINT'] = {PAYLOAD!r}\npanel.model.refresh()")
 
@@ -67,7 +67,7 @@ def test_a_variable(front):
     expect_nothing_ran(front)
 
 
-def test_the_payload_would_run_where_it_is_not_escaped(front):
+def test_unescaped_payload_runs(front):
     """The same text as the HTML of a widget runs, so the tests above would see it."""
     front.run(f"before = panel.children[0].value\npanel.children[0].value = {PAYLOAD!r}")
 

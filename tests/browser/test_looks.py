@@ -3,6 +3,8 @@
 import pytest
 from playwright.sync_api import expect
 
+from helpers import page_measures
+from openmed_nb.notebook.panel.rendering import CELL_RUNNING_NOTICE
 from openmed_nb.notebook.panel.view import EXAMPLE_TEXT
 
 pytestmark = pytest.mark.slow
@@ -56,11 +58,11 @@ def front(request, pages):
     return pages(request.param)
 
 
-def test_every_text_has_enough_contrast(front, measures):
+def test_texts_have_contrast(front):
     """Each text stands out by 4.5 to 1: tables, marks, errors, buttons that are pressed, not pressed and disabled."""
     front.run(MISTAKE)
     expect(front.panel.get_by_role("alert")).to_be_visible()
-    contrasts = measures.contrasts(front.panel)
+    contrasts = page_measures.contrasts(front.panel)
     words = {word for text in contrasts for word in text.split()}
 
     assert {
@@ -77,55 +79,55 @@ def test_every_text_has_enough_contrast(front, measures):
     assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 
-def test_activity_and_result_have_contrast(front, measures):
+def test_activity_and_result_have_contrast(front):
     """So do the words that a cell runs, and those that say what the last click did."""
     front.run("panel.model.use_device('cpu')")
     with front.running_cell():
-        expect(front.panel.get_by_text("A cell is running").first).to_have_css("opacity", "1")
-        contrasts = measures.contrasts(front.panel)
+        expect(front.panel.get_by_text(CELL_RUNNING_NOTICE).first).to_have_css("opacity", "1")
+        contrasts = page_measures.contrasts(front.panel)
 
-    assert {"A cell runs: what you click may wait for its end.", "Moved: bundled_small."} <= set(contrasts)
+    assert {CELL_RUNNING_NOTICE, "Moved: bundled_small."} <= set(contrasts)
     assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 
 @pytest.mark.parametrize("width", [300, 400, 760, 1500])
-def test_panel_has_no_overflow(pages, measures, width):
+def test_panel_has_no_overflow(pages, width):
     """In narrow and wide cells nothing goes beyond the panel, is cut off, or has to be scrolled sideways."""
     front = pages("lab light")
     front.page.set_viewport_size({"width": max(1200, width + 500), "height": 1400})
     front.panel.evaluate("(panel, width) => panel.parentElement.style.cssText = `flex: 0 0 ${width}px`", width)
-    measured, found = front.panel.bounding_box()["width"], measures.sticking_out(front.panel)
+    measured, found = front.panel.bounding_box()["width"], page_measures.sticking_out(front.panel)
     front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
 
     assert width - 300 < measured <= width
     assert found == []
 
 
-def test_a_number_and_its_unit_stay_together(pages, measures):
+def test_number_and_unit_stay_together(pages):
     """However wide a cell is, no line ends between a number and its unit."""
     front, broken = pages("lab light"), {}
     for width in range(240, 1000, 20):
         front.panel.evaluate("(panel, width) => panel.parentElement.style.cssText = `flex: 0 0 ${width}px`", width)
-        for text in measures.broken_apart(front.panel):
+        for text in page_measures.broken_apart(front.panel):
             broken.setdefault(text, []).append(width)
     front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
 
     assert broken == {}
 
 
-def test_on_a_narrow_screen_nothing_is_scrolled_sideways(pages, measures):
+def test_narrow_screen_does_not_scroll_sideways(pages):
     """On a screen of 400 pixels Voila's page with the panel is not wider than the screen."""
     front = pages("voila dark")
     front.page.set_viewport_size({"width": 400, "height": 1400})
-    width, found = front.page.evaluate("document.documentElement.scrollWidth"), measures.sticking_out(front.panel)
+    width, found = front.page.evaluate("document.documentElement.scrollWidth"), page_measures.sticking_out(front.panel)
 
     assert width <= 400
     assert found == []
 
 
-def test_a_scan_finds_nothing(front, measures):
+def test_accessibility_scan_finds_nothing(front):
     """axe-core finds nothing in the panel, light and dark, with all unfolded."""
-    assert measures.findings(front.page, ".openmed-panel") == []
+    assert page_measures.findings(front.page, ".openmed-panel") == []
 
 
 REGIONS = {
@@ -145,14 +147,14 @@ REGIONS = {
           - table "Devices":
             - caption: Devices
             - rowgroup:
-              - row "device state why":
+              - row "device status reason":
                 - columnheader "device"
-                - columnheader "state"
-                - columnheader "why"
+                - columnheader "status"
+                - columnheader "reason"
             - rowgroup:
               - row /^mps active/:
                 - rowheader "mps"
-              - row /^cuda cannot be used this computer runs macOS, which has no CUDA/:
+              - row /^cuda unavailable /:
                 - rowheader "cuda"
               - row /^cpu usable/:
                 - rowheader "cpu"
@@ -163,9 +165,9 @@ REGIONS = {
           - rowgroup:
             - row "memory used limit"
           - rowgroup:
-            - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB .* looks?.* [\\d.]+ GiB, what Metal recommends/:
+            - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB .* samples?.* [\\d.]+ GiB, /:
               - rowheader "mps (SIMULATED)"
-            - row /^process [\\d.]+ [MG]iB .* looks?.* [\\d.]+ GiB, of this computer/:
+            - row /^process [\\d.]+ [MG]iB .* samples?.* [\\d.]+ GiB, of this computer/:
               - rowheader "process"
         - button "Refresh"
         - button "Release memory"
@@ -185,10 +187,10 @@ REGIONS = {
         - heading "Models" [level=2]
         - group:
           - text: "1 model loaded: bundled_small"
-          - table "Models in memory":
-            - caption: Models in memory
+          - table "Loaded models":
+            - caption: Loaded models
             - rowgroup:
-              - row "model device type size follows the device"
+              - row "model device dtype size follows the session device"
             - rowgroup:
               - row "bundled_small mps (SIMULATED) float32 9.7 MiB yes":
                 - rowheader "bundled_small"
@@ -212,7 +214,7 @@ def test_regions_have_expected_accessibility_tree(pages, view, region):
 
 
 @pytest.mark.parametrize(("name", "view"), [("panel", "lab light"), ("panel_dark", "lab dark")])
-def test_a_picture_of_the_panel(pages, picture, name, view):
+def test_picture_of_the_panel_is_small(pages, picture, name, view):
     """A picture in light and one in dark are taken, each small enough for the README."""
     front = pages(view)
     front.page.set_viewport_size({"width": 1600, "height": 1400})
@@ -226,7 +228,7 @@ def test_a_picture_of_the_panel(pages, picture, name, view):
     assert 10_000 < taken.stat().st_size < MAX_SCREENSHOT_BYTES
 
 
-def test_a_picture_of_a_narrow_panel(pages, picture):
+def test_narrow_panel_has_one_column(pages, picture):
     """In a cell of 400 pixels the regions are in one column."""
     front = pages("lab light")
     front.page.set_viewport_size({"width": 1200, "height": 2200})

@@ -5,6 +5,8 @@ import itertools
 import pytest
 from playwright.sync_api import expect
 
+from helpers import front_ends
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SILENCE = 0.5
@@ -45,7 +47,7 @@ CELLS = (
     "%openmed_doctor {model}",
     "%openmed_doctor --ops {model}",
     "%openmed_sweep {model} --seconds 3",
-    "nb.compare({model!r}, devices='cpu', pairs=6, watch=0, seconds=3)",
+    "nb.compare({model!r}, devices='cpu', rounds=6, utilization_seconds=0, seconds=3)",
     f"NOTES = [{TEXT!r} * 20] * 60",
     f"%%openmed_ner --model {{model}}\n{TEXT * 100}",
     "found = nb.annotate(NOTES, {model!r})",
@@ -55,7 +57,7 @@ CELLS = (
     "nb.runbook.forecast({model!r}, training=True)",
     "nb.handoff('bundle', {model!r}, device='cpu', batch_size=8, rounds=4, steps=1)",
     "nb.verdict(where, same)",
-    "nb.signals()",
+    "nb.system_status()",
     "%openmed_report reported --quick",
     "%openmed_log",
     "%openmed_release",
@@ -92,10 +94,10 @@ def silences(looks):
     return [(length * LOOK / 1000, begin * LOOK / 1000) for length, begin in sorted(silent, reverse=True)]
 
 
-def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model, picture):  # noqa: PLR0913, PLR0917
+def test_page_shows_progress_at_all_times(server, new_page, write, slow_model, picture):
     """From the first cell to the last, half a second never passes in which no dot pulses and nothing on the page changes."""
     cells = [cell.replace("{model!r}", repr(slow_model)).replace("{model}", slow_model) for cell in CELLS]
-    front = fronts.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
+    front = front_ends.FRONTS["lab"](server, new_page(height=4000), write("no_silence", *cells), "light")
     front.page.evaluate(WATCH)
     front.page.get_by_role("menuitem", name="Run", exact=True).click()
     front.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
@@ -114,17 +116,17 @@ def test_the_page_never_stands_still(server, fronts, new_page, write, slow_model
 
 
 LINES = """
-from openmed_nb._events.activity import Activity
-from openmed_nb._events.progress import Line
+from openmed_nb._events.activity import ProgressEvent
+from openmed_nb._events.progress import ProgressLine
 for end in ("", "finished"):
-    display(Line(Activity("Comparing", "bundled", 7, 20, "turn"), 12.6, end, left=18))
+    display(ProgressLine(ProgressEvent("Comparing", "bundled", 7, 20, "turn"), 12.6, end, eta_seconds=18))
 """
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_dot_pulses_while_a_verb_goes_on(server, fronts, new_page, write, picture, theme):  # noqa: PLR0913, PLR0917
+def test_dot_pulses_until_the_operation_ends(server, new_page, write, picture, theme):
     """The dot of a line pulses in a browser, but not of a finished one, nor for who has asked for less motion."""
-    front = fronts.FRONTS["lab"](server, new_page(height=600), write(f"lines_{theme}", LINES), theme)
+    front = front_ends.FRONTS["lab"](server, new_page(height=600), write(f"lines_{theme}", LINES), theme)
     front.run_all()
     outputs = front.page.locator(".jp-OutputArea-output")
     expect(outputs).to_have_text(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers import page_measures
 from openmed_nb._render.display import Report, Table
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.runbook.records.logbook.sections import Software
@@ -27,7 +28,7 @@ def page_file(tmp_path_factory):
     whole = Report("Found", ("All is well.",), (wide,), metrics=(wide,), charts=pictures)
     well = StepOutcome("sweep", "done", "ok", "The knee is 8 rows.", "", (), WRITTEN, 3.0, whole)
     died = StepOutcome(
-        "rows", "died", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0
+        "rows", "crashed", None, "SIGABRT ended it.", "Use 'cpu'.", ("assertion " * 40, "line"), WRITTEN, 3.0
     )
     steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
     software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
@@ -40,7 +41,7 @@ def page_file(tmp_path_factory):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1280])
-def test_the_page_can_be_read(page_file, new_page, measures, scheme, width):
+def test_report_page_is_accessible(page_file, new_page, scheme, width):
     """Nothing is wider than the window, every text has contrast, and a scan finds nothing grave, with all parts open."""
     page = new_page(width=width, height=800)
     page.emulate_media(color_scheme=scheme)
@@ -48,5 +49,5 @@ def test_the_page_can_be_read(page_file, new_page, measures, scheme, width):
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert measures.findings(page, "html", measures.GRAVE) == []
+    assert page_measures.findings(page, "html", page_measures.GRAVE) == []
     assert page.get_by_role("heading", level=2).count() == 4

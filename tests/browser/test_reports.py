@@ -10,6 +10,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+from helpers import front_ends, page_measures
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import text_fingerprint
@@ -101,7 +102,7 @@ def written(folder, name):
 
 
 @pytest.fixture(scope="module")
-def pages(server, fronts, new_page):
+def pages(server, new_page):
     """The notebook of a trust in JupyterLab, opened when first asked for, in a theme."""
     opened = {}
 
@@ -111,7 +112,7 @@ def pages(server, fronts, new_page):
             if trust == "trusted":
                 sign = [str(Path(sys.executable).parent / "jupyter-trust"), str(server.notebooks / name)]
                 subprocess.run(sign, env=server._environment(), check=True, capture_output=True)
-            opened[trust] = fronts.Lab(server, new_page(), name, theme)
+            opened[trust] = front_ends.Lab(server, new_page(), name, theme)
         if opened[trust].theme != theme:
             opened[trust].choose_theme(theme)
         return opened[trust].page
@@ -132,26 +133,26 @@ VIEWS = [(trust, theme) for trust in ("trusted", "untrusted") for theme in ("lig
 
 
 @pytest.mark.parametrize(("trust", "theme"), VIEWS)
-def test_every_text_has_enough_contrast(pages, measures, picture, trust, theme):
+def test_texts_have_contrast(pages, picture, trust, theme):
     """Each text of each report stands out by 4.5 to 1, in light and dark, in a notebook that is trusted and in one that is not."""
     for name, report in shown(pages(trust, theme)).items():
         picture(report, f"report_{name}_{trust}_{theme}")
-        contrasts = measures.contrasts(report)
+        contrasts = page_measures.contrasts(report)
 
         assert len(contrasts) > 3
         assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 
 @pytest.mark.parametrize(("trust", "theme"), VIEWS)
-def test_a_scan_finds_nothing(pages, measures, trust, theme):
+def test_accessibility_scan_finds_nothing_serious(pages, trust, theme):
     """axe-core has no serious and no critical finding in the reports."""
     page = pages(trust, theme)
     shown(page)
 
-    assert measures.findings(page, ".openmed-nb", measures.GRAVE) == []
+    assert page_measures.findings(page, ".openmed-nb", page_measures.GRAVE) == []
 
 
-def test_a_notebook_that_is_not_trusted_keeps_every_style(pages):
+def test_untrusted_notebook_keeps_every_style(pages):
     """JupyterLab takes nothing from a report that it does not trust but the width of digits: it looks the same."""
     for name, report in shown(pages("untrusted", "light")).items():
         kept = [style.replace(" ", "").rstrip(";") for style in report.evaluate(STYLES)]
@@ -168,7 +169,7 @@ def test_score_is_available_to_screen_readers_only(pages):
     assert mark.locator("span").evaluate("one => one.getBoundingClientRect().width") == 0
 
 
-def test_a_picture_is_shown_where_nothing_is_trusted(pages):
+def test_untrusted_notebook_shows_charts(pages):
     """Lines are an image of the page itself, which JupyterLab also shows in a notebook that it does not trust; words stay around it."""
     shown(pages("untrusted", "light"))
     sweep = pages("untrusted", "light").locator(".openmed-picture").filter(has_text="Throughput on cpu")
@@ -186,7 +187,7 @@ def styles_in(html):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_exported_to_html_it_looks_the_same_offline(new_page, measures, picture, tmp_path, theme):
+def test_html_export_looks_the_same_offline(new_page, picture, tmp_path, theme):
     """The page that nbconvert makes shows every report with its styles, and needs no network."""
     name = written(tmp_path, "exported")
     body = HTMLExporter(theme=theme).from_filename(str(tmp_path / name))[0]
@@ -197,5 +198,5 @@ def test_exported_to_html_it_looks_the_same_offline(new_page, measures, picture,
 
     for report_name, report in shown(page).items():
         picture(report, f"report_{report_name}_nbconvert_{theme}")
-        low = {text: ratio for text, ratio in measures.contrasts(report).items() if ratio < MIN_CONTRAST}
+        low = {text: ratio for text, ratio in page_measures.contrasts(report).items() if ratio < MIN_CONTRAST}
         assert low == {}

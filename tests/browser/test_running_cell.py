@@ -5,12 +5,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from openmed_nb.notebook.panel.rendering import CELL_RUNNING_NOTICE, CLICK_PENDING_NOTICE
+
 LISTEN = (
     "import threading\nthreads = []\n"
     "session.subscribe(lambda activity: threads.append(threading.current_thread() is threading.main_thread()))"
 )
-RUNS = "A cell runs: what you click may wait for its end."
-WAITS = re.compile(f"{RUNS}|Waiting for the running cell for the end of the running cell.")
+WAITS = re.compile(f"{CELL_RUNNING_NOTICE}|{CLICK_PENDING_NOTICE}")
 """What the panel says; the second where the kernel hears of the click while the cell runs."""
 
 pytestmark = pytest.mark.slow
@@ -35,12 +36,12 @@ def front(opened):
 def click_during_a_cell(front):
     """Click a device and a button while a cell runs, which notes at its end what the session asks for."""
     with front.running_cell("at_its_end = session.device().requested"):
-        expect(front.panel).to_contain_text(RUNS)
+        expect(front.panel).to_contain_text(CELL_RUNNING_NOTICE)
         front.device_button("cpu").click()
         front.button("Refresh").click()
         front.page.wait_for_timeout(500)
         expect(front.panel).to_contain_text(WAITS)
-        expect(front.region("Device").get_by_role("status").first).to_contain_text("chosen automatically")
+        expect(front.region("Device").get_by_role("status").first).to_contain_text("selected automatically")
 
 
 def expect_done_after_the_cell(front):
@@ -52,7 +53,7 @@ def expect_done_after_the_cell(front):
     expect(front.panel).not_to_contain_text(WAITS)
 
 
-def test_later_clicks_wait_too(front):
+def test_later_clicks_wait_for_the_cell(front):
     """So is a click on buttons that were clicked before, whose messages the kernel handles in another thread."""
     front.device_button("cpu").click()
     front.button("Refresh").click()
@@ -65,7 +66,7 @@ def test_later_clicks_wait_too(front):
     expect_done_after_the_cell(front)
 
 
-def test_the_last_click_counts(front):
+def test_last_of_several_waiting_clicks_decides(front):
     """Clicks on another device and then on the previous device during a cell keep the previous device."""
     front.run("%openmed_device --simulate mps")
     with front.running_cell():
@@ -78,7 +79,7 @@ def test_the_last_click_counts(front):
     expect(front.panel.locator(".mod-active")).to_have_count(1)
 
 
-def test_the_text_of_the_page_is_annotated(front):
+def test_displayed_text_is_annotated(front):
     """Annotate uses the text that is displayed at the click, even if both messages arrive together."""
     front.run("nb.load_pipeline('bundled_small')")
     expect(front.button("Unload bundled_small")).to_be_visible()

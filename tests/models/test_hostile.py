@@ -14,7 +14,7 @@ from openmed_nb.errors import InvalidModelError, UntrustedModelError
 from openmed_nb.models.limits import panics_as_errors, read_json, wait_for_trial
 from openmed_nb.models.registry import BUNDLED
 
-HOSTILE = runpy.run_path(str(Path(__file__).parents[1] / "hostile_models.py"))
+HOSTILE = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "hostile_models.py"))
 NOTE = "MrsSmithHasAsthma"
 
 

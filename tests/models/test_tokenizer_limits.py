@@ -10,7 +10,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.errors import InvalidModelError
 
-FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
+FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_families.py"))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,9 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,6 +25,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 TIMEOUT_SECONDS = 240
 """Timeout for a kernel or a process on a busy machine."""
+
+Message = dict[str, Any]
 
 PACKAGE_PREFIXES = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
 
@@ -48,6 +47,7 @@ class Reply:
         shown: Data of all displayed or returned values, the result last.
         streams: Printed text, under ``"stdout"`` and ``"stderr"``.
         page: Pager content, as for ``%magic?``.
+        outputs: The messages of displayed and printed output and of errors, in order.
     """
 
     status: str
@@ -55,6 +55,7 @@ class Reply:
     shown: list[dict[str, str]]
     streams: dict[str, str]
     page: str
+    outputs: list[Message]
 
     @property
     def text(self) -> str:
@@ -74,11 +75,22 @@ class Kernel:
         self.client = client
         self.interrupt = interrupt
 
-    def run(self, code: str) -> Reply:
-        """Run a cell and return its output as a front end receives it."""
-        messages: list[dict[str, Any]] = []
+    def run(self, code: str, *, interactive: bool = False, on_message: Callable[[Message], object] = id) -> Reply:
+        """Run a cell and return its output as a front end receives it.
+
+        Args:
+            code: The cell.
+            interactive: Whether a user runs it, who answers ``input()``.
+            on_message: Called with each message when it arrives.
+        """
+        messages: list[Message] = []
+
+        def record(message: Message) -> None:
+            messages.append(message)
+            on_message(message)
+
         reply = self.client.execute_interactive(
-            code, output_hook=messages.append, allow_stdin=False, stop_on_error=False, timeout=TIMEOUT_SECONDS
+            code, output_hook=record, allow_stdin=interactive, stop_on_error=False, timeout=TIMEOUT_SECONDS
         )
         return collect(reply["content"], messages)
 
@@ -110,7 +122,7 @@ class Kernel:
         return list(reply["content"]["matches"])
 
 
-def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
+def collect(content: Message, messages: list[Message]) -> Reply:
     """Sort the messages of one cell."""
     streams: dict[str, str] = {}
     for body in (message["content"] for message in messages if message["msg_type"] == "stream"):
@@ -122,104 +134,9 @@ def collect(content: dict[str, Any], messages: list[dict[str, Any]]) -> Reply:
     error = errors[-1] if errors else {"ename": "", "evalue": "", "traceback": []}
     traceback = [ANSI.sub("", line) for line in error["traceback"]]
     page = "".join(ANSI.sub("", child["data"]["text/plain"]) for child in content.get("payload", ()) if "data" in child)
-    return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page)
-
-
-CLASS = re.compile(r"openmed-[a-z0-9-]+|tex2jax_ignore")
-STYLE = re.compile(r"([-a-z]+: ?[-\w #%.,()]+;?)*")
-PLAIN: dict[str, set[str]] = {
-    **{tag: set() for tag in ("thead", "tbody", "strong", "code", "title", "br")},
-    **{tag: {"style"} for tag in ("table", "td", "small", "summary", "figcaption")},
-    **{tag: {"class", "style"} for tag in ("p", "caption", "figure")},
-    "tr": {"style", "title"},
-    "img": {"alt", "src", "style"},
-    "h2": {"class"},
-    "details": {"open", "style"},
-    "div": {"class", "dir", "hidden", "role", "style", "aria-hidden"},
-    "span": {"class", "style", "title", "aria-hidden"},
-    "th": {"scope", "style"},
-    "mark": {"style", "title"},
-    "svg": {"class", "role", "aria-label", "viewbox"},
-    **{tag: {"points"} for tag in ("polygon", "polyline")},
-}
-"""The elements that the package renders, with their attributes."""
-
-
-@dataclasses.dataclass
-class Element:
-    """An element: its name, its attributes, and what is in it, in order."""
-
-    tag: str
-    attributes: dict[str, str]
-    content: list[Element | str] = dataclasses.field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """All text in it."""
-        return "".join(child if isinstance(child, str) else child.text for child in self.content)
-
-    @property
-    def elements(self) -> Iterator[Element]:
-        """All elements in it, at any depth, in order."""
-        for child in self.content:
-            if isinstance(child, Element):
-                yield child
-                yield from child.elements
-
-    def find(self, tag: str, **attributes: str) -> list[Element]:
-        """Return the elements of a name with some attributes."""
-        return [
-            element
-            for element in self.elements
-            if element.tag == tag and attributes.items() <= element.attributes.items()
-        ]
-
-
-class Reader(HTMLParser):
-    """Strict HTML parser, which rejects unclosed elements and elements or attributes that the package does not use."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open = [Element("", {})]
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        """Check an element and its attributes."""
-        given = {name: value or "" for name, value in attributes}
-        assert given.keys() <= PLAIN[tag], (tag, given)
-        assert all(CLASS.fullmatch(name) for name in given.get("class", "").split()), given
-        assert STYLE.fullmatch(given.get("style", "")), given
-        element = Element(tag, given)
-        self.open[-1].content.append(element)
-        self.open += [] if tag in {"br", "img"} else [element]
-
-    def handle_endtag(self, tag: str) -> None:
-        """Check that elements close in order."""
-        assert self.open.pop().tag == tag
-
-    def handle_data(self, data: str) -> None:
-        """Keep the text."""
-        self.open[-1].content.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        """Refuse comments, declarations and instructions."""
-        raise AssertionError(data)
-
-    handle_decl = unknown_decl = handle_pi = handle_comment
-
-
-def read(html: str) -> Element:
-    """Parse HTML and return the root element."""
-    reader = Reader()
-    reader.feed(html)
-    reader.close()
-    (root,) = reader.open
-    return root
-
-
-@pytest.fixture(scope="session", name="read")
-def _read() -> Callable[[str], Element]:
-    """Return the strict HTML parser."""
-    return read
+    types = ("display_data", "update_display_data", "stream", "error")
+    outputs = [message for message in messages if message["msg_type"] in types]
+    return Reply(content["status"], (error["ename"], error["evalue"], traceback), shown, streams, page, outputs)
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -227,27 +144,6 @@ def environment(**changes: str) -> dict[str, str]:
     device_variables = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU")
     inherited = {name: value for name, value in os.environ.items() if name not in device_variables}
     return {**inherited, "HF_HUB_OFFLINE": "1", **changes}
-
-
-def variables() -> dict[str, str]:
-    """Return the environment of this process, without what pytest itself writes into it."""
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-
-
-@pytest.fixture(scope="session")
-def contrast() -> Callable[[str, str], float]:
-    """The function that returns the contrast of two colors by WCAG 2.2, 1 to 21 (https://www.w3.org/TR/WCAG22/)."""
-
-    def luminance(color: str) -> float:
-        parts = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    def contrast(one: str, other: str) -> float:
-        dark, light = sorted((luminance(one), luminance(other)))
-        return (light + 0.05) / (dark + 0.05)
-
-    return contrast
 
 
 @pytest.fixture
@@ -328,13 +224,14 @@ def kernel(_running_kernel: Kernel) -> Kernel:
 
 
 @pytest.fixture
-def watch(helper: Callable[[Path], ModuleType]) -> Iterator[Callable[..., Any]]:
+def watch() -> Iterator[Callable[..., Any]]:
     """Return the function that opens a panel without widgets, which keeps what it has shown; all are closed at the end."""
-    watched = helper(Path(__file__).parent / "panel" / "watched.py")
+    from helpers.panels import Watched
+
     panels = []
 
     def watch(*arguments: Any, **named: Any) -> Any:
-        panels.append(watched.Watched(*arguments, **named))
+        panels.append(Watched(*arguments, **named))
         return panels[-1]
 
     yield watch
@@ -343,24 +240,12 @@ def watch(helper: Callable[[Path], ModuleType]) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def elsewhere() -> Callable[[Callable[[], object]], int]:
-    """Return the function that calls another one in a thread of its own, waits for its end, and returns which thread it was."""
-
-    def elsewhere(function: Callable[[], object]) -> int:
-        thread = threading.Thread(target=function)
-        thread.start()
-        thread.join()
-        return int(thread.ident or 0)
-
-    return elsewhere
-
-
-@pytest.fixture
 def shell(tmp_path, quick_collection) -> Iterator[InteractiveShell]:  # noqa: ARG001 - each shell ends with one
     """Return a shell of this process with the extension loaded, and restore the process afterwards."""
+    from helpers.session_state import read_environment
     from openmed_nb.session import SESSION
 
-    before = variables()
+    before = read_environment()
     config = Config({"HistoryManager": {"enabled": False}, "OpenMedMagics": {"default_model": "bundled_small"}})
     made = InteractiveShell.instance(ipython_dir=str(tmp_path), config=config)
     made.run_line_magic("load_ext", "openmed_nb")
@@ -369,7 +254,7 @@ def shell(tmp_path, quick_collection) -> Iterator[InteractiveShell]:  # noqa: AR
     SESSION.unload()
     made.restore_sys_module_state()
     InteractiveShell.clear_instance()
-    after = variables()
+    after = read_environment()
     for name in after.keys() - before.keys():
         del os.environ[name]  # torch and transformers leave two of their own
     assert not [name for name in after if name.startswith(PACKAGE_PREFIXES) and after[name] != before.get(name)]

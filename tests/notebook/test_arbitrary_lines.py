@@ -1,13 +1,13 @@
 """Arbitrary lines and cells: a result or one of our errors, and after an error everything is as it was."""
 
 import json
-import os
 from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from helpers.session_state import read_state
 from openmed_nb._render.display import Json
 from openmed_nb.errors import MagicError, OpenMedError
 from openmed_nb.session import SESSION
@@ -48,20 +48,13 @@ def ready(shell):
     shell.find_cell_magic("openmed_ner")("--model bundled_small", "He has asthma.")
 
 
-def state():
-    """Return the state that an error must not change."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    models = {key: (id(model), str(model.model.device)) for key, model in SESSION.models._models.items()}
-    return SESSION.device().to_dict(), environment, models
-
-
 def outcome(magic, *arguments):
     """Run a magic as IPython does once it has filled variables in, and check what came out."""
-    before = state()
+    before = read_state()
     try:
         result = magic(*arguments)
     except OpenMedError as error:
-        assert state() == before
+        assert read_state() == before
         check_error(error)
         return error
     check_result(result)

@@ -10,7 +10,7 @@ from openmed_nb.devices.registry import DEVICE_TYPES
 DEVICES = tuple(DEVICE_TYPES)
 
 
-def test_without_an_argument_the_device_and_the_reason_are_shown(kernel):
+def test_device_magic_shows_device_and_reason(kernel):
     """%openmed_device shows device and reason, as text and as HTML, and prints nothing."""
     reply = kernel.run("%openmed_device")
 
@@ -20,7 +20,7 @@ def test_without_an_argument_the_device_and_the_reason_are_shown(kernel):
     assert reply.streams == {}
 
 
-def test_a_device_overrides_the_shell(kernel):
+def test_device_magic_overrides_the_shell(kernel):
     """The override affects the magic, the functions and the openmed package."""
     kernel.run("%openmed_device cpu")
 
@@ -83,7 +83,7 @@ def test_spellings_of_the_line(kernel, line):
 
 
 @pytest.mark.parametrize("line", ["cpu;", "cpu ;", "cpu;  # quiet", ";"])
-def test_a_semicolon_at_the_end_shows_nothing(kernel, line):
+def test_semicolon_suppresses_the_display(kernel, line):
     """A trailing semicolon does the work and shows nothing, as in Python."""
     reply = kernel.run(f"%openmed_device {line}")
 
@@ -98,7 +98,7 @@ def test_variables_are_filled_in(kernel, line):
     assert "%openmed_device" in reply.text
 
 
-def test_an_assignment_gets_the_choice_and_shows_nothing(kernel):
+def test_assignment_gets_the_choice(kernel):
     """Behind an assignment the magic gives a DeviceChoice, and nothing is shown."""
     reply = kernel.run("choice = %openmed_device cpu")
 
@@ -106,7 +106,7 @@ def test_an_assignment_gets_the_choice_and_shows_nothing(kernel):
     assert kernel.value("(type(choice).__name__, choice.device, choice.requested)") == ("DeviceChoice", "cpu", "cpu")
 
 
-def test_inside_a_function_local_variables_count(kernel):
+def test_device_magic_reads_local_variables(kernel):
     """The magic works in a function, with the function's own variables."""
     code = (
         "def choose():\n    mine = 'cpu'\n    choice = %openmed_device $mine\n    return choice.requested_by\nchoose()"
@@ -128,12 +128,12 @@ def test_help_describes_every_flag(kernel, line):
     assert kernel.state() == before
 
 
-def test_a_question_mark_opens_the_same_help(kernel):
+def test_question_mark_opens_the_help(kernel):
     """%openmed_device? opens the usage."""
     assert "--explain" in kernel.run("%openmed_device?").page
 
 
-def test_a_bad_variable_names_the_variable(run_ipython):
+def test_error_of_a_variable_names_it(run_ipython):
     """A bad value in the shell's variable is an error that names the variable, and --list still answers."""
     code = "%load_ext openmed_nb\ndevices = %openmed_device --list\nprint(devices)\n%openmed_device"
     process = run_ipython(code, OPENMED_DEVICE="banana")
@@ -143,7 +143,7 @@ def test_a_bad_variable_names_the_variable(run_ipython):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--simple-prompt",)])
-def test_a_terminal_shows_plain_text(run_ipython, arguments):
+def test_terminal_shows_plain_text(run_ipython, arguments):
     """A terminal prints the text form without HTML and an error as one line, also with the simple prompt."""
     code = "%load_ext openmed_nb\nget_ipython().run_cell('%openmed_device cpu')\n%openmed_device banana"
     process = run_ipython(code, *arguments)

@@ -1,9 +1,11 @@
 """What a report looks like as HTML: readable on any theme, with marks, folds and aligned numbers, and nothing from elsewhere."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
+from helpers.html import contrast
 from openmed_nb._render.display import (
     LABEL_COLORS,
     SIMULATION_NOTICE,
@@ -90,20 +92,20 @@ def test_reports_are_as_recorded(as_recorded):
 
 
 @pytest.mark.parametrize("background", LABEL_COLORS)
-def test_marked_text_has_contrast(contrast, background):
+def test_marked_text_has_contrast(background):
     """The letters of a mark stand out from each of its backgrounds by 7 to 1 or more, on any theme."""
     assert contrast(background, "#000000") >= 7
     assert "color:#000000" in label_style("DISEASE")
 
 
 @pytest.mark.parametrize("status", SIGNS)
-def test_the_sign_of_a_status_has_contrast(contrast, status):
+def test_status_signs_have_contrast(status):
     """The white sign of each status stands out from its background by 4.5 to 1 or more, and no two signs are the same."""
     assert contrast(SIGNS[status][1], "#ffffff") >= 4.5
     assert len({sign for sign, _ in SIGNS.values()}) == len(SIGNS)
 
 
-def test_a_label_has_one_color_everywhere():
+def test_label_has_one_color_everywhere():
     """The color of a label does not depend on the other labels of the text, and labels that often meet differ."""
     alone = to_html(Report("", segments=(TextSegment("x", "DRUG"),)))
     among = to_html(Report("", segments=(TextSegment("x", "ANATOMY"), TextSegment("y", "DRUG"))))
@@ -114,28 +116,32 @@ def test_a_label_has_one_color_everywhere():
     assert all(len(set(map(label_style, together))) == len(together) for together in often)
 
 
-def test_a_label_that_nothing_can_write_has_a_color():
+def test_unencodable_label_has_a_color():
     """Half a character in a label, which has no bytes, gets a color all the same."""
     assert "background-color:#" in label_style("\ud800")
 
 
-def test_the_page_needs_nothing_from_elsewhere():
+def test_html_loads_nothing():
     """The HTML has no style sheet and no script, loads nothing, and names no color of a theme."""
     assert not re.search(r"<style|<script|url\(|@import|http|var\(", to_html(REPORT))
 
 
-def test_simulation_is_labeled_in_text_and_html():
-    """Both forms have the suffix and the notice of the simulation."""
+@pytest.mark.parametrize("simulated", [False, True])
+def test_simulation_is_labeled_in_text_and_html(simulated):
+    """Title, headline and first sentence have the suffix and the notice of the simulation."""
 
+    @dataclass(frozen=True, repr=False)
     class Figure(Displayable):
-        simulated = True
+        simulated: bool
 
         def to_report(self):
-            return Report("mps", html_sentences=("It is fast",))
+            return Report("Seen on mps", ("One row.",), html_sentences=("It is fast",))
 
-    for shown in (str(Figure()), Figure()._repr_html_()):
-        assert "(SIMULATED)" in shown
-        assert SIMULATION_NOTICE in shown
+    figure = Figure(simulated)
+    assert str(figure).splitlines()[0] == ("Seen on mps (SIMULATED)" if simulated else "Seen on mps")
+    assert ("It is fast (SIMULATED)" in figure._repr_html_()) is simulated
+    assert [SIMULATION_NOTICE in shown for shown in (str(figure), figure._repr_html_())] == [simulated] * 2
+    assert figure.to_dict() == {"simulated": simulated}
 
 
 def test_report_of_a_long_text_scrolls_and_keeps_all_of_it():

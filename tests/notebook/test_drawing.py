@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.html import contrast, read
 from openmed_nb._render.display import SEVERITY
 from openmed_nb._render.drawing import (
     LIMIT_COLOR,
@@ -51,7 +52,7 @@ def parse_svg(page):
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
-def test_colors_stand_out_from_both_themes(contrast, background):
+def test_colors_stand_out_from_both_themes(background):
     """WCAG 2.2, 1.4.11 requires a contrast of at least 3 to 1."""
     assert min(contrast(color, background) for color in (*PALETTE, MUTED_COLOR, LIMIT_COLOR)) >= 3
 
@@ -95,7 +96,7 @@ CHARTS = {
 }
 
 
-def test_charts_match_snapshot(as_recorded):
+def test_charts_are_as_recorded(as_recorded):
     """The browser tests also read the snapshot, in which the SVG is decoded."""
     rendered = {}
     for name, charts in CHARTS.items():
@@ -125,7 +126,7 @@ def test_chart_without_finite_points_is_empty(heights):
 
 
 @given(NAMES, NAMES, st.lists(NUMBERS, max_size=5), st.lists(NUMBERS, min_size=5, max_size=5))
-def test_chart_is_valid_for_any_labels_and_numbers(read, name, unit, values, others):
+def test_chart_is_valid_for_any_labels_and_numbers(name, unit, values, others):
     x = tuple(others[: len(values)])
     line = Series(name, x, tuple(values), (name,) * len(values), tuple(combinations(others, 2))[: len(values)])
     marks = tuple(AxisMarker(value, name) for value in others)

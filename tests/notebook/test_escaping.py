@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import simulated_computers as computers
+from helpers.html import PAYLOADS, read
 from openmed_nb._render.display import Report, Table, to_html
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
@@ -15,24 +17,11 @@ from openmed_nb.models.registry import BUNDLED
 from openmed_nb.models.store import LoadedModelInfo, LoadedModels
 from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, read_state
 
-PAYLOADS = (
-    "<img src=x onerror=alert(1)>",
-    '"><script>alert(1)</script>',
-    "' onmouseover='alert(1)",
-    "</style><script>alert(1)</script>",
-    "&lt;b&gt; & $x$",
-)
 
-
-@pytest.fixture(scope="module")
-def said(read):
-    """A function that returns all text that a browser shows of our HTML, hover texts included."""
-
-    def said(html):
-        page = read(html)
-        return page.text + "".join(element.attributes.get("title", "") for element in page.elements)
-
-    return said
+def said(html):
+    """Return all text that a browser shows of our HTML, hover texts included."""
+    page = read(html)
+    return page.text + "".join(element.attributes.get("title", "") for element in page.elements)
 
 
 def note_and_entities(payload):
@@ -95,7 +84,7 @@ OF_A_COMPUTER = (panel_of_variable, panel_of_models, failing_device, hidden_vari
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_a_payload_is_shown_as_text(said, computers, payload):
+def test_payload_is_shown_as_text(payload):
     """A payload in any place reaches the page as text, and brings no element or attribute with it."""
     values = [make(payload) for make in VALUES] + [make(computers, payload) for make in OF_A_COMPUTER]
     for value in values:
@@ -116,7 +105,7 @@ def label_model(tmp_path):
 
 
 @pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
-def test_a_model_of_bad_intent(said, shell, label_model):
+def test_hostile_model_is_shown_as_text(shell, label_model):
     """Labels and the folder's name of a real model, and a real note, are shown as text by the magic."""
     note = f"He has asthma. {PAYLOADS[0]}"
     found = shell.find_cell_magic("openmed_ner")(f"--model '{label_model}'", note)
@@ -133,7 +122,7 @@ CELL = st.text(min_size=1, max_size=30)
 
 
 @given(title=ANY, sentence=ANY, caption=ANY, cells=st.lists(st.tuples(CELL, CELL), min_size=1, max_size=3))
-def test_any_text_in_a_report(said, title, sentence, caption, cells):
+def test_any_text_in_a_report(title, sentence, caption, cells):
     """Whatever a report says, the page shows exactly that."""
     report = Report(title, (sentence,), (Table(caption, ("name", "value"), tuple(cells)),))
     expected = title + sentence + caption + "namevalue" + "".join(a + b for a, b in cells)
@@ -142,7 +131,7 @@ def test_any_text_in_a_report(said, title, sentence, caption, cells):
 
 
 @given(data=st.data(), text=st.text(min_size=1, max_size=40), label=ANY)
-def test_any_note_with_any_entities(said, data, text, label):
+def test_any_note_with_any_entities(data, text, label):
     """Whatever a note holds and wherever its entities lie, the marked text is the note with labels."""
     places = st.tuples(st.integers(0, len(text)), st.integers(0, len(text))).map(sorted)
     entities = tuple(
@@ -159,7 +148,7 @@ def test_any_note_with_any_entities(said, data, text, label):
 
 
 @given(text=st.text(min_size=1, max_size=40), label=ANY, error=st.text(min_size=1, max_size=20))
-def test_any_texts_with_any_entities(said, text, label, error):
+def test_any_texts_with_any_entities(text, label, error):
     """The page has only elements of the package and the complete text."""
     found = several(text, label, error)
 

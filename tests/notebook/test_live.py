@@ -19,7 +19,7 @@ def curve_of(*sizes, device="mps"):
     )
 
 
-def test_the_value_changes_in_place():
+def test_live_curve_changes_in_place():
     """Each curve becomes the value of the same widget, whose observers are notified."""
     live, values = LiveMemoryCurve(), []
     live.observe(lambda change: values.append(change["new"]), "value")
@@ -35,7 +35,7 @@ def test_the_value_changes_in_place():
     assert live.value == waiting
 
 
-def test_the_text_form_is_stable():
+def test_live_curve_has_a_stable_text_form():
     """The text form does not change with the value, so that a notebook that is run again stays the same."""
     live = LiveMemoryCurve()
     before = repr(live)
@@ -45,7 +45,7 @@ def test_the_text_form_is_stable():
     assert live._repr_mimebundle_()["text/plain"] == before
 
 
-def test_the_picture_is_safe():
+def test_live_curve_escapes_names():
     """Whatever the names are, the picture has no script in it, and a screen reader is read the verdict alone."""
     shown = render_curve(curve_of(50, 60, 90, 120, device=EVIL))
     _, said = shown.split('<div role="status">')
@@ -56,7 +56,7 @@ def test_the_picture_is_safe():
     assert "<img" not in said
 
 
-def test_the_axis_knows_how_many_epochs_there_are():
+def test_axis_has_all_epochs_of_the_loop():
     """A loop over ten epochs has ten on its axis after the first; of an iterable without a length, those that there were."""
     ten, unknown = nb.epochs(10, "cpu"), nb.epochs(iter(range(10)), "cpu")
     for loop in (ten, unknown):
@@ -86,7 +86,7 @@ def test_bad_arguments_show_no_widget(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_kernel_shows_one_output(kernel):
+def test_live_curve_is_one_output_of_a_kernel(kernel):
     """In a notebook the widget is one output, with nothing that is cleared or updated, and the curve is in it."""
     reply = kernel.run("import openmed_nb as nb\nloop = nb.epochs(2, 'cpu', live=True)\nfor epoch in loop:\n    pass\n")
 

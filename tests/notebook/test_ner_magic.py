@@ -20,7 +20,7 @@ def test_entities_are_marked_in_the_text(kernel):
     assert reply.streams == {}
 
 
-def test_the_default_is_the_bundled_model(kernel):
+def test_ner_magic_uses_the_bundled_model_by_default(kernel):
     """Without --model the bundled model runs, offline."""
     reply = kernel.run(f"%%openmed_ner\n{NOTE}")
 
@@ -28,7 +28,7 @@ def test_the_default_is_the_bundled_model(kernel):
     assert "[asthma](DISEASE)" in reply.text
 
 
-def test_a_model_in_training_mode_gives_the_same_answer_each_time(kernel):
+def test_model_in_training_mode_runs_without_dropout(kernel):
     """A model that a training has left in training mode runs without dropout, and stays in training mode."""
     kernel.run("import openmed_nb as nb; model = nb.load_model('bundled_small')['model'].train()")
     kernel.run("for part in model.modules(): part.p = 0.9")
@@ -51,12 +51,12 @@ def test_out_keeps_the_result_and_shows_nothing(kernel):
     ]
 
 
-def test_the_strategy_none_gives_tokens(kernel):
+def test_strategy_none_gives_tokens(kernel):
     """--strategy none shows the labels of tokens."""
     assert "(B-DISEASE)" in kernel.run(f"{SMALL} --strategy none\nHe has asthma.").text
 
 
-def test_a_device_for_this_cell_leaves_the_session_alone(kernel):
+def test_device_option_applies_to_one_cell(kernel):
     """--device applies to the cell only."""
     before = kernel.value("__import__('openmed_nb').device().requested_by")
     reply = kernel.run(f"{SMALL} --device cpu\n{NOTE}")
@@ -75,7 +75,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
-def test_a_line_and_a_variable(kernel, line):
+def test_line_and_variable_are_annotated(kernel, line):
     """The rest of a line is the text, with variables expanded; --from names a variable."""
     kernel.run('patient_note = "Patient\'s asthma; # 2"')
 
@@ -85,7 +85,7 @@ def test_a_line_and_a_variable(kernel, line):
 
 
 @pytest.mark.parametrize("made", ["[one, one]", "(one for _ in range(2))", "__import__('pandas').Series([one, one])"])
-def test_a_variable_with_many_texts(kernel, made):
+def test_variable_with_many_texts_is_annotated(kernel, made):
     """--from accepts a list, a generator or a Series."""
     kernel.run(f"one = 'She has asthma.'; patient_notes = {made}")
     reply = kernel.run("%openmed_ner --model bundled_small --from patient_notes")

@@ -47,7 +47,7 @@ def spans(page):
     return re.findall(r"`([^`\n]+)`", FENCE.sub("", PAGES[page]))
 
 
-def test_every_page_with_cells_is_tried():
+def test_pages_with_cells_are_tried():
     """Every page that shows cells of a notebook is among those whose cells run."""
     assert {page for page in PAGES if blocks(page, "")} == set(SHOWN)
 
@@ -63,7 +63,7 @@ def test_cells(page, kernel):
 
 
 @every_page
-def test_every_magic_takes_its_options(page):
+def test_lines_of_magics_have_valid_options(page):
     """Each line of a magic, in prose and in cells, has options and words that the magic takes."""
     cells = [line for cell in blocks(page, "") for line in cell.splitlines()]
     for line in (cell for cell in (*spans(page), *cells) if cell.lstrip("%").startswith("openmed") and cell[0] == "%"):
@@ -101,7 +101,7 @@ def slugs(path):
 
 
 @every_page
-def test_every_link_leads_somewhere(page):
+def test_links_lead_to_files_and_headings(page):
     """Every link of a page names a file that exists, and every anchor a heading in it; so do paths in commands."""
     folder = (ROOT / page).parent
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page].replace("\n", "")) if "://" not in link]
@@ -114,7 +114,7 @@ def test_every_link_leads_somewhere(page):
         assert (ROOT / path).exists(), path
 
 
-def test_the_readme_links_every_page():
+def test_readme_links_every_page():
     """The README leads to each page of the docs and to each notebook."""
     linked = set(re.findall(r"\]\(([^)#]+)", PAGES["README.md"]))
     notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}

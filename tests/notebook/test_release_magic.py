@@ -49,7 +49,7 @@ def planted(kernel):
     ],
     ids=" and ".join,
 )
-def test_the_frames_of_the_last_error_are_freed_at_once(planted, calls):
+def test_release_frees_the_frames_of_the_last_error(planted, calls):
     """What a function held that ran out of memory is alive in the next cell, and gone after the magic.
 
     A magic that was mistyped after the error does not hide its frames.
@@ -64,7 +64,7 @@ def test_the_frames_of_the_last_error_are_freed_at_once(planted, calls):
     assert "%debug" in planted.value("' '.join(report.notes)")
 
 
-def test_the_frames_can_be_kept_for_the_debugger(planted):
+def test_keep_traceback_keeps_the_frames(planted):
     """With --keep-traceback the frames stay, and the debugger still shows their variables."""
     planted.run("step()")
     planted.run("report = %openmed_release --keep-traceback")
@@ -130,7 +130,7 @@ def test_totals_are_sums_of_sources(planted):
     assert planted.value("__import__('json').dumps(report.to_dict()).count('source')") == 6
 
 
-def test_a_name_that_is_no_variable_releases_nothing(planted):
+def test_unknown_name_releases_nothing(planted):
     """A misspelt name is one clear line, and neither variables nor outputs nor frames are released."""
     planted.run("losses = [torch.zeros(10)]")
     planted.run("shown = 1\nshown")
@@ -174,7 +174,7 @@ def test_completion_offers_variables_and_flags(planted):
     assert not {"In", "Out", "get_ipython", "_hidden"} & set(offered)
 
 
-def test_without_a_cache_of_outputs(run_ipython):
+def test_release_works_without_a_cache_of_outputs(run_ipython):
     """Where IPython keeps no outputs, a release works."""
     code = "%load_ext openmed_nb\nreport = %openmed_release\nprint([one.source for one in report.freed])"
     process = run_ipython(code, "--cache-size=0", OPENMED_DEVICE="cpu")

@@ -15,7 +15,7 @@ def loaded(kernel, tmp_path):
     kernel.run("os.chdir(here)")
 
 
-def test_the_doctor_returns_its_report(loaded):
+def test_doctor_returns_its_report(loaded):
     """The magic returns the report of the doctor, with a text and an HTML form, and says how it is in words."""
     reply = loaded.run("report = %openmed_doctor\nreport")
 
@@ -33,7 +33,7 @@ def test_json_of_the_doctor(loaded):
     assert {"ok", "warning", "failed", "not applicable"} >= {finding["status"] for finding in answer["findings"]}
 
 
-def test_a_model_that_is_not_loaded_is_looked_at_by_name(loaded):
+def test_doctor_checks_a_model_by_name(loaded):
     """A name of a model adds what is to be said about that model."""
     assert "bundled_small" in loaded.run("%openmed_doctor bundled_small").text
 
@@ -47,7 +47,7 @@ def test_forecast(loaded):
     assert loaded.run("forecast = %openmed_doctor --ops mine\nforecast").status == "ok"
 
 
-def test_the_sweep_returns_its_report(loaded):
+def test_sweep_returns_its_report(loaded):
     """The magic returns the report, which shows the knee in its text and the curves in its HTML, and prints nothing."""
     reply = loaded.run("report = %openmed_sweep bundled_small --length 16 --max-batch-size 2\nreport")
 
@@ -59,7 +59,7 @@ def test_the_sweep_returns_its_report(loaded):
     assert reply.streams.get("stderr", "") == ""
 
 
-def test_a_sweep_of_training_steps_as_json(loaded):
+def test_sweep_of_training_steps_is_json(loaded):
     """--training measures training steps, a variable may hold the pipeline, and --json is one JSON object."""
     loaded.run("import openmed_nb as nb\nmine = nb.load_pipeline('bundled_small', device='cpu')")
     reply = loaded.run("%openmed_sweep mine --training --length 8 --max-batch-size 3 --device cpu --json")
@@ -69,7 +69,7 @@ def test_a_sweep_of_training_steps_as_json(loaded):
     assert answer["knee"] in {2, 3}
 
 
-def test_the_log_returns_the_logbook(loaded):
+def test_log_returns_the_logbook(loaded):
     """The magic returns the logbook, with a text without figures and an HTML that has them."""
     reply = loaded.run("book = %openmed_log\nbook")
 
@@ -80,7 +80,7 @@ def test_the_log_returns_the_logbook(loaded):
     assert loaded.value("type(book).__name__") == "Logbook"
 
 
-def test_a_logbook_is_written_and_compared(loaded, tmp_path):
+def test_logbook_is_written_and_compared(loaded, tmp_path):
     """With a file it is written; --diff says first whether it may be compared with now; --json is one JSON object of each."""
     loaded.run("%openmed_log run.json")
     loaded.run("%openmed_log run.md")
@@ -93,7 +93,7 @@ def test_a_logbook_is_written_and_compared(loaded, tmp_path):
     assert json.loads(loaded.run("%openmed_log --diff run.json --json").text)["comparable"] is True
 
 
-def test_a_logbook_is_not_written_over(loaded, tmp_path):
+def test_logbook_is_not_overwritten(loaded, tmp_path):
     """An existing file is not changed; a new file is named, and Tab completes it."""
     printed = loaded.run("%openmed_log run.json").streams["stdout"]
     before = (tmp_path / "run.json").read_bytes()

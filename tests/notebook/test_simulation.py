@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.session_state import read_state
 from openmed_nb.devices.environment import (
     ACTIVE,
     FALLBACK_VARIABLE,
@@ -33,13 +34,7 @@ def pipe():
     return nb.load_pipeline("bundled_small")
 
 
-def state():
-    """Return the state that a simulation must restore."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return SESSION.device().to_dict(), environment, SESSION.override, SESSION.device_manager
-
-
-def test_function_device_is_mps():
+def test_simulation_is_the_device_and_labeled():
     """In the block the device is mps, and its text, its HTML and its mapping say SIMULATED."""
     with nb.simulated_mps(memory="8 GiB"):
         choice = nb.device()
@@ -53,9 +48,9 @@ def test_function_device_is_mps():
     assert "SIMULATED" not in str(nb.device())
 
 
-def test_function_everything_comes_back(pipe):
+def test_simulation_restores_the_session(pipe):
     """Afterwards device, environment, computer and models are as they were, also after an error."""
-    before = state()
+    before = read_state()
     for error in (None, ValueError, KeyboardInterrupt):
         try:
             with nb.simulated_mps(fallback=True):
@@ -64,12 +59,12 @@ def test_function_everything_comes_back(pipe):
                     raise error
         except (ValueError, KeyboardInterrupt):
             pass
-        assert state() == before
+        assert read_state() == before
         assert pipe.device.type == "cpu"
     assert not is_mps_simulated()
 
 
-def test_function_models_follow(pipe):
+def test_models_follow_into_a_simulation(pipe):
     """A model that follows the session moves there and back, and a pipeline that is held works on."""
     here = pipe(NOTE)
     with nb.simulated_mps() as mps:
@@ -82,7 +77,7 @@ def test_function_models_follow(pipe):
     assert pipe(NOTE) == here
 
 
-def test_function_model_that_was_loaded_there():
+def test_model_of_a_simulation_becomes_a_cpu_model():
     """A model that was loaded for mps by name is a CPU model afterwards, works on, and is given to nobody else."""
     with nb.simulated_mps():
         there = nb.load_pipeline("bundled_small", device="mps")
@@ -95,7 +90,7 @@ def test_function_model_that_was_loaded_there():
         assert again.device.type == "mps"
 
 
-def test_function_override_comes_back():
+def test_simulation_restores_the_override():
     """The device that was chosen for the session is chosen again, and published for openmed again."""
     nb.use("cpu")
     with nb.simulated_mps():
@@ -106,18 +101,18 @@ def test_function_override_comes_back():
     assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
 
 
-def test_function_model_that_does_not_fit(pipe):
+def test_simulation_refuses_models_that_do_not_fit(pipe):
     """A Mac that is too small for the models that follow is refused, and everything is as before."""
-    before = state()
+    before = read_state()
     for memory in ("1 MiB", 1 << 20):
         with pytest.raises(DeviceUnavailableError), nb.simulated_mps(memory):
             pass
-        assert state() == before
+        assert read_state() == before
         assert pipe.device.type == "cpu"
         assert not is_mps_simulated()
 
 
-def test_function_no_second_one():
+def test_nested_simulation_is_refused():
     """A nested simulation is rejected, and the outer one continues."""
     with nb.simulated_mps():
         with pytest.raises(DeviceUnavailableError), nb.simulated_mps():
@@ -127,7 +122,7 @@ def test_function_no_second_one():
     assert not nb.device().simulated
 
 
-def test_function_other_thread_cannot_end_it():
+def test_other_thread_cannot_end_a_simulation():
     """Only the thread that began a simulation can end it."""
     caught = []
 
@@ -147,7 +142,7 @@ def test_function_other_thread_cannot_end_it():
 
 @pytest.mark.parametrize(("fallback", "said"), [(True, "1"), (False, "0"), (None, "1")])
 @pytest.mark.filterwarnings("ignore:The operator")
-def test_function_fallback(fallback, said):
+def test_simulation_obeys_the_fallback(fallback, said):
     """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
     with nb.simulated_mps(fallback=fallback) as mps:
         setting = {setting.name: setting for setting in SESSION.device_manager.mps_environment("mps").settings}[
@@ -162,7 +157,7 @@ def test_function_fallback(fallback, said):
                 torch.mode(torch.ones(2, device="mps"))
 
 
-def test_function_environment_is_in_force():
+def test_simulation_obeys_the_variables():
     """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
     with nb.simulated_mps("8 GiB") as mps:
         torch.ones(2, device="mps")
@@ -173,7 +168,7 @@ def test_function_environment_is_in_force():
 
 
 @pytest.mark.parametrize(("high", "allowed"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
-def test_function_respects_user_watermarks(high, allowed):
+def test_simulation_respects_user_watermarks(high, allowed):
     """The watermarks of the user limit a simulated device like a real one, and are kept."""
     environ = {HIGH_WATERMARK_VARIABLE: high}
     session = Session(environ)
@@ -186,7 +181,7 @@ def test_function_respects_user_watermarks(high, allowed):
     assert environ == {HIGH_WATERMARK_VARIABLE: high}
 
 
-def test_function_bad_watermarks():
+def test_simulation_refuses_invalid_watermarks():
     """A pair that torch refuses makes the simulated device unusable too, and nothing is left of it."""
     environ = {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "1.4"}
     session = Session(environ)
@@ -197,7 +192,7 @@ def test_function_bad_watermarks():
     assert session.device().device != "mps"
 
 
-def test_function_stop_ends_it():
+def test_stop_ends_a_simulation():
     """Unloading the extension ends a simulation; the block that began it then ends in peace."""
     with nb.simulated_mps():
         SESSION.stop()
@@ -205,7 +200,7 @@ def test_function_stop_ends_it():
     assert not nb.device().simulated
 
 
-def test_magic_over_cells(shell):
+def test_simulation_magic_holds_until_it_is_switched_off(shell):
     """The session stays on the simulated Mac from cell to cell, until it is switched off."""
     magic = shell.find_line_magic("openmed_device")
     begun = magic('--simulate mps --memory "16 GiB"')
@@ -221,7 +216,7 @@ def test_magic_over_cells(shell):
     assert not set(VARIABLES) & set(os.environ)
 
 
-def test_magic_in_a_kernel(kernel):
+def test_simulation_magic_holds_over_cells_of_a_kernel(kernel):
     """In a real kernel a simulation holds over cells, errors are torch's, and unloading the extension ends it."""
     assert "SIMULATED" in kernel.run("%openmed_device --simulate mps --memory '8 GiB'").text
     assert kernel.run("import torch; x = torch.ones(3, device='mps'); x").text == "tensor([1., 1., 1.], device='mps:0')"

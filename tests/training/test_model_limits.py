@@ -25,7 +25,7 @@ import openmed_nb as nb
 from openmed_nb.errors import InvalidBatchError
 from openmed_nb.training.batch_checks import ModelLimits, find_inner_model, infer_limits
 
-FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "model_families.py"))
+FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_families.py"))
 # These models have no table of positions; they use relative distances only.
 WITHOUT_A_TABLE = {"modernbert", "mpt"}
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

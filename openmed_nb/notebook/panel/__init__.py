@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..._utils.validation import check_bool
@@ -53,7 +53,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     """
     check_bool("show_text", show_text)
     _validate_model_name(model)
-    shell: Any = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or not shell.has_trait("kernel"):
         return PanelState(**read_state(SESSION), notice=NO_KERNEL_NOTICE)
     if not importlib.util.find_spec("ipywidgets"):

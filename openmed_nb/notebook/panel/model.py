@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traitlets import HasTraits, Instance
 
@@ -30,7 +30,11 @@ from ...errors import OpenMedError
 from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release
-from .state import PanelState, read_memory, read_state
+from .state import PanelState, StateChanges, read_memory, read_state
+
+if TYPE_CHECKING:
+    from IPython.core.events import EventManager
+    from IPython.core.interactiveshell import InteractiveShell
 
 # Maximum delay of text that was typed before a click and is still being delivered in another thread of the kernel.
 PENDING_INPUT_SECONDS = 0.1
@@ -73,7 +77,7 @@ class MainThreadRunner:
             self.loop.call_soon_threadsafe(_run_interruptibly, function)
 
 
-def kernel_loop(shell: Any) -> asyncio.AbstractEventLoop | None:
+def kernel_loop(shell: InteractiveShell) -> asyncio.AbstractEventLoop | None:
     """Return the event loop of the kernel of a shell, or ``None`` if it has none."""
     loop = getattr(getattr(shell.kernel, "io_loop", None), "asyncio_loop", None)
     return loop if isinstance(loop, asyncio.AbstractEventLoop) else None
@@ -110,8 +114,6 @@ MAX_SAMPLES = 60
 # A click counts as answered immediately within this time. Later the user may already type elsewhere.
 IMMEDIATE_SECONDS = 1.0
 
-StateChanges = dict[str, Any]
-
 
 class PanelModel(HasTraits):
     """State and operations of a panel; the session makes all decisions.
@@ -128,7 +130,7 @@ class PanelModel(HasTraits):
         show_text: bool = True,
         *,
         cells: MainThreadRunner | None = None,
-        events: Any = None,
+        events: EventManager | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(state=PanelState(**read_state(session)))
@@ -202,12 +204,12 @@ class PanelModel(HasTraits):
 
         self._run_after_cell(annotate_now, PENDING_INPUT_SECONDS)
 
-    def on_cell_start(self, *_information: Any) -> None:
+    def on_cell_start(self, *_information: object) -> None:
         """Show that a cell is running. A click has to wait for it, and often its handler cannot run to say so."""
         self._depth += 1
         self._update(cell_running=True)
 
-    def on_cell_end(self, *_result: Any) -> None:
+    def on_cell_end(self, *_result: object) -> None:
         """Show the changes of a cell. IPython calls this after each cell, including nested ones."""
         self._depth = max(0, self._depth - 1)  # The cell that opens the panel started before the panel existed.
         self._last_end = self.clock()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import Displayable, Report, Table, format_bytes
+from ..._render.display import Displayable, JsonObject, Report, Table, format_bytes
 from ...devices.choice import DeviceChoice, DeviceList, Explanation
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.registry import get_device
@@ -60,6 +60,9 @@ class MemoryBar:
         used = ", ".join(str(part) for part in self.parts)
         return self.name, used, f"{format_bytes(self.limit)}, {self.limit_name}"
 
+
+# Fields of a PanelState with their new values.
+StateChanges: TypeAlias = dict[str, Any]
 
 MEMORY_COLUMNS = ("memory", "used", "limit")
 
@@ -217,7 +220,7 @@ class PanelState(Displayable):
         others = Table("Other variables", ("variable", "value"), tuple(self.explanation.variables.items()))
         return (self.explanation.environment.table(), others)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the snapshot of the session as JSON-compatible values."""
         return {
             "devices": self.devices.to_dict(),
@@ -240,7 +243,7 @@ class PanelState(Displayable):
         return Report(title, sentences, tables=tables, html_sentences=sentences)
 
 
-def read_state(session: Session) -> dict[str, Any]:
+def read_state(session: Session) -> StateChanges:
     """Return the state of a session as fields of a :class:`PanelState`, without loading or changing anything."""
     devices = session.list_devices(confirm=False)
     return {

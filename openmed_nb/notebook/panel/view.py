@@ -6,10 +6,10 @@ cleared or updated, so there is no Output widget and nothing is displayed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ipywidgets import HTML, Box, Button, Checkbox, HBox, Textarea, VBox, Widget
 from traitlets import Unicode, dlink
@@ -17,6 +17,8 @@ from traitlets import Unicode, dlink
 from ..._render.display import Report, StaticReprMixin
 from . import rendering
 from .model import IMMEDIATE_SECONDS, REFRESH_SECONDS, PanelModel
+
+WidgetT = TypeVar("WidgetT")
 
 # A synthetic example.
 EXAMPLE_TEXT = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
@@ -58,7 +60,7 @@ class Region(VBox):
 class NamedButtons(HBox):
     """A row of buttons by name; a button is reused as long as its name is displayed."""
 
-    def __init__(self, make: Callable[[str], Button], **options: Any) -> None:
+    def __init__(self, make: Callable[[str], Button], **options: object) -> None:
         self.make = make
         self.named: dict[str, Button] = {}
         super().__init__(**options)
@@ -86,10 +88,10 @@ class PanelView(StaticReprMixin, VBox):
 
     def __init__(self, model: PanelModel) -> None:
         self.model = model
-        self.styles: dict[Callable[..., Any], Widget] = {}
+        self.styles: dict[Callable[..., object], Widget] = {}
         self._clicked: Widget | None = None
         self._clicked_at = 0.0
-        self._displayed: tuple[Any, ...] = ()
+        self._displayed: tuple[object, ...] = ()
         super().__init__(_dom_classes=("openmed-panel",))
         self.devices = self._make(NamedButtons, self._device_button, name="named")
         self.table = self._make(HTML)
@@ -139,7 +141,7 @@ class PanelView(StaticReprMixin, VBox):
         for shared in (self.layout, *self.styles.values()):
             shared.close()
 
-    def _make(self, kind: Callable[..., Any], *arguments: Any, name: str = "", **options: Any) -> Any:
+    def _make(self, kind: Callable[..., WidgetT], *arguments: object, name: str = "", **options: object) -> WidgetT:
         """Return a new widget, with the CSS class of a name.
 
         All widgets share one layout, and those of one kind share a style, because every widget delays the page.
@@ -164,11 +166,11 @@ class PanelView(StaticReprMixin, VBox):
         self._clicked_at = self.model.clock()
         operation()
 
-    def _on_auto_refresh(self, change: Any) -> None:
+    def _on_auto_refresh(self, change: Mapping[str, bool]) -> None:
         if change["new"] != self.model.state.auto_refresh:
             self._run_click(partial(self.model.set_auto_refresh, change["new"]), self.automatic)
 
-    def _show_state(self, _change: Any = None) -> None:
+    def _show_state(self, _change: object = None) -> None:
         """Update the controls to the state of the model, and show the result of the last click in its region."""
         state = self.model.state
         redrawn = {
@@ -205,7 +207,7 @@ class PanelView(StaticReprMixin, VBox):
             f"Unload {name}", "Unload the model and release its memory.", partial(self.model.unload, name)
         )
 
-    def _show_annotation(self, _change: Any = None) -> None:
+    def _show_annotation(self, _change: object = None) -> None:
         """Show the annotation of the text in the box, or nothing if it is of another text; render it only if it changed."""
         state = self.model.state
         is_current = state.annotation is not None and state.annotation.text == self.text.value
@@ -235,7 +237,7 @@ class PanelView(StaticReprMixin, VBox):
             _focus(control)
 
 
-def _focus(control: Any) -> None:
+def _focus(control: Widget) -> None:
     """Move the keyboard focus to a control, which ipywidgets 7 does not support."""
     if hasattr(control, "focus"):
         control.focus()

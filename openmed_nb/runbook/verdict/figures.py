@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any
+from typing import Any, Protocol
 
 from ..._render.display import FAILED, OK, WARNING
 from ..._utils.text import short_type_name
@@ -50,21 +51,34 @@ def extract_metrics(report: Any) -> ReportMetrics:
     return metrics
 
 
-def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None, **settings: Any) -> Run:
+class _Report(Protocol):
+    """A report of measurements on a computer that may be simulated."""
+
+    @property
+    def simulated(self) -> bool: ...
+
+
+def _collect(  # noqa: PLR0913, PLR0917 - the fields of the metrics
+    report: _Report,
+    kind: str,
+    subject: str,
+    values: Mapping[str, object],
+    device: str | None = None,
+    verdict: str | None = None,
+    run: Run | None = None,
+) -> ReportMetrics:
+    """Return the metrics of a report, without values that are not finite numbers."""
+    return ReportMetrics(kind, subject, device, verdict, report.simulated, finite_numbers(values), run or Run())
+
+
+def _run(report: Comparison | Profile | SweepReport, batch_size: int | None = None) -> Run:
     """Return the run settings of a benchmark."""
-    return Run(
-        task=report.task,
-        batch_size=batch_size,
-        workers=report.workers,
-        dtype=report.dtype,
-        row_shape=report.row_shape,
-        **settings,
-    )
+    return Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
 
 
 @extract_metrics.register
 def _comparison_metrics(report: Comparison) -> ReportMetrics:
-    values: dict[str, Any] = {}
+    values = {}
     for device in report.devices:
         gain = device.speedup
         device_values = {
@@ -79,9 +93,7 @@ def _comparison_metrics(report: Comparison) -> ReportMetrics:
         values.update({f"{device.device}_{name}": value for name, value in device_values.items()})
     only_device = report.devices[0].device if len(report.devices) == 1 else None
     run = _run(report, report.devices[0].rows)
-    return ReportMetrics(
-        "comparison", sanitize_path(report.name), only_device, None, report.simulated, finite_numbers(values), run
-    )
+    return _collect(report, "comparison", sanitize_path(report.name), values, only_device, run=run)
 
 
 def _name_phases(fractions: dict[str, float]) -> dict[str, float]:
@@ -100,16 +112,15 @@ def _profile_metrics(report: Profile) -> ReportMetrics:
         "fallbacks_per_step": report.fallbacks_per_step,
         **_name_phases(report.phase_fractions),
     }
-    name = sanitize_path(report.name)
     run = _run(report, report.rows)
-    return ReportMetrics("profile", name, report.device, None, report.simulated, finite_numbers(values), run)
+    return _collect(report, "profile", sanitize_path(report.name), values, report.device, run=run)
 
 
 @extract_metrics.register
 def _fallback_log_metrics(report: FallbackLog) -> ReportMetrics:
     values = {"calls": report.count, "operators": len(report.operators)}
     device = "mps" if report.operators_on_mps else None
-    return ReportMetrics("fallbacks", "operators", device, None, report.simulated, finite_numbers(values))
+    return _collect(report, "fallbacks", "operators", values, device)
 
 
 @extract_metrics.register
@@ -119,7 +130,7 @@ def _forecast_metrics(report: Forecast) -> ReportMetrics:
         "cpu_operators": len(report.cpu_operators),
         "unsupported": len(report.unsupported),
     }
-    return ReportMetrics("forecast", sanitize_path(report.model), None, None, report.simulated, finite_numbers(values))
+    return _collect(report, "forecast", sanitize_path(report.model), values)
 
 
 @extract_metrics.register
@@ -134,7 +145,7 @@ def _parity_metrics(report: ParityReport) -> ReportMetrics:
         **{name: metric.read([report], context) for name, metric in METRICS.items() if ParityReport in metric.readers},
     }
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
-    return ReportMetrics("parity", subject, report.device, report.status, report.simulated, finite_numbers(values))
+    return _collect(report, "parity", subject, values, report.device, report.status)
 
 
 @extract_metrics.register
@@ -148,16 +159,16 @@ def _loss_metrics(report: LossParity) -> ReportMetrics:
         "last_loss": report.candidate[-1],
     }
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
-    run = Run(TRAINING_STEP)
-    return ReportMetrics("losses", subject, report.device, report.status, report.simulated, finite_numbers(values), run)
+    return _collect(report, "losses", subject, values, report.device, report.status, Run(TRAINING_STEP))
 
 
 @extract_metrics.register
 def _precision_metrics(report: PrecisionVerdict) -> ReportMetrics:
     parity = _parity_metrics(report.parity)
     gain = report.record and report.record.evidence.speedup
-    values = finite_numbers({**parity.values, "speedup": gain, "refusals": len(report.reasons)})
-    return replace(parity, report="precision", values=values, verdict="accepted" if report.accepted else "refused")
+    values = {**parity.values, "speedup": gain, "refusals": len(report.reasons)}
+    verdict = "accepted" if report.accepted else "refused"
+    return _collect(report.parity, "precision", parity.subject, values, parity.device, verdict)
 
 
 @extract_metrics.register
@@ -172,9 +183,7 @@ def _curve_metrics(report: MemoryCurve) -> ReportMetrics:
     }
     peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
     run = Run(peak_memory_bytes=max(peaks, default=None))
-    return ReportMetrics(
-        "memory", report.deciding_metric, report.device, report.verdict, report.simulated, finite_numbers(values), run
-    )
+    return _collect(report, "memory", report.deciding_metric, values, report.device, report.verdict, run)
 
 
 @extract_metrics.register
@@ -183,16 +192,14 @@ def _doctor_metrics(report: DoctorReport) -> ReportMetrics:
         status: len([finding for finding in report.findings if finding.status == status])
         for status in (OK, WARNING, FAILED)
     }
-    return ReportMetrics("doctor", "computer", None, report.status, report.simulated, finite_numbers(values))
+    return _collect(report, "doctor", "computer", values, verdict=report.status)
 
 
 @extract_metrics.register
 def _loader_metrics(report: LoaderCheck) -> ReportMetrics:
     values = {name: getattr(report, name) for name in ("data_seconds", "step_seconds", "wait_fraction", "batches")}
     run = Run(workers=report.workers)
-    return ReportMetrics(
-        "loader", "batches", report.device, report.bottleneck, report.simulated, finite_numbers(values), run
-    )
+    return _collect(report, "loader", "batches", values, report.device, report.bottleneck, run)
 
 
 @extract_metrics.register
@@ -210,6 +217,5 @@ def _sweep_metrics(report: SweepReport) -> ReportMetrics:
         "points": len(report.points),
         "out_of_memory_points": len([point for point in report.points if not point.fits]),
     }
-    run = _run(report, length=report.length, peak_memory_bytes=knee.memory if knee else None)
-    name = sanitize_path(report.name)
-    return ReportMetrics("sweep", name, report.device, None, report.simulated, finite_numbers(values), run)
+    run = replace(_run(report), length=report.length, peak_memory_bytes=knee.memory if knee else None)
+    return _collect(report, "sweep", sanitize_path(report.name), values, report.device, run=run)

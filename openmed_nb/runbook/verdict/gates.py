@@ -7,9 +7,9 @@ import textwrap
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..._render.display import Displayable, Report, Table, pluralize, to_text
+from ..._render.display import Displayable, JsonObject, Report, Table, pluralize, to_text
 from ..._utils.text import describe_value
 from ..._utils.validation import suggest
 from ...errors import ConfigurationError
@@ -62,7 +62,7 @@ class Gates(Thresholds, Displayable):
         values = self.format_values()
         return tuple(f"Gate changed: {name} from {defaults[name]} to {values[name]}." for name, *_ in self.changed)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return values, changes and reasons as JSON-compatible data."""
         about = {
             name: {

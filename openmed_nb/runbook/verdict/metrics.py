@@ -1,6 +1,7 @@
-"""Metrics of a verdict, each declared once with its label, unit, gate and readers.
+"""Metrics of a verdict, each declared once with its label, unit and readers, and their gates.
 
-Each field of :class:`Evidence` is a metric; metrics derived from other metrics are declared in ``DERIVED_METRICS``. The gates,
+Each field of :class:`Evidence` is a metric; metrics derived from other metrics are declared in ``DERIVED_METRICS``. Each field
+of :class:`Thresholds` is the gate of the metric with that name. The gates,
 the evidence, the tables, the JSON and the lanes of a verdict are built from these declarations.
 """
 
@@ -11,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from ..._render.display import FAILED, NOT_APPLICABLE, WARNING, Displayable, Finding, Report, Table
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Displayable, Report, Table
 from ..._utils.validation import check_number, invalid_value
 from ...devices.registry import get_device
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
@@ -63,6 +64,10 @@ PHASES: Unit = "phases"
 BOOLEAN: Unit = "boolean"
 
 
+# Values of metrics by name; the unit of a metric determines the type.
+Values: TypeAlias = dict[str, Any]
+
+
 def _format_significant(value: float) -> str:
     """Return a number with three significant digits."""
     return f"{float(f'{value:.3g}'):,g}"
@@ -80,9 +85,10 @@ def format_with_unit(unit: Unit, value: Any) -> str:
     text = str(value)
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
+    elif unit == HOURS and abs(value) < 1:
+        text = f"{_format_significant(60 * value)} minutes"
     elif unit == HOURS:
-        hours = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
-        text = f"{_format_significant(60 * value)} minutes" if abs(value) < 1 else hours
+        text = "1 hour" if value == 1 else f"{_format_significant(value)} hours"
     elif unit == COUNT:
         text = f"{value:,}" if value else "none"
     elif unit == NAMES:
@@ -94,7 +100,7 @@ def format_with_unit(unit: Unit, value: Any) -> str:
     return text
 
 
-def _is_valid(unit: Unit, value: Any) -> bool:
+def _is_valid(unit: Unit, value: object) -> bool:
     """Return whether a value is valid for a unit."""
     if unit == TEXT:
         return isinstance(value, str)
@@ -168,37 +174,33 @@ class Metric:
     Attributes:
         label: Display name.
         unit: Unit of the values.
-        readers: For each type of report, the name of an attribute, or a function of the report and the context. If several
-            reports contain the metric, the first type has precedence.
-        gate: Threshold, if there is one.
+        readers: For each type of report, the path of an attribute, such as ``"gradients.largest"``, or a function of the
+            report and the context. If several reports contain the metric, the first type has precedence.
     """
 
     label: str
     unit: Unit
     readers: Mapping[type, Reader] = field(default_factory=dict)
-    gate: Gate | None = None
 
     @property
     def gate_unit(self) -> Unit:
         """Unit of the threshold; the threshold of a speedup is the additional fraction of speed."""
         return FRACTION if self.unit == RATIO else self.unit
 
-    def read(self, reports: Iterable[Any], context: EvidenceContext) -> Any:
+    def read(self, reports: Iterable[object], context: EvidenceContext) -> object:
         """Return the first value that the reports contain, or ``None`` if no report contains the metric."""
         for report_type, reader in self.readers.items():
             for report in reports:
                 if isinstance(report, report_type):
-                    value = _get_attribute(report, reader) if isinstance(reader, str) else reader(report, context)
+                    if isinstance(reader, str):
+                        value = report
+                        for name in reader.split("."):
+                            value = value and getattr(value, name)
+                    else:
+                        value = reader(report, context)
                     if value is not None and (not isinstance(value, float) or math.isfinite(value)):
                         return value
         return None
-
-
-def _get_attribute(report: Any, path: str) -> Any:
-    """Return a nested attribute, such as ``"gradients.largest"``, or ``None`` if a part is ``None``."""
-    for name in path.split("."):
-        report = report and getattr(report, name)
-    return report
 
 
 @dataclass(frozen=True)
@@ -215,19 +217,17 @@ class EvidenceContext:
     device: str | None
     task: str | None
     gates: Thresholds
-    values: dict[str, Any]
+    values: Values
 
 
-Reader = str | Callable[[Any, EvidenceContext], Any]
+Reader = str | Callable[[Any, EvidenceContext], object]
 
 
-def _batch_from_comparison(report: Comparison, context: EvidenceContext) -> int | None:
+def _batch_in_use(report: Comparison | Profile, context: EvidenceContext) -> int | None:
     """Return the batch size in use, or ``None`` for annotation, which batches by tokens instead of rows."""
-    return None if report.task == ANNOTATION else report.for_device(context.device or "cpu").rows
-
-
-def _batch_from_profile(report: Profile, _context: EvidenceContext) -> int | None:
-    return None if report.task == ANNOTATION else report.rows
+    if report.task == ANNOTATION:
+        return None
+    return report.rows if isinstance(report, Profile) else report.for_device(context.device or "cpu").rows
 
 
 def _batch_from_tokens(report: SweepReport, context: EvidenceContext) -> int | None:
@@ -410,52 +410,46 @@ def _known_bug_names(report: DoctorReport) -> frozenset[str]:
 
     The module of the known bugs imports torch.
     """
-    if any(finding.name == COMPUTATION and finding.status == NOT_APPLICABLE for finding in report.findings):
+    if COMPUTATION in _names_with_status(report, NOT_APPLICABLE):
         return frozenset()
     from ..checks.doctor.silent_errors import KNOWN_BUGS
 
     return frozenset(bug.name for bug in KNOWN_BUGS)
 
 
+def _names_with_status(report: DoctorReport, *statuses: str) -> list[str]:
+    return [finding.name for finding in report.findings if finding.status in statuses]
+
+
 def _device_faults(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    return tuple(
-        finding.name for finding in report.findings if finding.status == FAILED and finding.name in _COMPUTATION_CHECKS
-    )
+    return tuple(name for name in _names_with_status(report, FAILED) if name in _COMPUTATION_CHECKS)
 
 
 def _doctor_failures(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
     read_elsewhere = _COMPUTATION_CHECKS | _known_bug_names(report)
-    return tuple(
-        finding.name for finding in report.findings if finding.status == FAILED and finding.name not in read_elsewhere
-    )
+    return tuple(name for name in _names_with_status(report, FAILED) if name not in read_elsewhere)
 
 
 def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...] | None:
     bug_names = _known_bug_names(report)
-    bugs = tuple(
-        finding.name for finding in report.findings if finding.status in {FAILED, WARNING} and finding.name in bug_names
-    )
-    was_checked = any(finding.name == SILENT_ERRORS and finding.status != NOT_APPLICABLE for finding in report.findings)
+    bugs = tuple(name for name in _names_with_status(report, FAILED, WARNING) if name in bug_names)
+    was_checked = SILENT_ERRORS in _names_with_status(report, OK, FAILED, WARNING)
     return bugs if bugs or was_checked else None
 
 
-def _conditions_from_doctor(report: DoctorReport, _context: EvidenceContext) -> tuple[str, ...]:
-    return _slow_conditions(finding for finding in report.findings if finding.name in _CONDITION_NAMES)
-
-
-def _conditions_from_system_status(report: SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
-    return _slow_conditions(report.findings())
-
-
-def _slow_conditions(findings: Iterable[Finding]) -> tuple[str, ...]:
-    return tuple(str(finding) for finding in findings if finding.status == WARNING)
+def _slow_conditions(report: DoctorReport | SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
+    findings = report.findings if isinstance(report, DoctorReport) else report.findings()
+    return tuple(str(finding) for finding in findings if finding.status == WARNING and finding.name in _CONDITION_NAMES)
 
 
 def _metric_field(
-    label: str, unit: Unit, readers: Mapping[type, Reader] | None = None, gate: Gate | None = None, default: Any = None
+    label: str,
+    unit: Unit,
+    readers: Mapping[type, Reader] | None = None,
+    default: object = None,
 ) -> Any:
     """Return a dataclass field that declares a metric."""
-    return field(default=default, metadata={"metric": Metric(label, unit, readers or {}, gate)})
+    return field(default=default, metadata={"metric": Metric(label, unit, readers or {})})
 
 
 @dataclass(frozen=True, repr=False)
@@ -521,15 +515,6 @@ class Evidence(Displayable):
         "speedup over the CPU",
         RATIO,
         {DeviceMetrics: "speedup.median"},
-        Gate(
-            0.22,
-            "minimum gain in speed over the CPU",
-            "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
-            RUNBOOK,
-            maximum=10.0,
-            area=Area.SPEED,
-            is_minimum=True,
-        ),
     )
     speedup_high: float | None = _metric_field(
         "speedup over the CPU, upper bound", RATIO, {DeviceMetrics: "speedup.high"}
@@ -538,13 +523,6 @@ class Evidence(Displayable):
         "utilization",
         FRACTION,
         {DeviceMetrics: "utilization"},
-        Gate(
-            0.18,
-            "minimum utilization of the device, after subtracting its idle utilization",
-            "a device that waits is not slow: its data or its batch size limits it",
-            RUNBOOK,
-            is_minimum=True,
-        ),
     )
     phase_fractions: Mapping[str, float] | None = _metric_field(
         "time per phase", PHASES, {DeviceMetrics: "phase_fractions", Profile: "phase_fractions"}
@@ -559,7 +537,7 @@ class Evidence(Displayable):
     batch: int | None = _metric_field(
         "batch size in use",
         COUNT,
-        {Comparison: _batch_from_comparison, Profile: _batch_from_profile, SweepReport: _batch_from_tokens},
+        {Comparison: _batch_in_use, Profile: _batch_in_use, SweepReport: _batch_from_tokens},
     )
     knee: int | None = _metric_field("batch size at the knee", COUNT, {SweepReport: "knee"})
     best_batch: int | None = _metric_field("fastest batch size", COUNT, {SweepReport: _best_batch})
@@ -567,13 +545,6 @@ class Evidence(Displayable):
         "throughput gain at the knee",
         FRACTION,
         {SweepReport: _knee_gain},
-        Gate(
-            0.1,
-            "maximum throughput gain at the knee over the batch size in use",
-            f"a sweep itself ignores gains up to {100 * MIN_KNEE_GAIN:.0f} %; a gain near that hardly justifies a change",
-            maximum=10.0,
-            area=Area.BATCH,
-        ),
     )
     out_of_memory_at: int | None = _metric_field(
         "smallest batch size out of memory", COUNT, {SweepReport: _min_out_of_memory_rows}
@@ -582,55 +553,22 @@ class Evidence(Displayable):
         "free memory below the limit",
         FRACTION,
         {SweepReport: _headroom_from_sweep, MemoryCurve: _headroom_from_epochs},
-        Gate(
-            HEADROOM_FRACTION,
-            "minimum free fraction of the memory limit at the batch size in use",
-            "a longer text or a new shape then still fits",
-            area=Area.MEMORY,
-            is_minimum=True,
-        ),
     )
     memory_growth: float | None = _metric_field(
         "memory growth over ten epochs",
         FRACTION,
         {MemoryCurve: _memory_growth},
-        Gate(
-            GROWTH_THRESHOLD,
-            f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
-            "caches are emptied after each epoch, so memory that still grows is referenced",
-            RUNBOOK,
-            maximum=10.0,
-            area=Area.MEMORY,
-        ),
     )
     memory_verdict: str | None = _metric_field("memory curve", TEXT, {MemoryCurve: _memory_verdict})
     entity_agreement: float | None = _metric_field(
         "entity agreement",
         FRACTION,
         {ParityReport: _agreement, PrecisionVerdict: _reduced_dtype_agreement},
-        Gate(
-            MIN_SPAN_AGREEMENT,
-            "minimum fraction of the entities that are the same as on the CPU",
-            "near ties do not explain a lower agreement",
-            PARITY_THRESHOLD,
-            area=Area.CORRECTNESS,
-            is_minimum=True,
-            violation="fewer than {} of the entities are the same as on the CPU",
-        ),
     )
     logits: float | None = _metric_field(
         "largest logit difference",
         DIFFERENCE,
         {ParityReport: "logits.maximum"},
-        Gate(
-            TOLERANCES["float32"].logits or 0.0,
-            "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
-            OBSERVED_DIFFERENCES,
-            PARITY_THRESHOLD,
-            maximum=1e6,
-            area=Area.CORRECTNESS,
-            violation="logits differ by more than {}",
-        ),
     )
     non_finite_tokens: int | None = _metric_field(
         "tokens with NaN or infinity", COUNT, {ParityReport: "non_finite_tokens"}
@@ -639,28 +577,11 @@ class Evidence(Displayable):
         "recall loss",
         FRACTION,
         {ParityReport: _recall_loss},
-        Gate(
-            MAX_RECALL_LOSS,
-            "maximum loss of recall on gold entities",
-            "a model with a lower recall is a different model",
-            PARITY_THRESHOLD,
-            area=Area.CORRECTNESS,
-            violation="more than {} of the recall is lost",
-        ),
     )
     gradients: float | None = _metric_field(
         "largest relative gradient difference",
         DIFFERENCE,
         {ParityReport: "gradients.largest"},
-        Gate(
-            TOLERANCES["float32"].gradients or 0.0,
-            "maximum relative difference of a float32 gradient from the CPU",
-            OBSERVED_DIFFERENCES,
-            PARITY_THRESHOLD,
-            maximum=1e6,
-            area=Area.CORRECTNESS,
-            violation="gradients differ by more than {}",
-        ),
     )
     divergence_source: tuple[str, ...] | None = _metric_field(
         "training diverges from the CPU", NAMES, {LossParity: _divergence_source}
@@ -690,24 +611,11 @@ class Evidence(Displayable):
         "time in fallbacks",
         FRACTION,
         {Profile: _fallback_time_fraction},
-        Gate(
-            0.05,
-            "maximum fraction of the time in operators that fall back to the CPU",
-            "below it, avoiding the fallbacks gains little",
-            area=Area.FALLBACKS,
-        ),
     )
     fallback_calls: float | None = _metric_field(
         "calls that fall back",
         FRACTION,
         {Profile: _fallback_call_fraction, FallbackLog: _fallback_call_fraction},
-        Gate(
-            0.01,
-            "maximum fraction of the calls on MPS that fall back, if their time is not known",
-            "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds",
-            f"pytorch#82707, and {TOOLKIT_CHOICE}",
-            area=Area.FALLBACKS,
-        ),
     )
     device_faults: tuple[str, ...] | None = _metric_field("failed device checks", NAMES, {DoctorReport: _device_faults})
     silent_errors: tuple[str, ...] | None = _metric_field(
@@ -719,7 +627,7 @@ class Evidence(Displayable):
     slow_conditions: tuple[str, ...] | None = _metric_field(
         "conditions that affect timings",
         NAMES,
-        {SystemStatus: _conditions_from_system_status, DoctorReport: _conditions_from_doctor},
+        {SystemStatus: _slow_conditions, DoctorReport: _slow_conditions},
     )
     texts_per_second: float | None = _metric_field(
         "throughput (texts or rows)", RATE, {DeviceMetrics: "rows_per_second", Profile: _profile_throughput}
@@ -759,7 +667,7 @@ class Evidence(Displayable):
         return self.num_texts / self.texts_per_second / SECONDS_PER_HOUR
 
     @property
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> Values:
         """Measured metrics by name."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "simulated"}
 
@@ -789,35 +697,16 @@ DERIVED_METRICS = {
         "data_fraction": Metric(
             "step time waiting for data",
             FRACTION,
-            gate=Gate(
-                MAX_DATA_FRACTION,
-                "maximum fraction of a step spent waiting for data",
-                "without the wait, a third more steps run in the same time",
-                area=Area.DATA,
-            ),
         ),
         "transfer_fraction": Metric(
             "step time in copies to the device",
             FRACTION,
-            gate=Gate(
-                0.25,
-                "maximum fraction of a step spent on copies to the device",
-                "without the copies, a third more steps run in the same time",
-                area=Area.DATA,
-            ),
         ),
     },
     "num_texts": {
         "hours": Metric(
             "time for all texts",
             HOURS,
-            gate=Gate(
-                24.0,
-                "maximum duration of a run on one computer",
-                "one computer can be reserved for a day",
-                maximum=1e5,
-                area=Area.SPEED,
-            ),
         ),
     },
 }
@@ -827,35 +716,154 @@ for _field in fields(Evidence):
     METRICS[_field.name] = _field.metadata["metric"]
     METRICS |= DERIVED_METRICS.get(_field.name, {})
 
-GATES: dict[str, Gate] = {name: metric.gate for name, metric in METRICS.items() if metric.gate}
-
 # Report types that a verdict reads.
 REPORTS: tuple[type, ...] = tuple(
     {report_type for metric in METRICS.values() for report_type in metric.readers} - {DeviceMetrics}
 )
 
 
+def _threshold(gate: Gate) -> Any:
+    """Return a dataclass field that declares a gate."""
+    return field(default=gate.default, metadata={"gate": gate})
+
+
 @dataclass(frozen=True, repr=False)
 class Thresholds:
-    """Threshold of each gate, in display order.
+    """Threshold of each gate, in display order."""
 
-    The fields repeat the names of ``GATES`` so that type checkers and editors know them; a test compares both.
-    """
-
-    speedup: float = GATES["speedup"].default
-    utilization: float = GATES["utilization"].default
-    entity_agreement: float = GATES["entity_agreement"].default
-    recall_loss: float = GATES["recall_loss"].default
-    logits: float = GATES["logits"].default
-    gradients: float = GATES["gradients"].default
-    memory_growth: float = GATES["memory_growth"].default
-    headroom: float = GATES["headroom"].default
-    data_fraction: float = GATES["data_fraction"].default
-    transfer_fraction: float = GATES["transfer_fraction"].default
-    knee_gain: float = GATES["knee_gain"].default
-    fallback_time: float = GATES["fallback_time"].default
-    fallback_calls: float = GATES["fallback_calls"].default
-    hours: float = GATES["hours"].default
+    speedup: float = _threshold(
+        Gate(
+            0.22,
+            "minimum gain in speed over the CPU",
+            "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
+            RUNBOOK,
+            maximum=10.0,
+            area=Area.SPEED,
+            is_minimum=True,
+        )
+    )
+    utilization: float = _threshold(
+        Gate(
+            0.18,
+            "minimum utilization of the device, after subtracting its idle utilization",
+            "a device that waits is not slow: its data or its batch size limits it",
+            RUNBOOK,
+            is_minimum=True,
+        )
+    )
+    entity_agreement: float = _threshold(
+        Gate(
+            MIN_SPAN_AGREEMENT,
+            "minimum fraction of the entities that are the same as on the CPU",
+            "near ties do not explain a lower agreement",
+            PARITY_THRESHOLD,
+            area=Area.CORRECTNESS,
+            is_minimum=True,
+            violation="fewer than {} of the entities are the same as on the CPU",
+        )
+    )
+    recall_loss: float = _threshold(
+        Gate(
+            MAX_RECALL_LOSS,
+            "maximum loss of recall on gold entities",
+            "a model with a lower recall is a different model",
+            PARITY_THRESHOLD,
+            area=Area.CORRECTNESS,
+            violation="more than {} of the recall is lost",
+        )
+    )
+    logits: float = _threshold(
+        Gate(
+            TOLERANCES["float32"].logits or 0.0,
+            "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
+            OBSERVED_DIFFERENCES,
+            PARITY_THRESHOLD,
+            maximum=1e6,
+            area=Area.CORRECTNESS,
+            violation="logits differ by more than {}",
+        )
+    )
+    gradients: float = _threshold(
+        Gate(
+            TOLERANCES["float32"].gradients or 0.0,
+            "maximum relative difference of a float32 gradient from the CPU",
+            OBSERVED_DIFFERENCES,
+            PARITY_THRESHOLD,
+            maximum=1e6,
+            area=Area.CORRECTNESS,
+            violation="gradients differ by more than {}",
+        )
+    )
+    memory_growth: float = _threshold(
+        Gate(
+            GROWTH_THRESHOLD,
+            f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
+            "caches are emptied after each epoch, so memory that still grows is referenced",
+            RUNBOOK,
+            maximum=10.0,
+            area=Area.MEMORY,
+        )
+    )
+    headroom: float = _threshold(
+        Gate(
+            HEADROOM_FRACTION,
+            "minimum free fraction of the memory limit at the batch size in use",
+            "a longer text or a new shape then still fits",
+            area=Area.MEMORY,
+            is_minimum=True,
+        )
+    )
+    data_fraction: float = _threshold(
+        Gate(
+            MAX_DATA_FRACTION,
+            "maximum fraction of a step spent waiting for data",
+            "without the wait, a third more steps run in the same time",
+            area=Area.DATA,
+        )
+    )
+    transfer_fraction: float = _threshold(
+        Gate(
+            0.25,
+            "maximum fraction of a step spent on copies to the device",
+            "without the copies, a third more steps run in the same time",
+            area=Area.DATA,
+        )
+    )
+    knee_gain: float = _threshold(
+        Gate(
+            0.1,
+            "maximum throughput gain at the knee over the batch size in use",
+            f"a sweep itself ignores gains up to {100 * MIN_KNEE_GAIN:.0f} %; a gain near that hardly justifies a change",
+            maximum=10.0,
+            area=Area.BATCH,
+        )
+    )
+    fallback_time: float = _threshold(
+        Gate(
+            0.05,
+            "maximum fraction of the time in operators that fall back to the CPU",
+            "below it, avoiding the fallbacks gains little",
+            area=Area.FALLBACKS,
+        )
+    )
+    fallback_calls: float = _threshold(
+        Gate(
+            0.01,
+            "maximum fraction of the calls on MPS that fall back, if their time is not known",
+            "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds",
+            f"pytorch#82707, and {TOOLKIT_CHOICE}",
+            area=Area.FALLBACKS,
+        )
+    )
+    hours: float = _threshold(
+        Gate(
+            24.0,
+            "maximum duration of a run on one computer",
+            "one computer can be reserved for a day",
+            maximum=1e5,
+            area=Area.SPEED,
+        )
+    )
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -864,3 +872,6 @@ class Thresholds:
     def format_values(self) -> dict[str, str]:
         """Return the formatted thresholds by name."""
         return {name: format_with_unit(METRICS[name].gate_unit, value) for name, value in vars(self).items()}
+
+
+GATES: dict[str, Gate] = {gate.name: gate.metadata["gate"] for gate in fields(Thresholds)}

@@ -144,6 +144,12 @@ class EvidenceCase:
         return device_type is None or get_device(device_type).is_accelerator
 
     @property
+    def has_fallbacks(self) -> bool:
+        """Whether operators can fall back to the CPU, which an unknown device can."""
+        device_type = self.evidence.device_type
+        return device_type is None or get_device(device_type).has_fallbacks
+
+    @property
     def generates_on_mps(self) -> bool:
         """Whether a language model generates text on MPS, for which MLX is an alternative."""
         return self.evidence.task == GENERATION and self.evidence.device_type == "mps"
@@ -175,25 +181,10 @@ class EvidenceCase:
         if not self.on_accelerator:
             return ()
         metrics = self.select_nonempty("device_faults", "non_finite_tokens", "divergence_source")
-        for name in _correctness_gates():
+        for name in CORRECTNESS_GATES:
             if name != "logits" or not self.is_rounding:
                 metrics += self.exceeding(name)
         return metrics
-
-    def find_memory_growth(self) -> MetricValues:
-        """Return the memory growth if the memory curve grows."""
-        return self.exceeding("memory_growth") if self.evidence.memory_verdict == GROWING else ()
-
-    def find_single_row_out_of_memory(self) -> MetricValues:
-        """Return the out-of-memory batch size if it is a single row."""
-        return self.select_nonempty("out_of_memory_at") if self.evidence.out_of_memory_at == 1 else ()
-
-    def find_memory_shortage(self) -> MetricValues:
-        """Return the metrics that show that the batch in use does not fit or leaves too little memory free."""
-        limit = self.evidence.out_of_memory_at
-        batch = self.evidence.batch
-        out_of_memory = self.select_nonempty("out_of_memory_at") if limit and batch and batch >= limit else ()
-        return (*out_of_memory, *self.exceeding("headroom"))
 
     def find_slow_transfer(self) -> MetricValues:
         """Return the transfer fraction if it is too large; work on the CPU has no transfers."""
@@ -206,27 +197,21 @@ class EvidenceCase:
         """
         utilization = self.exceeding("utilization")
         synchronizations = self.select_nonempty("synchronizations")
-        return (*synchronizations, *utilization) if utilization and synchronizations else ()
+        return synchronizations + utilization if utilization and synchronizations else ()
 
     def find_idle_device(self) -> MetricValues:
         """Return speedup and utilization if both are too small, because the device waits."""
         speedup = self.exceeding("speedup")
         utilization = self.exceeding("utilization")
-        return (*speedup, *utilization) if speedup and utilization and self.on_accelerator else ()
-
-    def find_better_batch(self) -> MetricValues:
-        """Return the throughput gain at the knee and both batch sizes if the gain is too large."""
-        gain = self.exceeding("knee_gain")
-        return (*gain, *self.select_nonempty("batch", "knee")) if gain else ()
+        return speedup + utilization if speedup and utilization and self.on_accelerator else ()
 
     def find_costly_fallbacks(self) -> MetricValues:
         """Return the operators that MPS does not support, and those that fall back if their cost is too high."""
-        device_type = self.evidence.device_type
-        if device_type is not None and not get_device(device_type).has_fallbacks:
+        if not self.has_fallbacks:
             return ()
         cost = self.exceeding("fallback_calls" if self.evidence.fallback_time is None else "fallback_time")
         operators = self.select_nonempty("fallback_operators") if cost else ()
-        return (*self.select_nonempty("refused_operators"), *cost, *operators)
+        return self.select_nonempty("refused_operators") + cost + operators
 
     def find_small_speedup(self) -> MetricValues:
         """Return speedup and utilization if the whole interval is below its gate on a working device.
@@ -313,10 +298,7 @@ class EvidenceCase:
         )
 
 
-def _correctness_gates() -> list[str]:
-    return [name for name, gate in GATES.items() if gate.area == Area.CORRECTNESS]
-
-
+CORRECTNESS_GATES = [name for name in METRICS if name in GATES and GATES[name].area == Area.CORRECTNESS]
 # Gates that support keeping a device: comparisons with the CPU, and gates of the device itself.
 _COMPARISON_GATES = ("speedup", "entity_agreement", "logits")
 _DEVICE_GATES = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fallback_time", "fallback_calls")
@@ -363,7 +345,6 @@ FALLBACKS = "nb.runbook.fallbacks() or nb.runbook.profile(model)"
 def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     """Return all requirements of a verdict."""
     evidence = case.evidence
-    device_type = evidence.device_type
     has_memory = evidence.headroom is not None or bool(evidence.out_of_memory_at and evidence.batch)
     has_growth = evidence.memory_growth is not None and evidence.memory_verdict not in {None, INSUFFICIENT_DATA}
     return (
@@ -386,7 +367,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             Area.FALLBACKS,
             FALLBACKS,
             case.is_fallback_cost_known(),
-            is_relevant=device_type is None or get_device(device_type).has_fallbacks,
+            is_relevant=case.has_fallbacks,
         ),
         Requirement(
             "speedup",
@@ -452,16 +433,22 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
         command: Command that measures the first missing requirement.
     """
     gate = {name: format_with_unit(METRICS[name].gate_unit, limit) for name, limit in case.limits.items()}
-    is_annotation = case.evidence.task == ANNOTATION
-    is_training = case.evidence.task == TRAINING
+    evidence = case.evidence
+    is_annotation = evidence.task == ANNOTATION
+    is_training = evidence.task == TRAINING
     incorrect_results = case.find_incorrect_results()
     small_speedup = case.find_small_speedup()
-    single_row_out_of_memory = case.find_single_row_out_of_memory()
-    memory_shortage = case.find_memory_shortage()
+    idle_device = case.find_idle_device()
     slow_data = case.exceeding("data_fraction")
+    knee_gain = case.exceeding("knee_gain")
+    out_of_memory = case.select_nonempty("out_of_memory_at")
+    single_row_out_of_memory = out_of_memory if evidence.out_of_memory_at == 1 else ()
+    # The batch in use does not fit, or leaves too little memory free.
+    memory_shortage = case.exceeding("headroom")
+    if evidence.out_of_memory_at and evidence.batch and evidence.batch >= evidence.out_of_memory_at:
+        memory_shortage = out_of_memory + memory_shortage
     missing = [requirement for requirement in case.find_missing_requirements() if requirement.is_needed]
-    correctness_gates = _correctness_gates()
-    violations = [GATES[name].violation.format(gate[name]) for name in case.limits if name in correctness_gates]
+    violations = [GATES[name].violation.format(gate[name]) for name in case.limits if name in CORRECTNESS_GATES]
     is_idle = (
         f"the device is less than {gate['speedup']} faster than the CPU at a utilization below {gate['utilization']}"
     )
@@ -502,7 +489,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             REMOTE,
             Area.MEMORY,
             f"memory grows by more than {gate['memory_growth']} over ten epochs",
-            case.find_memory_growth(),
+            case.exceeding("memory_growth") if evidence.memory_verdict == GROWING else (),
             "Find retained tensors with nb.training.find_tensor_referrers(); a host with more memory only delays the failure. "
             "Until then, plan to use another host.",
             f"Memory growth of at most {gate['memory_growth']} over ten epochs: nb.epochs(...) and nb.training.last_curve().",
@@ -567,7 +554,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             FIX_INPUT_PIPELINE,
             Area.DATA,
             f"{is_idle}, unless the input pipeline is known to be fast enough",
-            () if case.is_input_pipeline_fast else case.find_idle_device(),
+            () if case.is_input_pipeline_fast else idle_device,
             "Check the data and the batch size before the device: nb.compare(...) measures the time per phase.",
             faster_or_busier,
         ),
@@ -575,7 +562,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             FIX_BATCH,
             Area.BATCH,
             f"throughput at the knee of the sweep is more than {gate['knee_gain']} above that of the batch size in use",
-            case.find_better_batch(),
+            knee_gain + case.select_nonempty("batch", "knee") if knee_gain else (),
             f"Use the batch size at the knee. {annotation_hint}",
             f"A throughput gain of at most {gate['knee_gain']} at the knee: nb.sweep(...).",
         ),
@@ -591,7 +578,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             FIX_BATCH,
             Area.BATCH,
             f"{is_idle} although the input pipeline is fast enough, unless the batch size is known to be good",
-            case.find_idle_device() if case.is_input_pipeline_fast and not case.is_batch_size_good else (),
+            idle_device if case.is_input_pipeline_fast and not case.is_batch_size_good else (),
             "Use a larger batch size: nb.sweep(...) finds one.",
             faster_or_busier,
         ),

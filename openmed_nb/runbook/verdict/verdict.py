@@ -15,6 +15,7 @@ from ..._render.display import (
     WARNING,
     Displayable,
     JsonMixin,
+    JsonObject,
     Report,
     Table,
 )
@@ -165,10 +166,14 @@ class Verdict(Displayable):
         return self.evidence.slow_conditions or ()
 
     @property
+    def _case(self) -> EvidenceCase:
+        return EvidenceCase(self.evidence, vars(self.gates))
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the evidence."""
         evidence = self.evidence
-        case = EvidenceCase(evidence, vars(self.gates))
+        case = self._case
         warnings = []
         if evidence.refused_dtype:
             warnings.append(f"The model does not keep its entities in {evidence.refused_dtype}: use float32.")
@@ -194,42 +199,35 @@ class Verdict(Displayable):
     def not_known(self) -> tuple[str, ...]:
         """Missing measurements with their commands; those that could change the verdict come first."""
         blocking = self.blocking_unknowns
-        others = tuple(requirement for requirement in self.missing_requirements if requirement not in blocking)
-        return (
-            *(
-                f"Missing, and could change the verdict: {requirement.name}. Run {requirement.command}."
-                for requirement in blocking
-            ),
-            *(f"Missing: {requirement.name}. Run {requirement.command}." for requirement in others),
-        )
+        sentences = []
+        for requirement in sorted(self.missing_requirements, key=lambda requirement: requirement not in blocking):
+            effect = ", and could change the verdict" if requirement in blocking else ""
+            sentences.append(f"Missing{effect}: {requirement.name}. Run {requirement.command}.")
+        return tuple(sentences)
 
     @property
     def lanes(self) -> Lanes:
         """Comparison of CPU, MPS, MLX and a remote pool, with the measurements and the lane of this verdict."""
-        lanes: dict[Recommendation, str] = {
-            CPU: CPU_LANE,
-            MLX: MLX_LANE,
-            REMOTE: REMOTE_LANE,
-            KEEP_DEVICE: LANE_BY_DEVICE_TYPE.get(self.evidence.device_type or "", ""),
-        }
-        return Lanes(self.evidence, self.gates, self.recommendation, lanes.get(self.recommendation, ""))
+        lane = {CPU: CPU_LANE, MLX: MLX_LANE, REMOTE: REMOTE_LANE}.get(self.recommendation, "")
+        if self.recommendation == KEEP_DEVICE:
+            lane = LANE_BY_DEVICE_TYPE.get(self.evidence.device_type or "", "")
+        return Lanes(self.evidence, self.gates, self.recommendation, lane)
 
     @property
     def title(self) -> str:
         """Device and recommendation in one line, with the operators that should fall back."""
         device = self.evidence.device or "an unknown device"
-        operators = (*(self.evidence.refused_operators or ()), *(self.evidence.fallback_operators or ()))
+        operators = (self.evidence.refused_operators or ()) + (self.evidence.fallback_operators or ())
         suffix = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
         return f"Verdict on {device}{SIMULATED_SUFFIX if self.simulated else ''}: {self.recommendation}{suffix}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the verdict as JSON-compatible data."""
-        blocking = self.blocking_unknowns
         not_known = [
             {
                 "name": requirement.name,
                 "command": requirement.command,
-                "could_change_verdict": requirement in blocking,
+                "could_change_verdict": requirement in self.blocking_unknowns,
             }
             for requirement in self.missing_requirements
         ]
@@ -238,22 +236,25 @@ class Verdict(Displayable):
     @property
     def indicators(self) -> tuple[StatusIndicator, ...]:
         """Status of each area: beyond its gates, within its gates, not measured, or not relevant."""
-        return tuple(map(self._make_indicator, Area))
-
-    def _make_indicator(self, area: Area) -> StatusIndicator:
-        """Return the status indicator of an area, with its deciding metric."""
-        case = EvidenceCase(self.evidence, vars(self.gates))
-        reasons = [reason for reason in self.reasons if reason.rank == area and reason.recommendation != KEEP_DEVICE]
-        beyond = [metric for reason in reasons for metric in reason.metrics]
-        gated = [case.get_gated_metric(name) for name, gate in GATES.items() if gate.area == area]
-        measured = [metric for metric in gated if metric.value is not None]
-        detail = next((metric.measured for metric in (*beyond, *measured)), "")
-        name = area.name.lower()
-        if beyond:
-            return StatusIndicator(name, FAILED, detail)
-        if any(requirement.rank == area and requirement.is_needed for requirement in self.missing_requirements):
-            return StatusIndicator(name, NOT_APPLICABLE, detail or "not measured")
-        return StatusIndicator(name, OK if measured else NOT_APPLICABLE, detail or NOT_RELEVANT)
+        indicators = []
+        for area in Area:
+            reasons = [
+                reason for reason in self.reasons if reason.rank == area and reason.recommendation != KEEP_DEVICE
+            ]
+            beyond = [metric for reason in reasons for metric in reason.metrics]
+            gates = [name for name in METRICS if name in GATES and GATES[name].area == area]
+            gated = list(map(self._case.get_gated_metric, gates))
+            measured = [metric for metric in gated if metric.value is not None]
+            detail = next((metric.measured for metric in beyond + measured), "")
+            if beyond:
+                status = FAILED
+            elif any(requirement.rank == area and requirement.is_needed for requirement in self.missing_requirements):
+                status = NOT_APPLICABLE
+                detail = detail or "not measured"
+            else:
+                status = OK if measured else NOT_APPLICABLE
+            indicators.append(StatusIndicator(area.name.lower(), status, detail or NOT_RELEVANT))
+        return tuple(indicators)
 
     def to_report(self) -> Report:
         """Return a report of the recommendation and its reasons; measured values are in tables of metrics."""
@@ -327,7 +328,7 @@ class Verdict(Displayable):
 
 
 def verdict(
-    *reports: Any, gates: Gates | None = None, task: str | None = None, num_texts: int | None = None
+    *reports: object, gates: Gates | None = None, task: str | None = None, num_texts: int | None = None
 ) -> Verdict:
     """Derive one recommendation for a device from reports.
 
@@ -409,7 +410,7 @@ def _merge_rules(rules: Sequence[VerdictRule]) -> Reason:
 
 
 def collect_evidence(
-    *reports: Any, gates: Gates | None = None, task: str | None = None, num_texts: int | None = None
+    *reports: object, gates: Gates | None = None, task: str | None = None, num_texts: int | None = None
 ) -> Evidence:
     """Return the metrics of reports, in any order. An :class:`Evidence` among them has precedence."""
     reports_by_type = _group_by_type(reports)
@@ -425,10 +426,14 @@ def collect_evidence(
     is_simulated = any(summary.simulated for summary in summaries if summary.report != "forecast")
     is_simulated = is_simulated or getattr(reports_by_type.get(SystemStatus), "simulated", False)
     context = EvidenceContext(device, task, gates or Gates(), user_evidence.measured)
-    precision = reports_by_type.pop(PrecisionVerdict, None)
-    sources = list(map(_as_precision_verdict, reports_by_type.values()))
-    if precision is not None:
-        sources.append(precision)  # Parity in the same reduced dtype has precedence.
+    sources: list[object] = []
+    parity = reports_by_type.get(ParityReport)
+    if parity is not None and parity.dtype != "float32":
+        # Parity in a reduced dtype is evidence about the device only if the entities are kept. It has precedence over a
+        # precision verdict in the same dtype.
+        del reports_by_type[ParityReport]
+        sources.append(PrecisionVerdict(parity, AcceptanceCriteria()))
+    sources += reports_by_type.values()
     if Comparison in reports_by_type:
         sources.append(reports_by_type[Comparison].for_device(device or "cpu"))
     for name, metric in METRICS.items():
@@ -447,16 +452,7 @@ def collect_evidence(
     )
 
 
-def _as_precision_verdict(report: Any) -> Any:
-    """Return parity in a reduced dtype as a precision verdict; other reports are returned unchanged.
-
-    Parity in a reduced dtype is evidence about the device only if the entities are kept.
-    """
-    is_reduced = isinstance(report, ParityReport) and report.dtype != "float32"
-    return PrecisionVerdict(report, AcceptanceCriteria()) if is_reduced else report
-
-
-def _group_by_type(reports: Iterable[Any]) -> dict[type, Any]:
+def _group_by_type(reports: Iterable[object]) -> dict[type, Any]:
     """Return reports by type.
 
     Raises:
@@ -509,7 +505,7 @@ def _find_task(summaries: Sequence[ReportMetrics]) -> str | None:
     return TRAINING if task is None and any(summary.report == "memory" for summary in summaries) else task
 
 
-def _find_model_names(reports: Iterable[Any]) -> tuple[str, ...]:
+def _find_model_names(reports: Iterable[object]) -> tuple[str, ...]:
     """Return the names of the model in the reports, in alphabetical order.
 
     Raises:

@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from helpers import simulated_computers as computers
+from helpers.panels import FrontEnd, OpenPanel
 from openmed_nb.models.config import OpenMedConfig
 
 
-@pytest.fixture(scope="session")
-def opened(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module of open panels and front ends."""
-    return helper(Path(__file__).parent / "opened.py")
-
-
 @pytest.fixture
-def open_panel(opened: ModuleType) -> Iterator[Callable[..., Any]]:
+def open_panel() -> Iterator[Callable[..., Any]]:
     """Give a function that opens a panel over a session, by a clock that stands still; all are closed at the end."""
     from openmed_nb.notebook.panel.model import PanelModel
     from openmed_nb.session import SESSION
 
-    panels = []
+    opened = []
 
     def open_panel(session: Any = SESSION, model: str | None = None, clock: Callable[[], float] = lambda: 0.0) -> Any:
-        panels.append(opened.OpenPanel(PanelModel(session, model, clock=clock)))
-        return panels[-1]
+        opened.append(OpenPanel(PanelModel(session, model, clock=clock)))
+        return opened[-1]
 
     yield open_panel
-    for panel in panels:
+    for panel in opened:
         panel.close()
         assert panel.comm is None
 
 
 @pytest.fixture
-def here(computers: ModuleType) -> Any:
+def here() -> Any:
     """A computer without a GPU."""
     return computers.plain()
 
@@ -50,11 +44,11 @@ def panel(here: Any, watch: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def front_end(opened: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def front_end(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Give a function that puts a front end at the other side of some widgets."""
 
     def front_end(*widgets: Any) -> Any:
-        front = opened.FrontEnd()
+        front = FrontEnd()
         for widget in widgets:
             monkeypatch.setattr(
                 widget.comm, "publish_msg", lambda *_, widget=widget, **message: front.record(widget, message)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.notebook.panel.view import EXAMPLE_TEXT, iter_widgets
 from openmed_nb.session import SESSION
 
@@ -14,13 +15,13 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def broken(computers):
+def broken():
     """A computer with two GPUs of which neither computes, and whose shell asks for the CPU."""
     failures = {"cuda": "the driver is broken", "cuda_0": "the driver is broken", "cuda_1": "the driver is broken"}
     return computers.Computer(computers.BOX, computers.BOX_TORCH, {"OPENMED_DEVICE": "cpu"}, **failures)
 
 
-def test_device_a_click_overrides(open_panel, computers):
+def test_click_overrides_the_device(open_panel):
     """A click changes the session's device, and the panel shows who asked."""
     view = open_panel((here := computers.plain()).session)
     assert view.pressed == ["auto"]
@@ -32,7 +33,7 @@ def test_device_a_click_overrides(open_panel, computers):
     assert "the panel" in view.region("Device").top.value
 
 
-def test_device_a_device_that_fails(open_panel, computers, front_end):
+def test_failing_device_is_disabled_and_the_former_stays(open_panel, front_end):
     """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
     here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
     view = open_panel(here.session)
@@ -51,7 +52,7 @@ def test_device_a_device_that_fails(open_panel, computers, front_end):
     assert front.focused == ["cpu ✓"]
 
 
-def test_device_buttons_come_and_go(open_panel, broken, front_end):
+def test_device_buttons_follow_the_gpus_of_torch(open_panel, broken, front_end):
     """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
     view = open_panel(broken.session)
     before = dict(view.device_buttons)
@@ -69,7 +70,7 @@ def test_device_buttons_come_and_go(open_panel, broken, front_end):
     assert front.focused == ["cpu ✓"]
 
 
-def test_device_focus_stays_where_buttons_move(open_panel, broken, front_end):
+def test_focus_returns_to_a_redrawn_button(open_panel, broken, front_end):
     """A clicked button that a front end has to draw again, because others came, gets its focus back."""
     view = open_panel(broken.session)
     front = front_end(*view.device_buttons.values())
@@ -80,7 +81,7 @@ def test_device_focus_stays_where_buttons_move(open_panel, broken, front_end):
     assert front.focused == ["cpu ✓"]
 
 
-def test_device_the_focus_is_left_alone(open_panel, computers, front_end):
+def test_focus_does_not_move_without_need(open_panel, front_end):
     """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
     here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
     view = open_panel(here.session)
@@ -97,7 +98,7 @@ def test_device_the_focus_is_left_alone(open_panel, computers, front_end):
 class TestModels:
     """Models on the session of this process."""
 
-    def test_try_it(self, open_panel, home):
+    def test_annotate_shows_entities_and_lists_the_model(self, open_panel, home):
         """Annotate finds entities in the text, and shows the time, the device and the model, which can be unloaded."""
         SESSION.unload()
         view = open_panel(model="bundled_small")
@@ -116,7 +117,7 @@ class TestModels:
         assert list(view.messages) == ["Models"]
         assert "Unloaded: bundled_small." in view.messages["Models"]
 
-    def test_the_text_that_stands_there(self, open_panel):
+    def test_annotate_reads_the_typed_text(self, open_panel):
         """What is annotated is what somebody typed."""
         view = open_panel(model="bundled_small")
         assert view.text.value == EXAMPLE_TEXT
@@ -128,7 +129,7 @@ class TestModels:
         assert EVIL not in view.shown
 
     @pytest.mark.parametrize("text", ["", " \n "])
-    def test_no_text(self, open_panel, text):
+    def test_annotate_without_a_text_asks_for_one(self, open_panel, text):
         """Without a text the panel asks for one: it loads no model, and shows no answer to a former text."""
         SESSION.unload()
         view = open_panel(model="bundled_small")
@@ -145,7 +146,7 @@ class TestModels:
         view.click("Annotate")
         assert view.annotation.value == ""
 
-    def test_buttons_of_the_models(self, open_panel, front_end):
+    def test_unload_buttons_pass_the_focus_on(self, open_panel, front_end):
         """Each loaded name has its button; when one is clicked and gone, the focus goes to the next, then to Annotate."""
         view = open_panel(model="bundled_small")
         nb.load_pipeline("bundled_small")
@@ -162,7 +163,7 @@ class TestModels:
         assert models.children == ()
         assert front.focused == ["Unload bundled", "Annotate"]
 
-    def test_release(self, open_panel):
+    def test_release_button_reports_below_itself(self, open_panel):
         """Release memory forgets the models, and says by how much memory went back, below its button."""
         view = open_panel()
         nb.load_pipeline("bundled_small")
@@ -189,7 +190,7 @@ class TestModels:
         assert disabled == []
 
 
-def test_try_region_takes_an_answer_to_another_text_away(open_panel):
+def test_annotation_of_another_text_is_hidden(open_panel):
     """The result of another text is hidden, and is shown again together with its text."""
     view = open_panel(model="bundled_small")
     view.text.value = "She has asthma."
@@ -206,7 +207,7 @@ def test_try_region_takes_an_answer_to_another_text_away(open_panel):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_try_region_says_that_an_answer_is_of_another_device(open_panel):
+def test_annotation_names_the_device_it_was_computed_on(open_panel):
     """After the device has changed, the answer says of which device it is, until the text is annotated again."""
     view = open_panel(model="bundled_small")
     view.click("Annotate")

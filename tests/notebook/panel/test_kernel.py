@@ -8,19 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 
 
-def test_without_loop_at_once_in_another_thread(elsewhere):
+def test_function_without_a_loop_runs_in_its_thread():
     """From another thread it is done at once too, in that thread: there is no other place."""
     cells, threads = MainThreadRunner(), []
-    ident = elsewhere(
+    ident = run_in_thread(
         lambda: threads.append(cells.is_current_thread) or cells.run(lambda: threads.append(threading.get_ident()))
     )
     assert threads == [True, ident]
 
 
-def test_without_loop_an_interrupt_goes_on():
+def test_interrupt_without_a_loop_reaches_the_caller():
     """An interrupt of a function that runs immediately interrupts the caller."""
     with pytest.raises(KeyboardInterrupt):
         MainThreadRunner().run(lambda: os.kill(os.getpid(), signal.SIGINT) or threading.Event().wait(60))
@@ -40,13 +41,13 @@ def interrupt():
     threading.Event().wait(60)
 
 
-def test_in_loop_in_the_order_of_asking(elsewhere):
+def test_loop_runs_functions_in_order():
     """What several threads ask for is done in the order of asking."""
 
     async def cell():
         cells, log = MainThreadRunner(), []
         for number in range(20):
-            elsewhere(lambda number=number: cells.run(lambda: log.append(number)))
+            run_in_thread(lambda number=number: cells.run(lambda: log.append(number)))
         assert log == []
         await asyncio.sleep(0)
         return log
@@ -55,13 +56,13 @@ def test_in_loop_in_the_order_of_asking(elsewhere):
 
 
 @pytest.mark.usefixtures("deaf")
-def test_in_loop_an_interrupt(elsewhere):
+def test_interrupt_ends_one_function_of_the_loop():
     """An interrupt ends what was handed over, and neither the loop nor what comes next; the handler is as before."""
 
     async def cell():
         cells, log = MainThreadRunner(), []
-        elsewhere(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
-        elsewhere(lambda: cells.run(lambda: log.append("next")))
+        run_in_thread(lambda: cells.run(lambda: interrupt() or log.append("not interrupted")))
+        run_in_thread(lambda: cells.run(lambda: log.append("next")))
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGINT)
         return log
@@ -71,14 +72,14 @@ def test_in_loop_an_interrupt(elsewhere):
 
 
 @pytest.mark.usefixtures("deaf")
-def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
+def test_loop_continues_after_an_error():
     """The event loop reports the error and continues; the signal handler is restored."""
 
     async def cell():
         errors = []
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
         cells = MainThreadRunner()
-        elsewhere(lambda: cells.run(lambda: 1 / 0))
+        run_in_thread(lambda: cells.run(lambda: 1 / 0))
         await asyncio.sleep(0)
         return errors
 
@@ -87,7 +88,7 @@ def test_in_loop_an_error_of_what_was_handed_over(elsewhere):
 
 
 @pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])
-def test_a_kernel_without_a_loop(kernel):
+def test_kernel_loop_is_none_without_asyncio(kernel):
     """A kernel without an event loop of asyncio has none for us."""
     assert kernel_loop(SimpleNamespace(kernel=kernel)) is None
 
@@ -123,7 +124,7 @@ def cells(kernel):
 class TestInKernel:
     """In a real kernel, cell by cell."""
 
-    def test_a_click_between_cells(self, cells):
+    def test_click_between_cells_runs_in_the_main_thread(self, cells):
         """From another thread, while no cell runs, it is done in the main thread without a cell."""
         cells.run(
             "begin, done = threading.Event(), threading.Event()\n"

@@ -28,7 +28,7 @@ def simulated():
 
 
 @pytest.mark.parametrize("choice", [None, CPU, replace(CPU, confirmed=False)], ids=["no device", "cpu", "planned cpu"])
-def test_without_a_gpu_there_is_the_process(choice):
+def test_process_is_the_only_bar_without_a_gpu(choice):
     """Without an active GPU the only bar is that of the process."""
     (bar,) = memory_bars(choice)
 
@@ -38,7 +38,7 @@ def test_without_a_gpu_there_is_the_process(choice):
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
-def test_a_planned_gpu_is_not_asked(device):
+def test_planned_gpu_has_no_bar(device):
     """A GPU that was not confirmed has no bar: the question would start its allocator, or fail."""
     (bar,) = memory_bars(replace(PLANNED, device=device))
 
@@ -49,7 +49,7 @@ def test_a_planned_gpu_is_not_asked(device):
 class TestSimulatedMps:
     """A device that counts its memory."""
 
-    def test_tensors_and_cache(self, simulated):
+    def test_bar_counts_tensors_and_cache(self, simulated):
         """Living tensors are allocated, freed ones are cached, and both are counted against what Metal recommends."""
         kept, gone = (torch.zeros(1 << 26, device="mps") for _ in range(2))
         bar, process = memory_bars(nb.device())
@@ -73,14 +73,14 @@ class TestSimulatedMps:
             (1.7, 1.7, f"limit: 1.7 of {CAPACITY}"),
         ],
     )
-    def test_the_limit(self, simulated, fraction, expected, description):
+    def test_bar_ends_at_the_limit_of_the_allocator(self, simulated, fraction, expected, description):
         """The end of the bar is where torch refuses more, and says so where that is not what Metal recommends."""
         bar = memory_bars(nb.device(), fraction)[0]
 
         assert bar.limit == int(expected * simulated.allocator.memory.recommended)
         assert bar.limit_name == description
 
-    def test_a_limit_that_was_set(self, simulated):
+    def test_bar_ends_at_the_limit_of_the_session(self, simulated):
         """A limit that the session has set is the end of the bar."""
         nb.training.limit_memory(0.25)
         bar = PanelState(**read_state(SESSION)).memory[0]
@@ -89,7 +89,7 @@ class TestSimulatedMps:
         assert bar.limit_name == f"limit: 0.25 of {CAPACITY}"
 
     @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
-    def test_a_watermark_that_comes_too_late(self, simulated, monkeypatch, high):
+    def test_late_watermark_does_not_change_the_limit(self, simulated, monkeypatch, high):
         """A watermark that torch no longer reads does not change the limit."""
         nb.device()
         monkeypatch.setenv(HIGH_WATERMARK_VARIABLE, high)

@@ -10,6 +10,7 @@ import torch
 from tokenizers.pre_tokenizers import PreTokenizer
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import inspect_imported_torch
 from openmed_nb.errors import DeviceUnavailableError, InvalidTextError, OpenMedError
@@ -58,7 +59,7 @@ def mac(own):
         yield own
 
 
-def test_device_a_model_that_cannot_move(computers, watch):
+def test_model_that_cannot_move_stays_with_its_device(watch):
     """Where a model cannot move, the error and the former device are shown, and the model is where it was."""
     if inspect_imported_torch().mps_available:
         pytest.skip("this computer has MPS, so the move would work")
@@ -75,7 +76,7 @@ def test_device_a_model_that_cannot_move(computers, watch):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_device_models_move(mac):
+def test_click_moves_models_and_reports_them(mac):
     """A click moves the models, tells how far it is, and says which have moved."""
     for name in ("bundled", SMALL):
         nb.load_pipeline(name)
@@ -96,7 +97,7 @@ def test_device_models_move(mac):
     assert mac.agrees
 
 
-def test_errors_an_error_of_another_kind(computers, watch):
+def test_unexpected_error_is_shown_by_its_type(watch):
     """The panel shows only the type of an unexpected error and raises an error without its text."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     panel = watch(here.session)
@@ -123,7 +124,7 @@ def test_errors_an_error_of_another_kind(computers, watch):
     assert panel.state.error is None
 
 
-def test_errors_an_error_holds_no_note(here, watch):
+def test_unexpected_error_holds_no_note(here, watch):
     """An unexpected error has neither cause nor context, and none of its frames references the annotated text."""
     panel = watch(here.session, SMALL)
     create_pipeline(here.session, SMALL, OpenMedConfig()).tokenizer.backend_tokenizer.pre_tokenizer = splitting(NOTE)
@@ -138,7 +139,7 @@ def test_errors_an_error_holds_no_note(here, watch):
     assert "leprosy" not in str(panel.state)
 
 
-def test_errors_an_error_keeps_nothing_alive(computers, watch):
+def test_displayed_error_keeps_nothing_alive(watch):
     """The error that a panel shows keeps no frame and no cause, and so no tensor, alive."""
     here = computers.mac(OPENMED_DEVICE="cpu")
     panel = watch(here.session)
@@ -158,7 +159,7 @@ def test_errors_an_error_keeps_nothing_alive(computers, watch):
     assert panel.state.error.__cause__ is panel.state.error.__traceback__ is None
 
 
-def test_errors_an_observer_that_fails(here, panel):
+def test_failing_observer_causes_a_warning(here, panel):
     """An observer that raises causes a warning, and the operation succeeds."""
 
     def fail(_state):
@@ -170,7 +171,7 @@ def test_errors_an_observer_that_fails(here, panel):
     assert NOTE not in str(warned[0].message)
 
 
-def test_models_annotating(panel):
+def test_annotation_has_time_device_and_model(panel):
     """A text is annotated with its time and device, and the model that was loaded for it is listed."""
     panel.annotate("She has asthma.")
 
@@ -183,7 +184,7 @@ def test_models_annotating(panel):
     assert panel.agrees
 
 
-def test_models_the_default_model(here, watch):
+def test_annotation_uses_the_bundled_model_by_default(here, watch):
     """Without a name it is the bundled model that annotates."""
     panel = watch(here.session)
     panel.annotate("She has asthma.")
@@ -192,7 +193,7 @@ def test_models_the_default_model(here, watch):
     assert panel.activities[0] == "Annotating: bundled"
 
 
-def test_models_the_answer_can_hide_the_text(here, watch):
+def test_annotation_can_hide_the_text(here, watch):
     """Where texts are not to be shown, the answer has places and labels only."""
     panel = watch(here.session, SMALL, show_text=False)
     panel.annotate("She has asthma.")
@@ -202,7 +203,7 @@ def test_models_the_answer_can_hide_the_text(here, watch):
     assert len(panel.state.annotation) == 1
 
 
-def test_models_the_text_is_in_no_form_that_is_saved(panel):
+def test_saved_forms_do_not_contain_the_text(panel):
     """After annotating, no static form, mapping or text form holds the text."""
     panel.annotate(NOTE)
     panel.use_device("mpss")
@@ -222,7 +223,7 @@ def test_models_the_text_is_in_no_form_that_is_saved(panel):
 
 
 @pytest.mark.parametrize("text", ["\ud800 leprosy", 7, None])
-def test_models_a_text_that_cannot_be_read(panel, text):
+def test_unreadable_text_is_an_error_without_its_words(panel, text):
     """A text that cannot be read is an error without its words."""
     panel.annotate(text)
 
@@ -232,7 +233,7 @@ def test_models_a_text_that_cannot_be_read(panel, text):
     assert panel.agrees
 
 
-def test_models_a_failure_keeps_the_former_answer(panel):
+def test_failed_annotation_keeps_the_former_one(panel):
     """What was found before stays until something else is found."""
     panel.annotate("She has asthma.")
     answer = panel.state.annotation
@@ -242,7 +243,7 @@ def test_models_a_failure_keeps_the_former_answer(panel):
     assert panel.state.error is not None
 
 
-def test_models_unloading(here, panel):
+def test_unload_removes_a_model(here, panel):
     """A model that is unloaded is gone from the list, and the panel says what was unloaded."""
     here.session.load_model(SMALL, OpenMedConfig())
     here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
@@ -254,7 +255,7 @@ def test_models_unloading(here, panel):
     assert panel.agrees
 
 
-def test_models_unloading_what_is_gone(panel):
+def test_unload_of_an_unknown_model_is_no_error(panel):
     """Unloading a model that is no longer loaded is not an error."""
     panel.unload(SMALL)
 
@@ -262,7 +263,7 @@ def test_models_unloading_what_is_gone(panel):
     assert panel.state.error is None
 
 
-def test_models_what_was_said_vanishes(here, panel):
+def test_result_is_cleared_by_the_next_click(here, panel):
     """The next click or another device clears the result of a click."""
     panel.unload(SMALL)
     here.session.device()

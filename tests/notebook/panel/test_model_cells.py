@@ -1,12 +1,13 @@
 """A panel in a notebook: clicks from another thread wait for the running cell, looks come between cells, a close ends both."""
 
-import asyncio
 import threading
 from dataclasses import replace
 from operator import attrgetter
 
 import pytest
 
+from helpers.panels import in_notebook, next_cell
+from helpers.threads import run_in_thread
 from openmed_nb.devices.request import DEFAULT_SOURCE
 from openmed_nb.notebook.panel.model import PENDING_INPUT_SECONDS, REFRESH_SECONDS
 from openmed_nb.session import SESSION
@@ -19,235 +20,169 @@ pytestmark = pytest.mark.usefixtures("quick_collection")
 SMALL = "bundled_small"
 
 
-class ClockLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still until it is moved."""
-
-    now = 0.0
-
-    def time(self):
-        """Return the time of the clock."""
-        return self.now
-
-
-def in_cells(*cells):
-    """Run functions one after the other as a kernel runs cells: each in the event loop, which then does what is due.
-
-    A function that returns a number advances the clock by that many seconds.
-    """
-    loop = ClockLoop()
-
-    async def run(cell):
-        return cell()
-
-    try:
-        for cell in cells:
-            loop.now += loop.run_until_complete(run(cell)) or 0.0
-            for _ in range(3):
-                loop.run_until_complete(asyncio.sleep(0))
-    finally:
-        loop.close()
-
-
-class Notebook:
-    """A notebook in which a panel is opened.
-
-    Args:
-        open_panel: Opens it.
-    """
-
-    def __init__(self, open_panel):
-        self.open_panel = open_panel
-
-    def open(self):
-        """Open the panel in a cell, which keeps running."""
-        self.panel = self.open_panel()
-        self.panel.on_cell_start()
-
-    def end(self, clear=True):
-        """End the cell, and clear the recorded states."""
-        self.panel.on_cell_end()
-        if clear:
-            self.panel.states.clear()
-
-
 @pytest.fixture
-def notebook(here, watch):
-    """A notebook over the session of a computer without a GPU."""
-    return Notebook(lambda: watch(here.session, SMALL))
+def open_in_cell(here, watch):
+    """Function that opens a panel, without a GPU, in a cell that keeps running or has ended."""
+
+    def open_in_cell(ended=False):
+        panel = watch(here.session, SMALL)
+        panel.on_cell_start()
+        if ended:
+            panel.on_cell_end()
+            panel.states.clear()
+        return panel
+
+    return open_in_cell
 
 
-def test_waiting_a_click_waits_and_says_so(here, notebook, elsewhere):
+@in_notebook
+async def test_click_waits_for_the_cell_and_says_so(here, open_in_cell):
     """A click while a cell runs says that it waits, changes nothing yet, and is done after the cell."""
+    panel = open_in_cell()
     threads = []
+    panel.watch(lambda state: threads.append((state.pending_clicks, threading.get_ident())))
+    run_in_thread(lambda: panel.use_device("cpu"))
+    assert panel.state.pending_clicks == 1
+    assert panel.state.choice.requested_by == DEFAULT_SOURCE
+    assert here.environ == {}
+    panel.on_cell_end()
+    await next_cell()
 
-    def cell():
-        notebook.panel.watch(lambda state: threads.append((state.pending_clicks, threading.get_ident())))
-        elsewhere(lambda: notebook.panel.use_device("cpu"))
-        assert notebook.panel.state.pending_clicks == 1
-        assert notebook.panel.state.choice.requested_by == DEFAULT_SOURCE
-        assert here.environ == {}
-        notebook.panel.on_cell_end()
-
-    def after():
-        assert notebook.panel.activities == ["Changing the device: cpu"]
-        assert notebook.panel.state.choice.requested_by == "the panel"
-        assert notebook.panel.state.pending_clicks == 0
-        assert notebook.panel.agrees
-
-    in_cells(notebook.open, cell, after)
+    assert panel.activities == ["Changing the device: cpu"]
+    assert panel.state.choice.requested_by == "the panel"
+    assert panel.state.pending_clicks == 0
+    assert panel.agrees
     (waiting, ident), *others = threads
     assert waiting == 1
     assert ident != threading.get_ident()
     assert {ident for _, ident in others} == {threading.get_ident()}
 
 
-def test_waiting_a_cell_that_awaits_something(here, notebook, elsewhere):
+@in_notebook
+async def test_click_waits_for_a_cell_that_awaits(here, open_in_cell):
     """While a cell awaits something the loop goes round, and a click waits all the same, until the cell ends."""
+    panel = open_in_cell()
+    run_in_thread(lambda: panel.use_device("cpu"))
+    run_in_thread(lambda: panel.annotate_deferred(lambda: "She has asthma."))
+    await next_cell(PENDING_INPUT_SECONDS)
+    assert here.environ == {}
+    assert panel.state.pending_clicks == 2
+    panel.on_cell_end()
+    await next_cell()
 
-    def awaiting():
-        elsewhere(lambda: notebook.panel.use_device("cpu"))
-        elsewhere(lambda: notebook.panel.annotate_deferred(lambda: "She has asthma."))
-        return PENDING_INPUT_SECONDS
-
-    def still_awaiting():
-        assert here.environ == {}
-        assert notebook.panel.state.pending_clicks == 2
-        notebook.panel.on_cell_end()
-
-    def after():
-        assert notebook.panel.state.pending_clicks == 0
-        assert notebook.panel.activities[0] == "Changing the device: cpu"
-
-    in_cells(notebook.open, awaiting, lambda: None, still_awaiting, lambda: None, after)
-    assert notebook.panel.state.choice.requested_by == "the panel"
-    assert len(notebook.panel.state.annotation) == 1
+    assert panel.state.pending_clicks == 0
+    assert panel.activities[0] == "Changing the device: cpu"
+    assert panel.state.choice.requested_by == "the panel"
+    assert len(panel.state.annotation) == 1
 
 
-def test_waiting_a_text_on_its_way(notebook, elsewhere):
+@in_notebook
+async def test_late_text_is_annotated(open_in_cell):
     """A text that comes shortly after the click on Annotate is the one that is annotated, in the thread of the cells."""
+    panel = open_in_cell(ended=True)
     texts, threads = [], []
 
     def read():
         threads.append(threading.get_ident())
         return texts[-1]
 
-    def click():
-        elsewhere(lambda: notebook.panel.annotate_deferred(read))
-        assert (notebook.panel.state.pending_clicks, threads) == (1, [])
+    run_in_thread(lambda: panel.annotate_deferred(read))
+    assert (panel.state.pending_clicks, threads) == (1, [])
+    await next_cell()
+    assert threads == []
+    texts.append("She has asthma.")
+    await next_cell(PENDING_INPUT_SECONDS)
 
-    def typed():
-        assert threads == []
-        texts.append("She has asthma.")
-        return PENDING_INPUT_SECONDS
-
-    in_cells(notebook.open, notebook.end, click, typed, lambda: None)
     assert threads == [threading.get_ident()]
-    assert [entity["word"] for entity in notebook.panel.state.annotation] == ["asthma"]
-    assert notebook.panel.state.pending_clicks == 0
-    assert notebook.panel.agrees
+    assert [entity["word"] for entity in panel.state.annotation] == ["asthma"]
+    assert panel.state.pending_clicks == 0
+    assert panel.agrees
 
 
-def test_waiting_a_thread_that_changes_the_session(here, notebook, elsewhere):
+@in_notebook
+async def test_change_of_another_thread_is_shown_after_the_cell(here, open_in_cell):
     """What another thread does to the session while a cell runs is looked at after the cell, in the thread of the cells."""
+    panel = open_in_cell()
     threads = []
+    panel.watch(lambda _state: threads.append(threading.get_ident()))
+    run_in_thread(lambda: here.session.use("cpu"))
+    assert asked(panel.state) == ("auto", DEFAULT_SOURCE)
+    await next_cell()
 
-    def cell():
-        notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
-        elsewhere(lambda: here.session.use("cpu"))
-        assert asked(notebook.panel.state) == ("auto", DEFAULT_SOURCE)
-
-    in_cells(notebook.open, cell, lambda: None)
-    assert asked(notebook.panel.state) == ("cpu", "use()")
+    assert asked(panel.state) == ("cpu", "use()")
     assert set(threads) == {threading.get_ident()}
 
 
-def test_waiting_a_cell_of_another_thread(here, notebook, elsewhere):
+@in_notebook
+async def test_cell_of_another_thread_is_read_in_the_main_thread(here, open_in_cell):
     """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
+    panel = open_in_cell()
     threads = []
+    here.environ["OPENMED_DEVICE"] = "cpu"
+    panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
+    ident = run_in_thread(panel.on_cell_end)
+    await next_cell()
 
-    def cell():
-        here.environ["OPENMED_DEVICE"] = "cpu"
-        notebook.panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
-        idents.append(elsewhere(notebook.panel.on_cell_end))
-
-    idents = []
-    in_cells(notebook.open, cell, lambda: None)
-    before, after = ("auto", DEFAULT_SOURCE), ("cpu", "OPENMED_DEVICE")
-    assert threads == [(before, idents[0]), (after, threading.get_ident())]
+    assert threads == [(("auto", DEFAULT_SOURCE), ident), (("cpu", "OPENMED_DEVICE"), threading.get_ident())]
 
 
-def test_refreshing_it_ticks_between_cells(notebook, elsewhere):
+@in_notebook
+async def test_refresh_ticks_between_cells(open_in_cell):
     """Switched on, the panel looks again after some seconds, and again, in the thread of the cells."""
-    seen, threads = [], []
+    panel = open_in_cell(ended=True)
+    threads = []
+    run_in_thread(lambda: panel.set_auto_refresh(wanted=True))
+    assert not panel.state.auto_refresh
+    await next_cell(REFRESH_SECONDS / 2)
+    assert [state.auto_refresh for state in panel.states] == [True]
+    panel.watch(lambda _state: threads.append(threading.get_ident()))
+    for count in (2, 3, 4):
+        await next_cell(REFRESH_SECONDS)
+        assert len(panel.states) == count
 
-    def switch_on():
-        elsewhere(lambda: notebook.panel.set_auto_refresh(wanted=True))
-        assert not notebook.panel.state.auto_refresh
-        return REFRESH_SECONDS / 2
-
-    def nothing_yet():
-        assert [state.auto_refresh for state in notebook.panel.states] == [True]
-        notebook.panel.watch(lambda _state: threads.append(threading.get_ident()))
-        return REFRESH_SECONDS
-
-    def count():
-        seen.append(len(notebook.panel.states))
-        return REFRESH_SECONDS
-
-    in_cells(notebook.open, notebook.end, switch_on, nothing_yet, count, count, count)
-    assert seen == [2, 3, 4]
     assert set(threads) == {threading.get_ident()}
-    assert notebook.panel.activities == []
+    assert panel.activities == []
 
 
-def test_refreshing_a_tick_looks_at_the_memory_only(here, notebook):
+@in_notebook
+async def test_refresh_reads_the_memory_only(here, open_in_cell):
     """A tick brings a new look at the memory, and leaves everything else, and the session, alone."""
-    before = []
+    panel = open_in_cell(ended=True)
+    panel.use_device("mpss")
+    panel.set_auto_refresh(wanted=True)
+    before = panel.state
+    here.environ["OPENMED_DEVICE"] = "cpu"
+    await next_cell(REFRESH_SECONDS)
 
-    def switch_on():
-        notebook.panel.use_device("mpss")
-        notebook.panel.set_auto_refresh(wanted=True)
-        before.append(notebook.panel.state)
-        here.environ["OPENMED_DEVICE"] = "cpu"
-        return REFRESH_SECONDS
-
-    in_cells(notebook.open, notebook.end, switch_on, lambda: None)
-    assert notebook.panel.state.memory is not before[0].memory
-    assert replace(notebook.panel.state, memory=before[0].memory) == before[0]
+    assert panel.state.memory is not before.memory
+    assert replace(panel.state, memory=before.memory) == before
 
 
 @pytest.mark.parametrize("end", ["off", "close", "close elsewhere", "close by an observer"])
-def test_refreshing_it_ends(notebook, end, elsewhere):
+@in_notebook
+async def test_refresh_ends_when_switched_off_or_closed(open_in_cell, end):
     """Switched off, or with the panel closed by anybody, nothing looks any more."""
+    panel = open_in_cell(ended=True)
     ends = {
-        "off": lambda panel: panel.set_auto_refresh(wanted=False),
-        "close": lambda panel: panel.close(),
-        "close elsewhere": lambda panel: elsewhere(panel.close),
-        "close by an observer": lambda panel: panel.watch(lambda _state: panel.close()),
+        "off": lambda: panel.set_auto_refresh(wanted=False),
+        "close": panel.close,
+        "close elsewhere": lambda: run_in_thread(panel.close),
+        "close by an observer": lambda: panel.watch(lambda _state: panel.close()),
     }
+    panel.set_auto_refresh(wanted=True)
+    panel.states.clear()
+    await next_cell(REFRESH_SECONDS)
+    assert len(panel.states) == 1
+    ends[end]()
+    assert len(panel.states) == (2 if end == "off" else 1)
+    for _ in range(3):
+        await next_cell(REFRESH_SECONDS)
 
-    def switch_on():
-        notebook.panel.set_auto_refresh(wanted=True)
-        notebook.panel.states.clear()
-        return REFRESH_SECONDS
-
-    def stop():
-        assert len(notebook.panel.states) == 1
-        ends[end](notebook.panel)
-        ended.append(len(notebook.panel.states))
-        return REFRESH_SECONDS
-
-    def nothing():
-        return REFRESH_SECONDS
-
-    ended = []
-    in_cells(notebook.open, notebook.end, switch_on, stop, nothing, nothing)
-    assert not notebook.panel.state.auto_refresh
-    assert ended == [2 if end == "off" else 1]
-    assert len(notebook.panel.states) == ended[0] + (end == "close by an observer")
+    assert not panel.state.auto_refresh
+    assert len(panel.states) == (2 if end in ("off", "close by an observer") else 1)
 
 
-def test_refreshing_without_a_loop_there_is_none(panel):
+def test_refresh_needs_an_event_loop(panel):
     """In plain Python nothing can tick, and the panel does not claim that it does."""
     panel.set_auto_refresh(wanted=True)
 
@@ -268,7 +203,7 @@ class TestCells:
         assert {name: list(callbacks) for name, callbacks in shell.events.callbacks.items()} == before
 
     @pytest.mark.parametrize("cell", ["x = 1", "1 / 0", "this is no Python", "raise KeyboardInterrupt"])
-    def test_a_cell_is_followed(self, followed, cell, capsys):
+    def test_panel_follows_a_cell(self, followed, cell, capsys):
         """While a cell runs the panel knows it, and when it has ended in any way the panel has looked again."""
         panel, shell = followed
         shell.run_cell(cell)
@@ -287,7 +222,7 @@ class TestCells:
         shell.run_cell("del os.environ['OPENMED_DEVICE']")
         assert asked(panel.state) == ("auto", DEFAULT_SOURCE)
 
-    def test_the_cell_that_opens_it(self, shell, watch):
+    def test_panel_does_not_know_the_cell_that_opens_it(self, shell, watch):
         """A panel does not know of the cell in which it is opened, and shows after it that none runs; the next it knows."""
         shell.user_ns["open_panel"] = lambda: watch(SESSION, SMALL, events=shell.events)
         shell.run_cell("panel = open_panel(); ran = panel.state.cell_running")
@@ -299,7 +234,7 @@ class TestCells:
         assert shell.user_ns["ran"] is True
         assert panel.state.cell_running is False
 
-    def test_a_cell_in_a_cell(self, followed):
+    def test_nested_cell_keeps_the_outer_one_running(self, followed):
         """The outer cell is still running when a nested cell ends, even if the nested cell fails."""
         panel, shell = followed
         shell.user_ns.update(panel=panel, inner=shell.run_cell)
@@ -310,7 +245,7 @@ class TestCells:
         assert shell.user_ns["ran"] == [True, True, True]
         assert panel.state.cell_running is False
 
-    def test_the_end_of_a_cell_waits_for_nobody(self, followed, loads, monkeypatch):
+    def test_cell_ends_while_a_model_loads(self, followed, loads, monkeypatch):
         """A cell ends while another thread loads a model; what it changed is shown when that is done."""
         panel, shell = followed
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "auto")
@@ -393,7 +328,7 @@ def cells(kernel):
 class TestInKernel:
     """In a real kernel, where a click comes from another thread."""
 
-    def test_a_click_on_a_simulated_mac(self, cells):
+    def test_click_reaches_the_simulated_mac(self, cells):
         """A click reaches the simulated MPS, which computes only in the thread that began it."""
         cells.run("%openmed_device --simulate mps")
         cells.run("elsewhere(lambda: panel.annotate('She has asthma.'))")
@@ -413,7 +348,7 @@ class TestInKernel:
         assert cells.value("'OpenMedError: Annotating failed with Exception.' in written")
         assert cells.value("'leprosy' in written + str(panel.state)") is False
 
-    def test_an_interrupt(self, cells):
+    def test_interrupt_ends_a_waiting_click(self, cells):
         """An interrupt of the kernel ends a click that waited, which is shown; kernel, session and handler are as before."""
         begun = cells.run(STAYING)
         said = begun.streams.get("stdout", "")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from openmed_nb.errors import OpenMedError
 from openmed_nb.notebook.panel.model import PanelModel
 from openmed_nb.session import SESSION, Session
@@ -22,7 +23,7 @@ asked = attrgetter("choice.requested", "choice.requested_by")
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
 
-def test_together_a_refresh_is_for_all(here, panel, watch):
+def test_refresh_updates_every_panel(here, panel, watch):
     """What changed behind everybody's back is shown in every panel after one refresh."""
     other = watch(here.session)
     here.environ["OPENMED_DEVICE"] = "cpu"
@@ -31,7 +32,7 @@ def test_together_a_refresh_is_for_all(here, panel, watch):
     assert asked(panel.state) == asked(other.state) == ("cpu", "OPENMED_DEVICE")
 
 
-def test_together_many_threads(here, panel, watch):
+def test_panels_agree_after_clicks_of_many_threads(here, panel, watch):
     """Verbs of the session and of panels in several threads end, and a look then shows what is."""
     other = watch(here.session)
     verbs = [
@@ -53,7 +54,7 @@ def test_together_many_threads(here, panel, watch):
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_together_a_simulation_begins_and_ends(watch):
+def test_panel_shows_begin_and_end_of_a_simulation(watch):
     """A panel shows the simulated Mac while the session runs on it, and this computer afterwards."""
     panel = watch(SESSION)
     before = panel.state.choice
@@ -68,7 +69,7 @@ def test_together_a_simulation_begins_and_ends(watch):
     SESSION.stop()
 
 
-def test_close_nothing_is_left(here):
+def test_closed_panels_leave_nothing(here):
     """Closed panels leave no listener, and what the session does is shown in them no more."""
     panels = [PanelModel(here.session) for _ in range(200)]
     assert len(here.session._listeners) == 200
@@ -85,7 +86,7 @@ def test_close_nothing_is_left(here):
     assert {widget() for widget in gone} == {None}
 
 
-def test_close_a_closed_panel_does_nothing(here, panel):
+def test_closed_panel_does_nothing(here, panel):
     """A click that comes after the close changes nothing."""
     panel.close()
     before, state = here.state, panel.state
@@ -154,7 +155,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([*VERBS, *OTHERS, 
     kind=st.sampled_from(["plain", "rosetta"]), requested=st.sampled_from(["", "cpu", "mps", "nonsense"]), steps=STEPS
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_clicks_on_two_panels(computers, watch, kind, requested, steps):
+def test_any_clicks_on_two_panels(watch, kind, requested, steps):
     """Whatever two panels and others do, the session is as without panels, and each panel shows it and its own error."""
     here, twin = (getattr(computers, kind)(OPENMED_DEVICE=requested) for _ in range(2))
     panels = [watch(here.session) for _ in range(2)]

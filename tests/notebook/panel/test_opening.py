@@ -1,11 +1,9 @@
 """Opening a panel: widgets in a kernel, text elsewhere; the panels of a cell end when it is run again, all with the magics."""
 
-import subprocess
-import sys
-
 import pytest
 
 import openmed_nb as nb
+from helpers.processes import run_python
 from openmed_nb.notebook.panel import NO_KERNEL_NOTICE, NO_WIDGETS_NOTICE
 
 SETUP = """
@@ -43,7 +41,7 @@ LEFT = "(len(OPEN_PANELS), len(SESSION._listeners), sum(map(len, get_ipython().e
 class TestElsewhere:
     """Where there is no kernel."""
 
-    def test_in_a_shell_without_a_kernel(self, shell):
+    def test_panel_is_a_state_without_a_kernel(self, shell):
         """In an IPython without a kernel it is the state too, of the session that the magics change."""
         shell.run_line_magic("openmed_device", "cpu")
         shown = nb.panel()
@@ -51,11 +49,10 @@ class TestElsewhere:
         assert shown.notice == NO_KERNEL_NOTICE
         assert (shown.choice.requested, shown.choice.requested_by) == ("cpu", "%openmed_device")
 
-    def test_in_a_script(self):
+    def test_panel_is_text_in_a_script(self):
         """In a script the panel is text; neither torch nor ipywidgets nor IPython is imported for it."""
         code = "import sys\nimport openmed_nb as nb\nprint(nb.panel())\nprint({'torch', 'ipywidgets', 'IPython'} & set(sys.modules))"
-        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-        lines = process.stdout.splitlines()
+        lines = run_python("-c", code).stdout.splitlines()
 
         assert lines[0] == "openmed_nb: device, environment, memory and models"
         assert lines[-1] == "set()"
@@ -76,7 +73,7 @@ def cells(kernel):
 class TestInKernel:
     """In a real kernel, with the names that JupyterLab gives its cells."""
 
-    def test_the_cell_is_run_again(self, cells):
+    def test_cell_that_runs_again_closes_its_panel(self, cells):
         """Running a cell again closes the panel that it had opened, and no other."""
         assert cells.run_cell("first", "open_panel()") == "ok"
         assert cells.run_cell("second", "open_panel()") == "ok"
@@ -88,20 +85,20 @@ class TestInKernel:
         assert cells.value(IS_OPEN) == [False, False, False, True, True]
         assert cells.value("(len(OPEN_PANELS), len(SESSION._listeners))") == (2, 2)
 
-    def test_two_panels_in_one_cell(self, cells):
+    def test_cell_keeps_both_of_its_panels(self, cells):
         """Two panels of one run of a cell both stay, and both end with its next run."""
         cells.run_cell("first", "open_panel()\nopen_panel()")
         assert cells.value(IS_OPEN) == [True, True]
         cells.run_cell("first", "open_panel()\nopen_panel()")
         assert cells.value(IS_OPEN) == [False, False, True, True]
 
-    def test_cells_without_a_name(self, cells):
+    def test_panels_of_unnamed_cells_stay_open(self, cells):
         """Where the front end names no cells, panels stay until they are closed."""
         for _ in range(3):
             cells.run("open_panel()")
         assert cells.value(IS_OPEN) == [True, True, True]
 
-    def test_a_panel_that_was_closed_by_hand(self, cells):
+    def test_closed_panel_does_not_affect_its_cell(self, cells):
         """A closed panel does not affect the next run of its cell or closing all panels."""
         cells.run_cell("first", "open_panel()\npanels[-1].close()")
         assert cells.run_cell("first", "open_panel()\npanels[-1].close()") == "ok"
@@ -109,7 +106,7 @@ class TestInKernel:
         assert cells.value(f"({IS_OPEN}, len(SESSION._listeners))") == ([False, False], 0)
 
     @pytest.mark.parametrize("line", ["%openmed_panel --close", "%unload_ext openmed_nb", "%reload_ext openmed_nb"])
-    def test_all_are_closed(self, cells, line):
+    def test_magics_close_all_panels(self, cells, line):
         """The magic closes all panels, and so do unloading and reloading the extension."""
         for cell in ("first", "second", "third"):
             cells.run_cell(cell, "open_panel()")
@@ -120,7 +117,7 @@ class TestInKernel:
         cells.run("%reload_ext openmed_nb")
 
     @pytest.mark.parametrize("how", ["elsewhere(open_panel)", "loop.call_later(0, open_panel)"])
-    def test_opened_outside_a_cell(self, cells, how):
+    def test_panel_works_when_opened_outside_a_cell(self, cells, how):
         """A panel that a thread or a timer opens works in the main thread, and does not say for ever that a cell runs."""
         cells.run(THREADS)
         cells.run(how)
@@ -134,7 +131,7 @@ class TestInKernel:
         assert cells.value("log") == {("Changing the device: auto", True)}
         assert cells.value("model.cells.loop is not None")
 
-    def test_without_ipywidgets(self, cells):
+    def test_panel_without_ipywidgets_names_the_installation(self, cells):
         """Where ipywidgets is not installed, the state is shown with the command that installs it."""
         cells.run("import sys\nkept, sys.modules['ipywidgets'] = sys.modules.get('ipywidgets'), None")
         reply = cells.run("nb.panel()")

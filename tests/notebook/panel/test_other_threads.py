@@ -1,119 +1,95 @@
 """Tests of clicks that arrive in another thread, as in JupyterLab: messages to the front end and the focus."""
 
-import asyncio
 import itertools
 
 import pytest
 
+from helpers import simulated_computers as computers
+from helpers.panels import in_notebook, next_cell
+from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.model import IMMEDIATE_SECONDS
 
 
-async def between_cells():
-    """Let the loop do what was handed over to it."""
-    for _ in range(3):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
-def broken(computers):
+def broken():
     """A Mac whose Metal does not compute, and whose shell asks for the CPU."""
     return computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
 
 
-def test_between_cells_a_clicked_button_does_not_jump(open_panel, here, front_end, elsewhere):
+@in_notebook
+async def test_clicked_button_changes_once(open_panel, here, front_end):
     """A button looks pressed only after the device has changed, and the front end gets one message."""
-
-    async def notebook():
-        view = open_panel(here.session)
-        cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
-        front = front_end(cpu, auto)
-        elsewhere(lambda: front.click(cpu))
-        assert view.pressed == ["auto"]
-        assert front.state == {}
-        await between_cells()
-        assert view.pressed == ["cpu"]
-        assert front.state == {
-            cpu: {"_dom_classes": cpu._dom_classes, "description": "cpu ✓"},
-            auto: {"_dom_classes": (), "description": "auto"},
-        }
-
-    asyncio.run(notebook())
+    view = open_panel(here.session)
+    cpu, auto = view.device_buttons["cpu"], view.device_buttons["auto"]
+    front = front_end(cpu, auto)
+    run_in_thread(lambda: front.click(cpu))
+    assert view.pressed == ["auto"]
+    assert front.state == {}
+    await next_cell()
+    assert view.pressed == ["cpu"]
+    assert front.state == {
+        cpu: {"_dom_classes": cpu._dom_classes, "description": "cpu ✓"},
+        auto: {"_dom_classes": (), "description": "auto"},
+    }
 
 
-def test_between_cells_refreshing_by_code(open_panel, here, front_end, elsewhere):
+@in_notebook
+async def test_checkbox_follows_the_state(open_panel, here, front_end):
     """The checkbox follows the state without sending a request, whoever changed the state."""
-
-    async def notebook():
-        view = open_panel(here.session)
-        box, shown = view.automatic, []
-        front = front_end(box)
-        view.model.observe(lambda change: shown.append(change["new"].auto_refresh), "state")
-        for wanted in (True, False):
-            view.model.set_auto_refresh(wanted)
-            assert box.value is wanted
-            assert front.state[box] == {"value": wanted}
-        elsewhere(lambda: front.click(box))
-        await between_cells()
-        assert box.value is view.model.state.auto_refresh is True
-        assert front.state[box] == {"value": True}
-        return shown
-
-    assert asyncio.run(notebook()) == [True, False, True]
+    view = open_panel(here.session)
+    box, shown = view.automatic, []
+    front = front_end(box)
+    view.model.observe(lambda change: shown.append(change["new"].auto_refresh), "state")
+    for wanted in (True, False):
+        view.model.set_auto_refresh(wanted)
+        assert box.value is wanted
+        assert front.state[box] == {"value": wanted}
+    run_in_thread(lambda: front.click(box))
+    await next_cell()
+    assert box.value is view.model.state.auto_refresh is True
+    assert front.state[box] == {"value": True}
+    assert shown == [True, False, True]
 
 
-def test_while_a_cell_runs_the_focus_stays_where_it_is(open_panel, broken, front_end, elsewhere):
+@in_notebook
+async def test_waiting_click_does_not_move_the_focus(open_panel, broken, front_end):
     """A click that waited for a cell never moves the focus."""
-
-    async def notebook():
-        view = open_panel(broken.session)
-        front = front_end(*view.device_buttons.values())
-        view.model.on_cell_start()
-        elsewhere(lambda: front.click(view.device_buttons["mps"]))
-        view.model.on_cell_end()
-        await between_cells()
-        assert view.device_buttons["mps"].disabled
-        return front.focused
-
-    assert asyncio.run(notebook()) == []
-
-
-def test_while_a_cell_runs_the_focus_stays_after_a_cell(open_panel, broken, front_end):
-    """A click whose message comes right after a cell may have waited for it too, and does not take the focus."""
     view = open_panel(broken.session)
     front = front_end(*view.device_buttons.values())
     view.model.on_cell_start()
+    run_in_thread(lambda: front.click(view.device_buttons["mps"]))
     view.model.on_cell_end()
-    front.click(view.device_buttons["mps"])
-
+    await next_cell()
     assert view.device_buttons["mps"].disabled
     assert front.focused == []
-    assert not view.model.responds_immediately
 
 
-def test_while_a_cell_runs_the_focus_stays_after_a_long_answer(open_panel, broken, front_end):
-    """A click that took seconds to answer does not take the focus: somebody may type elsewhere by now."""
-    view = open_panel(broken.session, clock=itertools.count(0.0, 2 * IMMEDIATE_SECONDS).__next__)
+@pytest.mark.parametrize(("seconds", "after_a_cell"), [(0.0, True), (2 * IMMEDIATE_SECONDS, False)])
+def test_click_that_may_have_waited_does_not_take_the_focus(open_panel, broken, front_end, seconds, after_a_cell):
+    """Right after a cell a click may have waited for it; after seconds somebody may type elsewhere."""
+    view = open_panel(broken.session, clock=itertools.count(0.0, seconds).__next__)
     front = front_end(*view.device_buttons.values())
+    if after_a_cell:
+        view.model.on_cell_start()
+        view.model.on_cell_end()
+        assert not view.model.responds_immediately
     front.click(view.device_buttons["mps"])
 
     assert view.device_buttons["mps"].disabled
     assert front.focused == []
 
 
-def test_while_a_cell_runs_that_it_waits_is_said(open_panel, here, elsewhere):
+@in_notebook
+async def test_region_of_a_waiting_click_says_so(open_panel, here):
     """The region of a pending click says so until the click is processed, even if the cell changes other state."""
-
-    async def notebook():
-        view = open_panel(here.session)
-        view.model.on_cell_start()
-        elsewhere(view.device_buttons["cpu"].click)
-        here.session.unload()
-        assert view.pressed == ["auto"]
-        assert "Waiting for the running cell" in view.region("Device").activity.value
-        assert "Waiting for the running cell" not in view.region("Memory").activity.value
-        view.model.on_cell_end()
-        await between_cells()
-        assert view.pressed == ["cpu"]
-        assert view.region("Device").activity.value == ""
-
-    asyncio.run(notebook())
+    view = open_panel(here.session)
+    view.model.on_cell_start()
+    run_in_thread(view.device_buttons["cpu"].click)
+    here.session.unload()
+    assert view.pressed == ["auto"]
+    assert "Waiting for the running cell" in view.region("Device").activity.value
+    assert "Waiting for the running cell" not in view.region("Memory").activity.value
+    view.model.on_cell_end()
+    await next_cell()
+    assert view.pressed == ["cpu"]
+    assert view.region("Device").activity.value == ""

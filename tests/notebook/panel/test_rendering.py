@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import simulated_computers as computers
+from helpers.html import PAYLOADS, contrast, read
 from openmed_nb._events.activity import ProgressEvent
 from openmed_nb._render.display import Report, Table
 from openmed_nb.annotation.results import AnnotatedText
@@ -27,13 +29,6 @@ VERMILION = "#d55e00"
 DARK = "#212121"
 DARK_ACCENT = "#2196f3"
 
-PAYLOADS = (
-    "<img src=x onerror=alert(1)>",
-    '"><script>alert(1)</script>',
-    "' onmouseover='alert(1)",
-    "</style><script>alert(1)</script>",
-    "&lt;b&gt; & $x$ _",
-)
 REGIONS = (
     rendering.status,
     rendering.devices,
@@ -49,7 +44,7 @@ ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7,
 
 
 @pytest.fixture
-def plain(computers):
+def plain():
     """What there is to see of a computer without a GPU."""
     return replace(PanelState(**read_state(computers.plain().session)), simulated=False)
 
@@ -79,55 +74,60 @@ def full(words="words", state="usable"):
 
 
 def cases(plain):
-    """Yield a state for each thing that the panel may have to say, with its name and the region that says it."""
+    """Return the state for each thing that the panel may have to say, by name, with the region that says it."""
     gpu = MemoryBar("mps", (MemoryPart("allocated", GIB), MemoryPart("cached", 2 * GIB)), 8 * GIB, "the limit")
     result = Report("Released 9.7 MiB", ("Done.",), (Table("Causes", ("released",), (("models",),)),))
     model = LoadedModelInfo("bundled", "mps (SIMULATED)", "float32", 3 << 20, follows_session=True)
     loading = ProgressEvent("Moving to mps", "bundled", 1, 3)
     answer = AnnotatedText("He has asthma.", (ENTITY,), "m", "cpu")
     explained = {
-        environ: replace(plain, explanation=replace(plain.explanation, environment=plan_mps_variables(dict([environ]))))
+        environ: replace(plain.explanation, environment=plan_mps_variables(dict([environ])))
         for environ in ((HIGH_WATERMARK_VARIABLE, "0.7"), (HIGH_WATERMARK_VARIABLE, "0,7"))
     }
     nothing = replace(plain.devices, choice=None)
     failed = replace(plain.explanation, choice=OpenMedError("It broke.", "Mend it."))
-    yield "device", rendering.status, plain
-    yield "device of a simulation", rendering.status, replace(plain, simulated=True)
-    yield "no device", rendering.status, replace(plain, devices=nothing, explanation=failed)
-    yield "devices", rendering.devices, plain
-    yield "variables", rendering.environment, explained[HIGH_WATERMARK_VARIABLE, "0.7"]
-    yield "variables that need a remedy", rendering.environment, explained[HIGH_WATERMARK_VARIABLE, "0,7"]
-    yield "memory", rendering.memory, replace(plain, memory=(replace(gpu, history=(0, 2 * GIB, GIB)),))
-    yield "memory before a look", rendering.memory, replace(plain, memory=(gpu,))
-    yield "memory after a look", rendering.memory, replace(plain, memory=(replace(gpu, history=(GIB,)),))
-    yield (
-        "memory without a limit",
-        rendering.memory,
-        replace(plain, memory=(MemoryBar("mps", (MemoryPart("", GIB),), 0, "", (0,)),)),
-    )
-    yield "memory over its limit", rendering.memory, replace(plain, memory=(replace(gpu, limit=GIB),))
-    yield "no model", rendering.models, plain
-    yield "models", rendering.models, replace(plain, models=LoadedModels((model,)))
-    yield "no activity", rendering.activity, plain
-    yield "an activity", rendering.activity, replace(plain, activity=loading)
-    yield "an activity in a cell", rendering.activity, replace(plain, activity=loading, cell_running=True)
-    yield "a cell", rendering.activity, replace(plain, cell_running=True)
-    yield "a click between cells", rendering.activity, replace(plain, pending_clicks=2)
-    yield "a click in a cell", rendering.activity, replace(plain, pending_clicks=2, cell_running=True, activity=loading)
-    yield "nothing said", rendering.message, plain
-    yield "something said", rendering.message, replace(plain, result=result)
-    yield "an error", rendering.message, replace(plain, error=OpenMedError("It broke.", "Mend it."), result=result)
-    yield "no answer", rendering.annotation, plain
-    yield "an answer", rendering.annotation, replace(plain, annotation=answer, seconds=0.0123)
-    yield "a quick answer", rendering.annotation, replace(plain, annotation=answer, seconds=0.0001)
     old = replace(answer, device="mps (SIMULATED)")
-    yield "an answer of another device", rendering.annotation, replace(plain, annotation=old, seconds=0.0123)
+    changes = {
+        "device": (rendering.status, {}),
+        "device of a simulation": (rendering.status, {"simulated": True}),
+        "no device": (rendering.status, {"devices": nothing, "explanation": failed}),
+        "devices": (rendering.devices, {}),
+        "variables": (rendering.environment, {"explanation": explained[HIGH_WATERMARK_VARIABLE, "0.7"]}),
+        "variables that need a remedy": (
+            rendering.environment,
+            {"explanation": explained[HIGH_WATERMARK_VARIABLE, "0,7"]},
+        ),
+        "memory": (rendering.memory, {"memory": (replace(gpu, history=(0, 2 * GIB, GIB)),)}),
+        "memory before a look": (rendering.memory, {"memory": (gpu,)}),
+        "memory after a look": (rendering.memory, {"memory": (replace(gpu, history=(GIB,)),)}),
+        "memory without a limit": (
+            rendering.memory,
+            {"memory": (MemoryBar("mps", (MemoryPart("", GIB),), 0, "", (0,)),)},
+        ),
+        "memory over its limit": (rendering.memory, {"memory": (replace(gpu, limit=GIB),)}),
+        "no model": (rendering.models, {}),
+        "models": (rendering.models, {"models": LoadedModels((model,))}),
+        "no activity": (rendering.activity, {}),
+        "an activity": (rendering.activity, {"activity": loading}),
+        "an activity in a cell": (rendering.activity, {"activity": loading, "cell_running": True}),
+        "a cell": (rendering.activity, {"cell_running": True}),
+        "a click between cells": (rendering.activity, {"pending_clicks": 2}),
+        "a click in a cell": (rendering.activity, {"pending_clicks": 2, "cell_running": True, "activity": loading}),
+        "nothing said": (rendering.message, {}),
+        "something said": (rendering.message, {"result": result}),
+        "an error": (rendering.message, {"error": OpenMedError("It broke.", "Mend it."), "result": result}),
+        "no answer": (rendering.annotation, {}),
+        "an answer": (rendering.annotation, {"annotation": answer, "seconds": 0.0123}),
+        "a quick answer": (rendering.annotation, {"annotation": answer, "seconds": 0.0001}),
+        "an answer of another device": (rendering.annotation, {"annotation": old, "seconds": 0.0123}),
+    }
+    return {name: (region, replace(plain, **changed)) for name, (region, changed) in changes.items()}
 
 
-def test_regions_are_as_recorded(plain, read, as_recorded):
+def test_regions_are_as_recorded(plain, as_recorded):
     """Each region is what the record has, but for the styles of tables and marks; the record is read by people."""
     shown = {}
-    for name, region, state in cases(plain):
+    for name, (region, state) in cases(plain).items():
         html = region(state)
         read(html)
         shown[name] = re.sub(r' style="(?!width)[^"]*"', "", html)
@@ -137,20 +137,20 @@ def test_regions_are_as_recorded(plain, read, as_recorded):
 
 @pytest.mark.parametrize("state", ["usable", "failed"])
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_payload_in_any_place_of_a_region_is_shown_as_text(read, payload, state):
+def test_payload_in_any_place_of_a_region_is_shown_as_text(payload, state):
     shown = full(payload, state)
     for region in REGIONS:
         assert payload in read(region(shown)).text, region
 
 
 @given(words=st.text(min_size=1, max_size=30).filter(str.strip), state=st.sampled_from(["usable", "failed"]))
-def test_any_words_bring_no_element_or_attribute(read, words, state):
+def test_any_words_bring_no_element_or_attribute(words, state):
     for region in REGIONS:
         assert read(region(full(words, state))).text
 
 
 @pytest.mark.parametrize("spelling", ["cpu Device: mps, chosen", "<strong>mps</strong>"])
-def test_words_like_ours_are_no_device(read, computers, plain, spelling):
+def test_words_like_ours_are_no_device(plain, spelling):
     """Only the active device is bold, whatever the value of a variable looks like."""
     refused = PanelState(**read_state(computers.plain(OPENMED_DEVICE=spelling).session))
     choice = DeviceChoice("cpu", spelling, "you", "Yes.", confirmed=True)
@@ -165,7 +165,7 @@ def test_words_like_ours_are_no_device(read, computers, plain, spelling):
 
 
 @pytest.mark.parametrize("state", ["usable", "failed"])
-def test_tables_have_names_and_headers_for_columns_and_rows(read, state):
+def test_tables_have_names_and_headers_for_columns_and_rows(state):
     shown = read("".join(region(full(state=state)) for region in REGIONS))
     folded = [element for details in shown.find("details") for element in details.content]
     tables = shown.find("table")
@@ -184,7 +184,7 @@ def test_tables_have_names_and_headers_for_columns_and_rows(read, state):
 @pytest.mark.parametrize(
     ("color", "ground"), [(VERMILION, GROUND), (VERMILION, DARK), (ACCENT, GROUND), (DARK_ACCENT, DARK)]
 )
-def test_style_sheet_shapes_can_be_seen(contrast, color, ground):
+def test_style_sheet_shapes_can_be_seen(color, ground):
     """Bars, lines, the frame of an error and the ring of the focus stand out by 3 to 1, on a white and on a dark ground."""
     assert contrast(color, ground) >= 3
 
@@ -211,7 +211,7 @@ def test_style_sheet_every_rule_holds_in_a_panel_only():
 
 def test_style_sheet_every_class_has_a_rule(plain):
     """Every class in the HTML has a rule in the sheet, but the one that MathJax heeds."""
-    html = "".join(region(state) for _, region, state in cases(plain))
+    html = "".join(region(state) for region, state in cases(plain).values())
     used = {name for names in re.findall(r'class="([^"]*)"', html) for name in names.split()}
     assert {name for name in used if f".{name}" not in STYLES} == {"tex2jax_ignore"}
     assert {"openmed-first", "openmed-bar", "openmed-error", "openmed-result", "openmed-late"} <= used

@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
+from helpers.processes import run_python
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import OpenMedError
@@ -77,7 +76,7 @@ BUTTONS: dict[str, tuple[Callable[[ModuleType], Any], str, str, set[str]]] = {
 
 
 @pytest.mark.parametrize(("make", "pressed", "active", "disabled"), BUTTONS.values(), ids=BUTTONS)
-def test_buttons_and_device_table_agree(computers, make, pressed, active, disabled):
+def test_buttons_and_device_table_agree(make, pressed, active, disabled):
     state = make_state(make(computers))
     buttons = state.buttons
     (table,) = (table for table in state.to_report().tables if table.caption == "Devices")
@@ -104,7 +103,7 @@ TOOLTIPS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("make", "device", "tooltip"), TOOLTIPS.values(), ids=TOOLTIPS)
-def test_tooltip_shows_reason_or_action(computers, make, device, tooltip):
+def test_tooltip_shows_reason_or_action(make, device, tooltip):
     (button,) = (button for button in make_state(make(computers)).buttons if button.device == device)
 
     assert tooltip in button.tooltip
@@ -121,7 +120,7 @@ def test_tooltip_shows_reason_or_action(computers, make, device, tooltip):
     ],
     ids=["planned", "confirmed", "by magic", "nonsense", "no torch"],
 )
-def test_status_shows_device_and_confirmation_or_error(computers, make, first, second):
+def test_status_shows_device_and_confirmation_or_error(make, first, second):
     status = make_state(make(computers)).status
 
     assert status[0] == first if first == NO_DEVICE else status[0].startswith(f"Device: {first}")
@@ -130,14 +129,14 @@ def test_status_shows_device_and_confirmation_or_error(computers, make, first, s
 
 
 @pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])
-def test_state_masks_secrets_in_every_form(computers, value):
+def test_state_masks_secrets_in_every_form(value):
     state = make_state(computers.mac(OPENMED_DEVICE=value, HF_ENDPOINT=value, OPENMED_TORCH_DEVICE=""))
 
     assert "***" in " ".join(state.status)
     assert "abcdefgh" not in f"{state} {state._repr_html_()} {json.dumps(state.to_dict())}"
 
 
-def test_static_form_has_all_tables_and_commands(computers):
+def test_static_form_has_all_tables_and_commands():
     state = make_state(computers.mac(HF_HUB_OFFLINE="1"))
     captions = [table.caption for table in state.to_report().tables if table.rows]
 
@@ -155,7 +154,7 @@ def test_commands_of_static_form_exist(shell):
         assert command.split()[0].lstrip("%") in shell.magics_manager.magics[kind]
 
 
-def test_read_state_lists_gpus_of_imported_torch_without_probing(computers):
+def test_read_state_lists_gpus_of_imported_torch_without_probing():
     here = computers.box()
     here.torch.inspect_imported_torch()
     state = PanelState(**read_state(here.session))
@@ -166,7 +165,7 @@ def test_read_state_lists_gpus_of_imported_torch_without_probing(computers):
     assert not state.choice.confirmed
 
 
-def test_read_state_on_cpu_of_mac_does_not_search_for_mps_tensors(computers):
+def test_read_state_on_cpu_of_mac_does_not_search_for_mps_tensors():
     """The search visits all live objects, which is slow."""
     here = use_device(computers.mac(), "cpu")
     here.torch.inspect_imported_torch()
@@ -197,36 +196,17 @@ for requested in ("", "nonsense", "cpu", "cuda:1"):
 
 @pytest.mark.real_computer  # It starts a process of its own.
 def test_read_state_in_fresh_process_is_light_and_keeps_environment():
-    process = subprocess.run(
-        [sys.executable, "-c", FRESH],
-        env={**os.environ, "OPENMED_TORCH_DEVICE": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    process = run_python("-c", FRESH, environ={"OPENMED_TORCH_DEVICE": ""})
 
     assert process.stdout.splitlines() == ["default [] True", "nonsense [] True", "cpu [] True", "cuda:1 [] True"], (
         process.stderr
     )
 
 
-OPERATIONS: dict[str, Callable[[Any], object]] = {
-    "start": lambda here: here.session.start(),
-    "stop": lambda here: here.session.stop(),
-    "device": lambda here: here.session.device(),
-    "reset": lambda here: here.session.reset(),
-    "tune": lambda here: here.session.apply_mps_variables(),
-    "import torch": lambda here: here.torch.inspect_imported_torch(),
-    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
-    **{f"use {device}": lambda here, device=device: here.session.use(device) for device in ("auto", "mps", "cpu", "x")},
-    "ask mps": lambda here: here.session.device("mps"),
-}
-
-
 def run_operation(computer, operation):
     """Return the result of an operation, or its error, as text."""
     try:
-        return repr(OPERATIONS[operation](computer))
+        return repr(computers.OPERATIONS[operation](computer))
     except OpenMedError as error:
         return repr(error.to_dict())
 
@@ -234,9 +214,9 @@ def run_operation(computer, operation):
 @given(
     kind=st.sampled_from(["mac", "box", "plain", "rosetta"]),
     environ=st.sampled_from([{}, {"OPENMED_DEVICE": "cpu"}, {"OPENMED_DEVICE": "mps"}, {"OPENMED_DEVICE": "x"}]),
-    operations=st.lists(st.sampled_from(sorted(OPERATIONS)), max_size=8),
+    operations=st.lists(st.sampled_from(sorted(computers.OPERATIONS)), max_size=8),
 )
-def test_reading_state_has_no_effect_on_any_operations(computers, kind, environ, operations):
+def test_reading_state_has_no_effect_on_any_operations(kind, environ, operations):
     observed = getattr(computers, kind)(**environ)
     unobserved = getattr(computers, kind)(**environ)
     for operation in operations:

@@ -1,13 +1,13 @@
 """Tests of the widgets of the panel: structure, static forms and closing."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import ipywidgets
 import pytest
 
+from helpers import simulated_computers as computers
+from helpers.processes import run_python
 from openmed_nb._render.display import WIDGET_MIME_TYPE, to_html
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.notebook.panel import rendering
@@ -38,7 +38,7 @@ def test_panel_has_only_core_widgets_with_shared_layout_and_styles(open_panel):
     assert not [widget for widget in widgets if isinstance(widget, ipywidgets.Output)]
 
 
-def test_controls_have_descriptions_and_tooltips(open_panel, computers):
+def test_controls_have_descriptions_and_tooltips(open_panel):
     widgets = list(iter_widgets(open_panel(computers.plain().session)))
     controls = [widget for widget in widgets if hasattr(widget, "disabled")]
     assert [control.description for control in controls] == [
@@ -49,7 +49,7 @@ def test_controls_have_descriptions_and_tooltips(open_panel, computers):
     assert all(button.tooltip.endswith(".") for button in buttons)
 
 
-def test_equal_state_changes_only_memory_trait(open_panel, computers):
+def test_equal_state_changes_only_memory_trait(open_panel):
     view = open_panel(computers.plain().session)
     changes = []
     bars = view.region("Memory").top
@@ -59,7 +59,7 @@ def test_equal_state_changes_only_memory_trait(open_panel, computers):
     assert {id(owner) for owner in changes} <= {id(bars)}
 
 
-def test_panel_has_live_html_and_text_forms(open_panel, computers):
+def test_panel_has_live_html_and_text_forms(open_panel):
     """The HTML form is a snapshot, and the text form is constant."""
     view = open_panel(computers.plain().session)
     first = view._repr_mimebundle_(include=None, exclude=None)
@@ -156,8 +156,7 @@ def test_closed_panels_leak_nothing_in_kernel(kernel, count):
 
 @pytest.mark.real_computer  # It starts a process of its own.
 def test_opening_panel_does_not_import_torch():
-    process = subprocess.run([sys.executable, "-c", OPENING], capture_output=True, text=True, check=True, timeout=60)
-    assert process.stdout == "[]\n"
+    assert run_python("-c", OPENING).stdout == "[]\n"
 
 
 def test_unpaired_surrogate_arrives_and_is_rejected(kernel):

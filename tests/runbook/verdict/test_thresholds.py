@@ -10,7 +10,7 @@ from openmed_nb.runbook.bench.sweep import HEADROOM_FRACTION
 from openmed_nb.runbook.bench.timing import MAX_DATA_FRACTION
 from openmed_nb.runbook.checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
-from openmed_nb.runbook.verdict.metrics import GATES
+from openmed_nb.runbook.verdict.metrics import GATES, METRICS
 from openmed_nb.training.curve import GROWTH_THRESHOLD
 
 NAMES = [field.name for field in fields(Gates)]
@@ -18,8 +18,8 @@ NAMES = [field.name for field in fields(Gates)]
 MAXIMUM = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
 
 
-def test_every_gate_has_a_threshold():
-    assert set(NAMES) == set(GATES)
+def test_every_gate_has_a_metric():
+    assert set(GATES) < set(METRICS)
 
 
 def test_defaults_match_the_other_modules():

@@ -15,7 +15,7 @@ VOCABULARY = 60
 LENGTH = 16
 LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
 
-model_of = runpy.run_path(str(Path(__file__).parents[3] / "model_families.py"))["model_of"]
+model_of = runpy.run_path(str(Path(__file__).parents[3] / "helpers" / "model_families.py"))["model_of"]
 
 TOKEN_CLASSIFIERS: Mapping[str, Mapping[str, Any]] = {
     "bert": {},

@@ -103,3 +103,25 @@ def box(**environ: str) -> Computer:
 def plain(**environ: str) -> Computer:
     """Return a computer without a GPU."""
     return Computer(PLAIN, PLAIN_TORCH, environ)
+
+
+OPERATIONS: dict[str, Callable[[Computer], object]] = {
+    "start": lambda here: here.session.start(),
+    "stop": lambda here: here.session.stop(),
+    "device": lambda here: here.session.device(),
+    "list": lambda here: here.session.list_devices(),
+    "explain": lambda here: here.session.explain(),
+    "reset": lambda here: here.session.reset(),
+    "tune": lambda here: here.session.apply_mps_variables(),
+    "import torch": lambda here: here.torch.inspect_imported_torch(),
+    "compute on mps": lambda here: (here.torch.inspect_imported_torch(), here.torch.touch()),
+    **{
+        f"use {device}": lambda here, device=device: here.session.use(device)
+        for device in ("auto", "mps", "cuda:1", "cpu", "x")
+    },
+    **{
+        f"ask {device}": lambda here, device=device: here.session.device(device)
+        for device in ("mps", "cuda", "cpu", "x")
+    },
+}
+"""Operations on a computer, by name."""

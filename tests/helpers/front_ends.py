@@ -114,6 +114,11 @@ class Front:
             self.page.wait_for_timeout(200)
         pytest.fail(f"{what} did not become true.")
 
+    def cell_types(self) -> list[str]:
+        """Return the types of the cells that can be edited, which a stolen key would change."""
+        cells = self.page.locator(".jp-Notebook .jp-Cell")
+        return cells.evaluate_all("cells => cells.map(cell => cell.className.match(/jp-(Code|Markdown|Raw)Cell/)[1])")
+
     def run_all(self) -> None:
         """Run the notebook, and wait until its last cell is done."""
         raise NotImplementedError
@@ -152,11 +157,6 @@ class Editor(Front):
         self.page.keyboard.press("Enter")
         self.page.keyboard.type(code)
         self.page.keyboard.press("Shift+Enter")
-
-    def cell_types(self) -> list[str]:
-        """Return the types of the cells, which a stolen key would change."""
-        cells = self.page.locator(".jp-Notebook .jp-Cell")
-        return cells.evaluate_all("cells => cells.map(cell => cell.className.match(/jp-(Code|Markdown|Raw)Cell/)[1])")
 
     def save(self) -> None:
         """Save the notebook, and wait until the file is written."""

@@ -1,0 +1,1 @@
+"""Models, computers, kernels, pages and panels for tests. Tests import them, because pytest adds `tests` to the path."""
