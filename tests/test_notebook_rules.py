@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_CELLS = 12
 SKIPPING = re.compile(r"nbval[-_](skip|ignore[-_]output|raises[-_]exception)|raises-exception", re.IGNORECASE)
 ABSOLUTE = re.compile(r"(?<![\w./:<])(/(home|root|Users|tmp|work|opt|usr|var|private|content)/|[A-Z]:\\)")
 
@@ -102,7 +103,8 @@ def test_cells_were_run_from_the_top(notebook):
     assert all(cell.source.strip() for cell in notebook.cells)
 
 
-def test_notebook_begins_with_a_title(notebook):
+def test_notebook_has_a_title_and_at_most_a_dozen_code_cells(notebook):
+    assert len(code_cells(notebook)) <= MAX_CELLS
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")
 
