@@ -161,6 +161,7 @@ class ResultStore(Sequence[list[Entity]]):
         dropped: Labeled spans that are not in an entity, by text index.
         fingerprints: Fingerprints of the texts. The results of a chunk have none.
         key: Key of the label in an entity: ``entity_group``, or ``entity`` for tokens that are not aggregated.
+        context: Further columns with one value for each entity; see :meth:`Annotations.with_context`.
     """
 
     def __init__(self, key: str = "entity_group") -> None:
@@ -168,6 +169,7 @@ class ResultStore(Sequence[list[Entity]]):
         self.dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         self.fingerprints = array("Q")
         self.key = key
+        self.context: dict[str, list[Any]] = {}
         self._text_offsets = array("q", [0])  # Index of the first entity of each text, and total.
         self._strings: list[str] = []  # Distinct labels and words.
         self._string_ids: dict[str, int] = {}
@@ -326,7 +328,12 @@ class ResultStore(Sequence[list[Entity]]):
         for fingerprint, answer, dropped in self.items():
             hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
             store.add(fingerprint, hidden, dropped)
+        store.context = self.context
         return store
+
+    def with_columns(self, context: Mapping[str, list[Any]]) -> ResultStore:
+        """Return a copy with further columns."""
+        return self._replace_attributes(context={**self.context, **context})
 
     def is_missing(self, index: int) -> bool:
         """Return whether a text is a missing value."""
@@ -349,41 +356,61 @@ class ResultStore(Sequence[list[Entity]]):
         text_id = range(len(self))[index]
         return self._entities(self._text_offsets[text_id], self._text_offsets[text_id + 1])
 
-    def _entities(self, start: int, stop: int) -> list[Entity]:
+    def _entities(self, start_row: int, stop_row: int) -> list[Entity]:
         """Return entities as mappings with their keys in the order of transformers."""
-        columns: dict[str, Sequence[Any]] = {name: column[start:stop] for name, column in self._columns.items()}
+        columns: dict[str, Sequence[Any]] = {name: column[start_row:stop_row] for name, column in self._columns.items()}
         strings = self._strings
         key = self.key
         labels = [strings[string_id] for string_id in columns["label"]]
         words = [strings[string_id] for string_id in columns["word"]]
         values = zip(labels, columns["score"], words, columns["start"], columns["end"], strict=True)
-        if not columns["index"]:
-            return [
+        if columns["index"]:
+            entities = [
+                {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
+                for (label, score, word, start, end), index in zip(values, columns["index"], strict=True)
+            ]
+        else:
+            entities = [
                 {key: label, "score": score, "word": word, "start": start, "end": end}
                 for label, score, word, start, end in values
             ]
-        return [
-            {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
-            for (label, score, word, start, end), index in zip(values, columns["index"], strict=True)
-        ]
+        for name, context in self.context.items():
+            for entity, value in zip(entities, context[start_row:stop_row], strict=True):
+                entity[name] = value
+        return entities
 
-    def filter(self, labels: Collection[str], min_score: float) -> ResultStore:
-        """Return a copy with the entities that have one of the labels and at least a score.
+    def filter(
+        self, labels: Collection[str], min_scores: Mapping[str, float], context: Mapping[str, bool | str]
+    ) -> ResultStore:
+        """Return a copy with the entities that have one of the labels, at least a score, and a context.
 
-        The labels must be casefolded. If there are no labels, only the score is used.
+        Args:
+            labels: Casefolded labels; empty for all labels.
+            min_scores: Minimum scores by label. The empty label stands for all labels.
+            context: Required values of columns of :attr:`context`.
         """
         import numpy as np
 
+        thresholds = {label.casefold(): score for label, score in min_scores.items()}
+        default = thresholds.get("", 0.0)
+
+        def is_kept(label: str, score: float) -> bool:
+            folded = label.casefold()
+            return (not labels or folded in labels) and score >= thresholds.get(folded, default)
+
         count = self._text_offsets[-1]
-        kept = np.array(self._columns["score"][:count]) >= min_score
-        if labels:
-            label_ids = [index for index, string in enumerate(self._strings) if string.casefold() in labels]
-            kept &= np.isin(self._columns["label"][:count], label_ids)
+        scores = np.array(self._columns["score"][:count])
+        label_ids = np.array(self._columns["label"][:count], np.int64)
+        kept = np.zeros(count, bool)
+        for label_id in np.unique(label_ids).tolist():
+            folded = self._strings[label_id].casefold()
+            if not labels or folded in labels:
+                kept |= (label_ids == label_id) & (scores >= thresholds.get(folded, default))
+        for name, value in context.items():
+            kept &= np.array([item == value for item in self.context[name][:count]], bool)
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for text_id, spans in self.dropped.items():
-            selected = tuple(
-                span for span in spans if span.score >= min_score and (not labels or span.label.casefold() in labels)
-            )
+            selected = tuple(span for span in spans if is_kept(span.label, span.score))
             if selected:
                 dropped[text_id] = selected
         rows = np.flatnonzero(kept).tolist()
@@ -391,8 +418,11 @@ class ResultStore(Sequence[list[Entity]]):
             name: array(column.typecode, [column[row] for row in rows] if column else ())
             for name, column in self._columns.items()
         }
+        kept_context = {name: [values[row] for row in rows] for name, values in self.context.items()}
         text_offsets = array("q", np.append(0, np.cumsum(kept))[np.array(self._text_offsets)].tobytes())
-        return self._replace_attributes(dropped=dropped, _columns=columns, _text_offsets=text_offsets)
+        return self._replace_attributes(
+            dropped=dropped, context=kept_context, _columns=columns, _text_offsets=text_offsets
+        )
 
     def counts(self) -> Iterator[int]:
         """Yield the number of entities of each text."""
@@ -432,6 +462,12 @@ class ResultStore(Sequence[list[Entity]]):
         }
         if not self._columns["index"]:
             del columns["index"]
+        columns.update(
+            {
+                name: np.array(values, dtype=type(values[0])) if values else np.array(values, object)
+                for name, values in self.context.items()
+            }
+        )
         return {name: column[: len(text_ids)] for name, column in columns.items()}
 
 
@@ -553,6 +589,18 @@ def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Ite
     yield TextSegment(text[position:])
 
 
+def _validate_min_scores(min_score: float | Mapping[str, float]) -> dict[str, float]:
+    """Return minimum scores by label. The empty label stands for all labels."""
+    if not isinstance(min_score, Mapping):
+        return {"": check_number("min_score", min_score, 1.0, example="0.9")}
+    scores = {}
+    for label, score in min_score.items():
+        if not isinstance(label, str):
+            raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
+        scores[label] = check_number("min_score", score, 1.0, example="0.9")
+    return scores
+
+
 def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
     """Warn about labels that no entity has and the model does not predict. Without entities, there is no warning."""
     available = {_normalize_label(label) for label in present}
@@ -660,6 +708,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         texts: The texts as passed, not copied, or ``None`` if they came from an iterator.
         row_index: Index of the Series or column of the texts, not copied, or ``None``. It identifies rows, so it is pickled even
             with ``show_text=False``.
+        ids: One id per text: those that were passed, the keys of a mapping, or the index of a Series; otherwise ``None``.
+            ``found["a7"]`` and ``found.show("a7")`` select a text by its id.
         unfinished: Whether the results are attached to an error. Results and texts are not pickled then.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
     """
@@ -673,6 +723,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     shapes: int | None = None
     texts: Any = None
     row_index: Any = None
+    ids: Any = None
     unfinished: bool = False
     known_labels: tuple[str, ...] | None = None
 
@@ -684,7 +735,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         # Cached properties such as ``sources`` are excluded.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.unfinished:
-            return {**state, "results": ResultStore(), "preview_texts": (), "texts": None, "row_index": None}
+            no_texts = {"results": ResultStore(), "preview_texts": (), "texts": None}
+            return {**state, **no_texts, "row_index": None, "ids": None}
         if self.show_text:
             return state
         settings = {**self.settings, "words": "omitted"}  # No run can resume from these results.
@@ -695,7 +747,42 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         return len(self.results)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.results[index]
+        return self.results[self.position(index) if isinstance(index, str) else index]
+
+    def position(self, note_id: Any) -> int:
+        """Return the index of the text with an id.
+
+        Args:
+            note_id: An id as in :attr:`ids`.
+
+        Raises:
+            ConfigurationError: If no text or several texts have the id.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate({"a7": "No pain.", "b2": "She has asthma."}, "bundled_small", device="cpu")
+            >>> found.position("b2"), [entity["word"] for entity in found["b2"]]
+            (1, ['asthma'])
+        """
+        indices = self._indices_by_id.get(note_id, ())
+        if len(indices) != 1:
+            message = "No text has this id." if not indices else f"{len(indices)} texts have this id."
+            if self.ids is None:
+                message = "The texts have no ids."
+            raise ConfigurationError(message, "Select a text by its index, from 0.")
+        return indices[0]
+
+    @cached_property
+    def _indices_by_id(self) -> dict[Any, list[int]]:
+        indices: dict[Any, list[int]] = {}
+        for index, note_id in enumerate(() if self.ids is None else self.ids):
+            indices.setdefault(note_id, []).append(index)
+        return indices
+
+    @property
+    def _has_own_ids(self) -> bool:
+        """Whether the texts have ids in addition to the index of a Series."""
+        return self.ids is not None and type(self.ids) is list
 
     @property
     def errors(self) -> Mapping[int, str]:
@@ -735,7 +822,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     def to_dict(self) -> dict[str, Any]:
         """Return model, device and texts as JSON-compatible data.
 
-        Each text has ``entities``, an ``error`` or ``missing``. A text from a file also has a ``source``; see :attr:`sources`.
+        Each text has ``entities``, an ``error`` or ``missing``, and an ``id`` if the texts have :attr:`ids`. A text from a file also
+        has a ``source``; see :attr:`sources`.
         """
         texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
         for index, spans in self.results.dropped.items():
@@ -746,6 +834,9 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             texts[index] = {"error": error}
         if _are_files(self.texts):
             texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
+        if self.ids is not None:
+            ids = [note_id if isinstance(note_id, (str, int, float)) else str(note_id) for note_id in self.ids]
+            texts = [{"id": note_id, **text} for note_id, text in zip(ids, texts, strict=True)]
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -755,8 +846,10 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per entity.
 
-        The columns are ``note`` (index of the text), the label, ``score``, ``word``, ``start`` and ``end``. If the texts are files,
-        the column ``source`` contains their paths; see :attr:`sources`.
+        The columns are ``note`` (index of the text), ``id`` if ids were passed, the label, ``score``, ``word`` as in transformers,
+        ``span_text`` (the characters of the note), ``start`` and ``end``, and the columns of :meth:`with_context`. If the texts are
+        files, the column ``source`` contains their paths; see :attr:`sources`. ``span_text`` is missing for a note that cannot be read
+        again, such as one of a generator.
 
         Returns:
             The DataFrame. If the texts came from a Series, it has the index of the Series, so that
@@ -770,7 +863,13 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        columns = self.results.columns()
+        columns: dict[str, Any] = {}
+        for name, values in self.results.columns().items():
+            columns[name] = values
+            if name == "note" and self._has_own_ids:
+                columns["id"] = [self.ids[index] for index in values]
+            if name == "word":
+                columns["span_text"] = self._surface_forms()
         if _are_files(self.texts):
             columns["source"] = [self.sources[index] for index in columns["note"]]
         frame = pd.DataFrame(columns)
@@ -780,11 +879,39 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         names = [f"{name}_index" if name in columns else name for name in index.names]
         return frame.set_axis(index.set_names(names))
 
-    def show(self, number: int) -> AnnotatedText:
+    def _surface_forms(self) -> list[str | None]:
+        """Return the characters of each entity in its note, or ``None`` if the note cannot be read again."""
+        surface_forms: list[str | None] = []
+        for text, entities in zip(self.iter_note_texts(), self, strict=True):
+            surface_forms += [None if text is None else text[entity["start"] : entity["end"]] for entity in entities]
+        return surface_forms
+
+    def iter_note_texts(self) -> Iterator[str | None]:
+        """Yield the original texts. Files are read again.
+
+        Yields:
+            The text, or ``None`` if it is missing, has an error, has changed since it was annotated, or came from a generator and is
+            not one of the stored first texts.
+        """
+        current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
+        for index in range(len(self)):
+            current_text = next(current_texts, None)
+            if index in self.results.errors or self.results.is_missing(index):
+                yield None
+            elif index < len(self.preview_texts):
+                yield self.preview_texts[index]
+            else:
+                try:
+                    text = self._check_unchanged(index, current_text)
+                except OpenMedError:
+                    text = None
+                yield text
+
+    def show(self, number: int | str) -> AnnotatedText:
         """Return one of the texts with highlighted entities.
 
         Args:
-            number: Index of the text, from 0.
+            number: Index of the text, from 0, or its id if that is a string; see :attr:`ids`.
 
         Returns:
             The annotated text, as ``annotate`` returns it for a single text. Files and texts that are not stored are read again.
@@ -806,7 +933,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """
         if not len(self):
             raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
-        index = check_integer("number", number, 0, len(self) - 1)
+        index = self.position(number) if isinstance(number, str) else check_integer("number", number, 0, len(self) - 1)
         if message := self.results.errors.get(index):
             raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
         if self.results.is_missing(index):
@@ -896,19 +1023,21 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             raise text
         return (self.settings.get("delimiter") or "").join([text] if isinstance(text, str) else text)
 
-    def filter(self, *labels: str, min_score: float = 0.0) -> Annotations:
-        """Return the annotations with only the entities that have one of the labels and at least a score.
+    def filter(self, *labels: str, min_score: float | Mapping[str, float] = 0.0, **context: bool | str) -> Annotations:
+        """Return the annotations with only the entities that have one of the labels, at least a score, and a context.
 
         Args:
             labels: Labels to keep, not case-sensitive. Without labels, the entities of all labels are kept.
-            min_score: Minimum score, in [0, 1].
+            min_score: Minimum score, in [0, 1], or a mapping of labels to minimum scores. Labels that are not in the mapping have
+                no minimum.
+            context: Values of columns of :meth:`with_context`, such as ``negated=False`` or ``experiencer="patient"``.
 
         Returns:
             Annotations of the same texts. A text without remaining entities has an empty list. A run cannot be resumed from
             filtered annotations.
 
         Raises:
-            ConfigurationError: If a label is not a string, or if the score is not valid.
+            ConfigurationError: If a label is not a string, if a score is not valid, or if the entities have no such context.
 
         Example:
             >>> from openmed_nb import annotate
@@ -916,19 +1045,31 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             >>> [[entity["word"] for entity in entities] for entities in found.filter("disease", min_score=0.9)]
             [['asthma'], []]
         """
-        min_score = check_number("min_score", min_score, 1.0, example="0.9")
-        if not (labels or min_score):
-            return self
+        min_scores = _validate_min_scores(min_score)
         for label in labels:
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
-        _warn_unknown_labels(labels, self.results.labels, self.known_labels)
-        names = " or ".join(map(shorten, labels)) or "entities"
-        sentence = (
-            f"Filtered to {names} with a score of at least {min_score:g}." if min_score else f"Filtered to {names}."
-        )
+        for name, value in context.items():
+            values = self.results.context.get(name)
+            if values is None or not isinstance(value, type(values[0]) if values else (bool, str)):
+                available = ", ".join(self.results.context) or "no context"
+                message = f"Invalid context filter; the entities have {available}."
+                raise ConfigurationError(
+                    message, "Add the context first: found.with_context('all').filter(negated=False)."
+                )
+        if not (labels or context or any(min_scores.values())):
+            return self
+        _warn_unknown_labels((*labels, *filter(None, min_scores)), self.results.labels, self.known_labels)
+        conditions = [f"{name} {value}" for name, value in context.items()]
+        conditions += [
+            f"a score of at least {score:g}{f' for {shorten(label)}' if label else ''}"
+            for label, score in min_scores.items()
+            if score
+        ]
+        sentence = f"Filtered to {' or '.join(map(shorten, labels)) or 'entities'}"
+        sentence += f" with {' and '.join(conditions)}." if conditions else "."
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
-        results = self.results.filter({label.casefold() for label in labels}, min_score)
+        results = self.results.filter({label.casefold() for label in labels}, min_scores, context)
         known_labels = self.known_labels
         if known_labels is not None and labels:
             selected = {*map(_normalize_label, labels)}

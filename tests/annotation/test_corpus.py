@@ -116,7 +116,7 @@ class TestSeries:
         assert (len(found), found.errors, list(found)) == (0, {}, [])
 
     @pytest.mark.parametrize(
-        "series", [b"asthma", {"note": "asthma"}, None, 5, len, list, range], ids=lambda one: str(type(one))
+        "series", [b"asthma", {"note": ["asthma"]}, None, 5, len, list, range], ids=lambda one: str(type(one))
     )
     def test_annotate_rejects_non_iterable(self, annotated, pipe, series):
         """Regression for privacy: the error does not quote the value."""

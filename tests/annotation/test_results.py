@@ -248,7 +248,7 @@ class TestTable:
     def test_columns_and_types(self):
         """There is a row for each entity, with numbers as numbers."""
         frame = found().to_frame()
-        assert list(frame.columns) == ["note", "entity_group", "score", "word", "start", "end"]
+        assert list(frame.columns) == ["note", "entity_group", "score", "word", "span_text", "start", "end"]
         assert frame["note"].tolist() == [0, 3, 3]
         assert frame["word"].tolist() == ["asthma", "type 2 diabetes", "asthma"]
         assert frame["score"].mean() == pytest.approx(0.75)
@@ -394,7 +394,7 @@ class TestOneOfMany:
         """Hidden results display the offsets of entities, but no text."""
         assert "asthma" not in str(found(show_text=False).show(0))
 
-    @pytest.mark.parametrize("number", [4, -1, 1.0, "1", True])
+    @pytest.mark.parametrize("number", [4, -1, 1.0, True])
     def test_a_number_that_no_text_has(self, number):
         """Any other number is refused, with those that there are."""
         with pytest.raises(ConfigurationError, match=r"Invalid value for number: .*\. Pass .* from 0 to 3\."):
