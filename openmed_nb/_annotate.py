@@ -325,8 +325,10 @@ class _AnnotationRun:
         """Restore the results of an earlier run over the same texts."""
         remedy = "Pass the same texts in the same order, or resume from a different file."
         if isinstance(previous, Annotations):
-            # Filtered annotations lack entities, and annotations pickled without texts lack words.
-            changed = changed_settings({**self.source.settings, "only": None, "words": None}, previous.settings)
+            # Filtered annotations lack entities, annotations pickled without texts lack words, and new texts would lack context.
+            changed = changed_settings(
+                {**self.source.settings, "only": None, "words": None, "context": None}, previous.settings
+            )
             if changed and previous:  # Annotations without texts do not belong to a run.
                 message = f"These annotations come from a run with different settings ({changed})."
                 raise ConfigurationError(message, "Use the original arguments, or remove resume.")

@@ -94,6 +94,7 @@ class TextSegment:
             score; one that contains its label, such as ``[NAME]``, is displayed unchanged.
         details: Further text of the tooltip.
         starts_text: Whether another text starts with this segment.
+        context: Context of the entity after its label, such as ``"no"``, or an empty string.
     """
 
     text: str
@@ -101,11 +102,14 @@ class TextSegment:
     score: str = ""
     details: str = ""
     starts_text: bool = False
+    context: str = ""
 
     @property
     def suffix(self) -> str:
-        """Label after the text; empty if the text contains it."""
-        return self.label if self.score or self.label not in self.text else ""
+        """Label and context after the text; empty if the text contains the label."""
+        if not self.score and self.label in self.text:
+            return ""
+        return f"{self.label}, {self.context}" if self.context else self.label
 
 
 @dataclass(frozen=True)

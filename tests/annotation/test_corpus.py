@@ -138,7 +138,7 @@ class TestSeries:
         """A whole table is refused, with the way to its column."""
         with pytest.raises(
             ConfigurationError,
-            match=r"is a table, not a sequence of texts\. Pass its column of texts, such as table\['text'\]",
+            match=r"is a table, not a sequence of texts\. Pass the name of its column of texts, such as text_column='text'",
         ):
             annotated(pipe, table)
 
