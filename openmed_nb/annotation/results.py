@@ -18,7 +18,7 @@ from .._events.activity import LOADING, ProgressEvent
 from .._render.display import Displayable, Json, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
-from .._utils.validation import check_integer, check_number, invalid_value, suggest
+from .._utils.validation import check_choice, check_integer, check_number, invalid_value, suggest
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
@@ -31,8 +31,12 @@ from .masking import (
     LabeledSpan,
     MaskedText,
     MaskedTexts,
+    Numbers,
     Policy,
+    Scope,
+    compile_rules,
     continues_entity,
+    find_rule_spans,
     long_text_sentence,
     mask_text,
     select_masked_labels,
@@ -567,7 +571,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
                 entity[name] = value
         return replace(self, entities=tuple(entities))
 
-    def mask(self, replacement: Policy = REPLACEMENT) -> MaskedText:
+    def mask(self, replacement: Policy = REPLACEMENT, *, rules: Mapping[str, str] | None = None) -> MaskedText:
         """Replace the entities of the text; see :meth:`Annotations.mask`.
 
         Example:
@@ -578,11 +582,21 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         if self.missing:
             return MaskedText("", show_text=self.show_text, missing=True)
         policy = validate_policy(replacement)
+        compiled_rules = compile_rules(rules)
         if isinstance(policy, Mapping):
             labels = {entity_span(entity)[2] for entity in self.entities} | {span.label for span in self.dropped}
+            labels |= {rule.label for rule in compiled_rules}
             _warn_unknown_labels(policy, labels, self.known_labels)
-        spans = masked_spans(self.entities, self.dropped)
-        return mask_text(self.text, spans, policy, self.show_text, labels=self.known_labels, filters=self.filters)
+        spans = masked_spans(self.entities, self.dropped) + find_rule_spans(self.text, compiled_rules)
+        return mask_text(
+            self.text,
+            spans,
+            policy,
+            self.show_text,
+            labels=self.known_labels,
+            filters=self.filters,
+            num_rules=len(compiled_rules),
+        )
 
     def _table(self) -> Table:
         rows = []
@@ -971,24 +985,30 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             filters=self.settings.get("only", ()),
         )
 
-    def mask(self, replacement: Policy = REPLACEMENT) -> MaskedTexts:
-        """Replace the entities of the texts, such as the personal data that a privacy filter detects.
+    def mask(
+        self, replacement: Policy = REPLACEMENT, *, scope: Scope = "note", rules: Mapping[str, str] | None = None
+    ) -> MaskedTexts:
+        r"""Replace the entities of the texts, such as the personal data that a privacy filter detects.
 
         Masking is not guaranteed to be complete, because entities that the model misses remain. Measure the recall of the model on
         similar texts before you rely on it.
 
         Args:
-            replacement: Replacement of an entity, with ``{label}`` as placeholder of its label. Alternatively, a mapping of labels
-                to replacements, where ``None`` keeps the entities of a label. Labels are not case-sensitive. Labels that are not
-                in the mapping are replaced by ``"[{label}]"``.
+            replacement: Replacement of an entity, with ``{label}`` as placeholder of its label and ``{number}`` of its number among
+                the different entities of the label; case and white space do not matter. Alternatively, a mapping of labels to
+                replacements, where ``None`` keeps the entities of a label. Labels are not case-sensitive. Labels that are not in
+                the mapping are replaced by ``"[{label}]"``.
+            scope: Whether equal entities have the same number within a note (``"note"``) or in all notes (``"all"``).
+            rules: Regular expressions of the package ``regex`` by label, such as ``{"MRN": r"\bMRN[:# ]*\d{6,}\b"}``. Their matches
+                are replaced too. A text for which a rule takes more than a second has an error.
 
         Returns:
-            A list that displays the first texts. Each item has the masked ``text``, ``spans`` with offsets in both texts, and
-            ``original_offset(position)``. Spans are extended to whole words. A failed text has an ``error`` and no text. A missing
+            A list that displays the first texts, with ``to_frame()`` and ``counts`` by label and source. Each item has the masked
+            ``text``, ``spans`` with offsets in both texts, and ``original_offset(position)``. Spans are extended to whole words. A failed text has an ``error`` and no text. A missing
             value is ``missing``.
 
         Raises:
-            ConfigurationError: If the replacement is not valid, if a text has changed since it was annotated, or if it came from a
+            ConfigurationError: If the replacement or a rule is not valid, if a text has changed since it was annotated, or if it came from a
                 generator and is not one of the stored first texts.
             InvalidTextError: If a text cannot be read again.
 
@@ -999,12 +1019,19 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             ['She has ***.', 'No complaints.']
         """
         policy = validate_policy(replacement)
+        check_choice("scope", scope, ("note", "all"))
+        compiled_rules = compile_rules(rules)
         if isinstance(policy, Mapping):
-            _warn_unknown_labels(policy, self.results.masked_labels, self.known_labels)
+            labels = self.results.masked_labels | {rule.label for rule in compiled_rules}
+            _warn_unknown_labels(policy, labels, self.known_labels)
+        numbers: Numbers | None = {} if scope == "all" else None
         current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
         masked = MaskedTexts()
         masked.known_labels = select_masked_labels(self.known_labels, policy)
         masked.filters = self.settings.get("only", ())
+        masked.num_rules = len(compiled_rules)
+        masked.ids = self.ids if self._has_own_ids else None
+        masked.row_index = None if self.row_index is None else self.row_index[: len(self)]
         for index, entities in enumerate(self):
             current_text = next(current_texts, None)
             if message := self.results.errors.get(index):
@@ -1015,8 +1042,22 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 continue
             text = self._stored_text(index, current_text)
             spans = masked_spans(entities, self.results.dropped.get(index, ()))
+            try:
+                spans += find_rule_spans(text, compiled_rules)
+            except ConfigurationError as error:
+                masked.append(MaskedText("", error=str(error)))
+                continue
             masked.append(
-                mask_text(text, spans, policy, self.show_text, labels=self.known_labels, filters=masked.filters)
+                mask_text(
+                    text,
+                    spans,
+                    policy,
+                    self.show_text,
+                    labels=self.known_labels,
+                    filters=masked.filters,
+                    num_rules=len(compiled_rules),
+                    numbers=numbers,
+                )
             )
         return masked
 
