@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._events.activity import LOADING, ProgressEvent
-from .._render.display import Displayable, Json, Report, Table, TextSegment, pluralize, to_text
+from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
 from .._utils.validation import check_choice, check_integer, check_number, invalid_value, suggest
@@ -609,21 +609,53 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
 
 
 def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
-    """Yield the segments of a text with highlighted entities. An entity that overlaps an earlier entity is ignored."""
+    """Yield the segments of a text with highlighted entities. Entities that overlap are in one segment."""
     position = 0
-    for entity in sorted(entities, key=operator.itemgetter("start", "end")):
-        start, end, label = entity_span(entity)
-        if start >= position < end:
-            yield TextSegment(text[position:start])
-            yield TextSegment(
-                text[start:end],
-                _display_label(label),
-                f"{float(entity['score']):.3f}",
-                f"characters {start} to {end}",
-                context=context_mark(entity),
+    for start, end, group in _group_overlapping(entities):
+        yield TextSegment(text[position:start])
+        position = end
+        spans = []
+        for entity in group:
+            entity_start, entity_end, label = entity_span(entity)
+            spans.append(
+                OverlappingSpan(
+                    entity_start - start,
+                    entity_end - start,
+                    _display_label(label),
+                    f"{float(entity['score']):.3f}",
+                    f"characters {entity_start} to {entity_end}",
+                    context_mark(entity),
+                )
             )
-            position = end
+        if len(spans) > 1:
+            yield TextSegment(text[start:end], spans=tuple(spans))
+        else:
+            (span,) = spans
+            yield TextSegment(text[start:end], span.label, span.score, span.details, context=span.context)
     yield TextSegment(text[position:])
+
+
+def _group_overlapping(
+    entities: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[int, int, list[Mapping[str, Any]]]]:
+    """Yield start, end and entities of each region of a text in which entities overlap. Empty entities are ignored."""
+    group: list[Mapping[str, Any]] = []
+    region_start = 0
+    region_end = 0
+    for entity in sorted(entities, key=operator.itemgetter("start", "end")):
+        start, end, _label = entity_span(entity)
+        if end <= start:
+            continue
+        if group and start >= region_end:
+            yield region_start, region_end, group
+            group = []
+        if not group:
+            region_start = start
+            region_end = end
+        region_end = max(region_end, end)
+        group.append(entity)
+    if group:
+        yield region_start, region_end, group
 
 
 def _validate_min_scores(min_score: float | Mapping[str, float]) -> dict[str, float]:
