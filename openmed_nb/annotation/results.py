@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from .._events.activity import LOADING, ProgressEvent
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
@@ -22,6 +22,7 @@ from .._utils.validation import check_choice, check_integer, check_number, inval
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
+from .context import ALL as ALL_CONTEXT
 from .context import context_mark, create_context_rules
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -43,6 +44,7 @@ from .masking import (
     strip_bio_prefix,
     validate_policy,
 )
+from .pages import NotePages
 from .references import MISSING, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
 if TYPE_CHECKING:
@@ -955,15 +957,18 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             surface_forms += [None if text is None else text[entity["start"] : entity["end"]] for entity in entities]
         return surface_forms
 
-    def iter_note_texts(self) -> Iterator[str | None]:
+    def iter_note_texts(self, start: int = 0) -> Iterator[str | None]:
         """Yield the original texts. Files are read again.
+
+        Args:
+            start: Index of the first text.
 
         Yields:
             The text, or ``None`` if it is missing, has an error, has changed since it was annotated, or came from a generator and is
             not one of the stored first texts.
         """
-        current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
-        for index in range(len(self)):
+        current_texts = iter(()) if self.texts is None else islice(iter_texts(self.texts), start, None)
+        for index in range(start, len(self)):
             current_text = next(current_texts, None)
             if index in self.results.errors or self.results.is_missing(index):
                 yield None
@@ -974,14 +979,20 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 text = None
             yield text
 
-    def show(self, number: int | str) -> AnnotatedText:
-        """Return one of the texts with highlighted entities.
+    @overload
+    def show(self, number: None = None, *, context: bool = False) -> NotePages: ...
+    @overload
+    def show(self, number: int | str, *, context: bool = False) -> AnnotatedText: ...
+    def show(self, number: int | str | None = None, *, context: bool = False) -> AnnotatedText | NotePages:
+        """Return one of the texts with highlighted entities, or pages of all texts.
 
         Args:
-            number: Index of the text, from 0, or its id if that is a string; see :attr:`ids`.
+            number: Index of the text, from 0, or its id if that is a string; see :attr:`ids`. If ``None``, the texts are displayed in
+                pages, with buttons and a slider in a notebook.
+            context: Whether to mark the context of the entities of the text; see :meth:`with_context`.
 
         Returns:
-            The annotated text, as ``annotate`` returns it for a single text. Files and texts that are not stored are read again.
+            The annotated text, as ``annotate`` returns it for a single text, or the pages. Files and texts that are not stored are read again.
 
         Raises:
             ConfigurationError: If the index is out of range, if the text has changed since it was annotated, or if it came from a
@@ -998,6 +1009,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
               label    score  characters  text
               DISEASE  1.00   8-14        asthma
         """
+        if number is None:
+            return NotePages(self.with_context(ALL_CONTEXT) if context else self)
         if not len(self):
             raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
         index = self.position(number) if isinstance(number, str) else check_integer("number", number, 0, len(self) - 1)
@@ -1006,7 +1019,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         if self.results.is_missing(index):
             return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
         text = self.preview_texts[index] if index < len(self.preview_texts) else self._read_text(index)
-        return AnnotatedText(
+        annotated = AnnotatedText(
             text,
             tuple(self[index]),
             self.model,
@@ -1016,6 +1029,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             known_labels=self.known_labels,
             filters=self.settings.get("only", ()),
         )
+        return annotated.with_context(ALL_CONTEXT) if context else annotated
 
     def mask(
         self, replacement: Policy = REPLACEMENT, *, scope: Scope = "note", rules: Mapping[str, str] | None = None
@@ -1258,14 +1272,24 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         return Report(summary.title, sentences, summary.tables[:1], segments, html_sentences=html_sentences)
 
     def _segments(self) -> Iterator[TextSegment]:
-        for index, (text, entities) in enumerate(zip(self.preview_texts, self, strict=False)):
+        for index, segments in self.iter_segments(0, len(self.preview_texts)):
             yield TextSegment(f"{index}: ", starts_text=True)
+            yield from segments
+            yield TextSegment("\n")
+
+    def iter_segments(self, start: int, stop: int) -> Iterator[tuple[int, list[TextSegment]]]:
+        """Yield the index and the highlighted start of each text of a range."""
+        for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
             if index in self.results.errors:  # The text may not be displayable, such as an unpaired surrogate.
-                yield TextSegment("(error)\n")
-                continue
-            if self.results.is_missing(index):
-                yield TextSegment("(missing)\n")
-                continue
-            preview = text[:MAX_TEXT_CHARACTERS]
-            yield from _highlight_entities(preview, [entity for entity in entities if entity["end"] <= len(preview)])
-            yield TextSegment("…\n" if len(preview) < len(text) else "\n")
+                segments = [TextSegment("(error)")]
+            elif self.results.is_missing(index):
+                segments = [TextSegment("(missing)")]
+            elif text is None:
+                segments = [TextSegment("(changed or not stored)")]
+            else:
+                preview = text[:MAX_TEXT_CHARACTERS]
+                entities = [entity for entity in self[index] if entity["end"] <= len(preview)]
+                segments = list(_highlight_entities(preview, entities))
+                if len(preview) < len(text):
+                    segments.append(TextSegment("…"))
+            yield index, segments
