@@ -209,11 +209,11 @@ class MaskedTexts(Displayable, list[MaskedText]):
         counts = Counter((span.label, span.source) for masked in self for span in masked.spans)
         return dict(sorted(counts.items()))
 
-    def to_frame(self, beside: pd.DataFrame | None = None, column: str = "masked_text") -> pd.DataFrame:
+    def to_frame(self, table: pd.DataFrame | None = None, column: str = "masked_text") -> pd.DataFrame:
         """Return the masked texts as a DataFrame with one row per text.
 
         Args:
-            beside: Table of the notes, in the order of the texts. If specified, a copy of it with the masked texts is returned.
+            table: Table of the notes, in the order of the texts. If specified, a copy of it with the masked texts is returned.
             column: Name of the column with the masked texts.
 
         Returns:
@@ -228,7 +228,7 @@ class MaskedTexts(Displayable, list[MaskedText]):
             >>> from openmed_nb import annotate
             >>> notes = pd.DataFrame({"note": ["She has asthma."], "ward": [3]})
             >>> found = annotate(notes, "bundled_small", device="cpu", text_column="note")
-            >>> found.mask().to_frame(beside=notes)["masked_text"].tolist()
+            >>> found.mask().to_frame(table=notes)["masked_text"].tolist()
             ['She has [DISEASE].']
         """
         try:
@@ -236,14 +236,14 @@ class MaskedTexts(Displayable, list[MaskedText]):
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
-        if beside is not None:
-            if len(beside) != len(self):
-                message = f"The table has {len(beside):,} rows, but there are {len(self):,} masked texts."
+        if table is not None:
+            if len(table) != len(self):
+                message = f"The table has {len(table):,} rows, but there are {len(self):,} masked texts."
                 raise ConfigurationError(message, "Pass the table of these notes.")
-            if column in beside.columns:
+            if column in table.columns:
                 message = f"The table already has a column {describe_value(column)}."
                 raise ConfigurationError(message, "Pass another name as column.")
-            return beside.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
+            return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
         columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
         columns[column] = pd.Series(texts, dtype=object).to_numpy()
         columns["replacements"] = [len(masked.spans) for masked in self]

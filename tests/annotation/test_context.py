@@ -1,6 +1,8 @@
 """Context of entities: negation, uncertainty, temporality and experiencer."""
 
+import json
 import pickle
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -159,3 +161,35 @@ def test_context_mark_names_unusual_values_only():
     usual = {"negated": False, "uncertain": False, "temporality": "recent", "experiencer": "patient"}
     assert context_mark(usual) == ""
     assert context_mark({"temporality": "historical", "experiencer": "family"}) == "past, family"
+
+
+# Each documented value of context: its column, and the value of an entity that has it.
+DOCUMENTED_VALUES = {
+    "negated": ("negated", True),
+    "uncertain": ("uncertain", True),
+    "historical": ("temporality", "historical"),
+    "hypothetical": ("temporality", "hypothetical"),
+    "family": ("experiencer", "family"),
+}
+
+
+def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
+    """The notes were labeled by hand, before the rules were run on them."""
+    lines = (Path(__file__).parent / "context_notes.jsonl").read_text("utf-8").splitlines()
+    notes = [json.loads(line) for line in lines]
+    find_context = create_context_rules(("all",), "en")
+    gold = []
+    predicted = []
+    for note in notes:
+        context = find_context(note["text"], note["entities"])
+        for index, entity in enumerate(note["entities"]):
+            gold.append(entity)
+            predicted.append({column: values[index] for column, values in context.items()})
+    page = (Path(__file__).parents[2] / "docs" / "after_entities.md").read_text("utf-8")
+    for name, (column, value) in DOCUMENTED_VALUES.items():
+        is_gold = [entity[column] == value for entity in gold]
+        is_predicted = [entity[column] == value for entity in predicted]
+        correct = sum(1 for pair in zip(is_gold, is_predicted, strict=True) if all(pair))
+        row = f"| {name} | {correct / sum(is_predicted):.2f} | {correct / sum(is_gold):.2f} | {sum(is_gold)} |"
+        assert row in page
+    assert f"{len(notes)} notes with {len(gold)} entities" in page

@@ -462,7 +462,7 @@ class TestRules:
 
 
 class TestFrame:
-    """Masked texts as a table, alone or beside the original columns."""
+    """Masked texts as a table, alone or with the original columns."""
 
     @pytest.fixture
     def table(self):
@@ -481,15 +481,15 @@ class TestFrame:
         assert frame["masked_text"].isna().tolist() == [False, True, False]
         assert frame["replacements"].tolist() == [1, 0, 0]
 
-    def test_column_beside_the_original_columns(self, masked, table):
+    def test_column_is_added_to_a_copy_of_the_table(self, masked, table):
         before = table.copy()
-        frame = masked.to_frame(beside=table, column="clean")
+        frame = masked.to_frame(table=table, column="clean")
         assert list(frame.columns) == ["key", "note", "clean"]
         assert frame["clean"].iloc[0] == "She has [DISEASE]."
         pd.testing.assert_frame_equal(table, before)
 
     @pytest.mark.parametrize(
-        "options", [{"beside": pd.DataFrame({"x": [1]})}, {"beside": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"}]
+        "options", [{"table": pd.DataFrame({"x": [1]})}, {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"}]
     )
     def test_table_that_does_not_fit_is_rejected(self, masked, options):
         with pytest.raises(ConfigurationError):
