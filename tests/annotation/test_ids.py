@@ -1,6 +1,7 @@
 """Ids of notes: where they come from, what they select, and where they must not appear."""
 
 import pickle
+import random
 from pathlib import Path
 
 import datasets
@@ -192,3 +193,42 @@ class TestPrivacy:
         frame = resumed.to_frame()
         assert frame["id"].tolist() == [ids[note] for note in frame["note"]]
         assert "id3" not in Path(path).read_text()
+
+
+@pytest.mark.slow
+def test_ids_of_5000_notes_after_an_interrupt_and_a_resume(tmp_path):
+    """Missing cells, repeated notes, CRLF and notes of 40,000 characters do not shift an id."""
+    draw = random.Random(0)
+    sentences = ["She has asthma.", "No pneumonia.\r\nHe has flu 🤧.", "Mother had breast cancer.", "Feels well."]
+    notes = []
+    for number in range(5000):
+        if number % 17 == 3:
+            notes.append(draw.choice([None, float("nan"), ""]))
+        elif number % 1000 == 500:
+            notes.append("Feels well. " * 3330 + draw.choice(sentences))
+        elif number % 13 == 5:
+            notes.append(sentences[0])
+        else:
+            notes.append(f"Note {number}: " + " ".join(draw.choices(sentences, k=draw.randint(1, 4))))
+    ids = [f"id-{number}" for number in draw.sample(range(90_000), 5000)]
+    by_id = dict(zip(ids, notes, strict=True))
+
+    def interrupted():
+        for number, note in enumerate(notes):
+            if number == 3111:
+                raise KeyboardInterrupt
+            yield note
+
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(RunInterrupted):
+        annotate(interrupted(), ids=ids, resume=path)
+    table = pd.DataFrame({"note_id": ids, "note": notes})
+    found = annotate(table, **COLUMNS, resume=path)
+    frame = found.to_frame()
+    assert list(found.ids) == ids
+    assert frame["id"].tolist() == [ids[note] for note in frame["note"]]
+    for row in frame.itertuples():
+        assert row.span_text == by_id[row.id][row.start : row.end]
+    assert "id-" not in path.read_text("utf-8")
+    expected = annotate(notes).to_frame()
+    assert frame[["note", "start", "end"]].equals(expected[["note", "start", "end"]])
