@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -41,6 +42,9 @@ from .references import MISSING, FileReference, TextReference, iter_texts, read_
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    from .gold import GoldSpan
+    from .scores import ScoredSpan, Scores
 
 
 # Displayed for a label with an empty name.
@@ -983,3 +987,87 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             preview = text[:MAX_TEXT_CHARACTERS]
             yield from _highlight_entities(preview, [entity for entity in entities if entity["end"] <= len(preview)])
             yield TextSegment("…\n" if len(preview) < len(text) else "\n")
+
+    @property
+    def _keys(self) -> Sequence[Any]:
+        """The ids of the texts, or their positions if there are no ids."""
+        ids: Sequence[Any] | None = getattr(self, "ids", None)
+        return range(len(self)) if ids is None else ids
+
+    def iter_note_texts(self) -> Iterator[str | None]:
+        """Yield the text of each note, or ``None`` if it is missing, failed, has changed or came from a generator."""
+        current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
+        for index in range(len(self)):
+            current_text = next(current_texts, None)
+            text = None
+            if index not in self.results.errors and not self.results.is_missing(index):
+                if index < len(self.preview_texts):
+                    text = self.preview_texts[index]
+                else:
+                    with contextlib.suppress(OpenMedError):
+                        text = self._check_unchanged(index, current_text)
+            yield text
+
+    def _spans(self, index: int) -> list[GoldSpan]:
+        """Return the entities of a text as spans, or raise an error if they are tokens."""
+        from .gold import GoldSpan
+
+        if self.results.key == "entity":
+            message = "The results contain tokens that are not aggregated to entities."
+            raise ConfigurationError(message, "Annotate with aggregation_strategy='simple' or another strategy.")
+        return [GoldSpan(*entity_span(entity)) for entity in self[index]]
+
+    def score(self, gold: Any, *, seed: int = 0) -> Scores:
+        """Return the scores of the entities against gold entities of the same texts.
+
+        Args:
+            gold: Result of :func:`read_annotations`. Alternatively, a list with the true entities of each text, as
+                ``(start, end, label)`` or as mappings with ``start``, ``end`` and ``label`` or ``entity_group``. Or a DataFrame
+                with one row per entity and the columns ``start``, ``end``, ``label``, and ``id`` or ``note``.
+            seed: Seed of the resampling for the intervals.
+
+        Returns:
+            The scores by label and in total: strict (boundaries and label), partial (boundaries, and an overlap counts as half)
+            and type (label, with an overlap), as in SemEval 2013 and nervaluate. Also the number of gold characters outside of
+            all entities, and the missed and added entities, each with ``show()``. If texts and gold both have ids, only texts
+            with gold are scored.
+
+        Raises:
+            ConfigurationError: If ``gold`` is not valid or belongs to other texts, or if the results are not entities.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
+            >>> scores = found.score([[(8, 14, "DISEASE")], [(3, 13, "DISEASE")]])
+            >>> scores.total.strict.recall, [(span.text, span.start) for span in scores.missed]
+            (0.5, [(1, 3)])
+        """
+        from .gold import align_gold, read_gold
+        from .scores import score_spans
+
+        seed = check_integer("seed", seed, 0)
+        aligned = align_gold(read_gold(gold), getattr(self, "ids", None), len(self))
+        for index, text in enumerate(self.iter_note_texts()):
+            expected = aligned.get(index)
+            if text is None or expected is None:
+                continue
+            if expected.text not in {None, text}:
+                message = f"The gold of text {index} belongs to a different text."
+                raise ConfigurationError(message, "Pass the gold of the same texts.")
+            if any(span.end > len(text) for span in expected.spans):
+                message = f"The gold of text {index} has an entity that ends after the end of the text."
+                raise ConfigurationError(message, "Pass offsets in characters of the text.")
+        return score_spans(
+            self.model,
+            {index: None if index in self.results.errors else self._spans(index) for index in aligned},
+            {index: text.spans for index, text in aligned.items()},
+            self._show_span,
+            seed,
+        )
+
+    def _show_span(self, span: ScoredSpan) -> AnnotatedText:
+        """Return a text in which only one span is highlighted."""
+        shown = self.show(span.text)
+        word = shown.text[span.start : span.end]
+        entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
+        return replace(shown, entities=(entity,), dropped=())
