@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -84,7 +84,7 @@ def gold_from_columns(columns: Mapping[str, Iterable[Any]]) -> GoldTexts:
     spans: dict[str, list[GoldSpan]] = {}
     rows = zip(columns[key], columns["start"], columns["end"], columns[label_key], strict=True)
     for row, (name, *entity) in enumerate(rows):
-        span = _parse_span(entity)
+        span = parse_span(entity)
         if span is None or (key == "note" and as_integer(name) is None):
             raise ConfigurationError(f"Row {row} of the table is not an entity of a text.", TABLE_REMEDY)
         spans.setdefault(str(name), []).append(span)
@@ -92,32 +92,34 @@ def gold_from_columns(columns: Mapping[str, Iterable[Any]]) -> GoldTexts:
     return GoldTexts(texts, is_table=True, is_numbered=key == "note")
 
 
-def align_gold(gold: GoldTexts, ids: Sequence[Any] | None, count: int) -> dict[int, GoldText]:
+def align_gold(gold: GoldTexts, keys: Sequence[Any]) -> dict[int, GoldText]:
     """Return the gold of the texts of the results by their positions: by id if both have ids, else in the same order.
 
     Texts that are not in the gold are excluded, unless the gold was a table.
 
     Args:
         gold: Gold entities.
-        ids: Keys of the texts of the results, or ``None``.
-        count: Number of texts of the results.
+        keys: Keys of the texts of the results, or the range of their positions.
 
     Raises:
         ConfigurationError: If the texts of the gold are not those of the results.
     """
     names = [text.id for text in gold]
-    positions = None if ids is None or gold.is_numbered else _find_positions(names, ids)
+    indices = range(len(keys))
+    positions = None if gold.is_numbered else _find_positions(names, keys)
     if positions is None:  # Results without ids are exported with the positions of their texts as ids.
-        positions = _find_positions(names, range(count))
-    in_order = ids is None or None in names or names == [str(key) for key in ids]
-    if positions is None and in_order and not gold.is_table and len(gold) == count:
-        positions = [*range(count)]
+        positions = _find_positions(names, indices)
+    in_order = isinstance(keys, range) or None in names or names == [str(key) for key in keys]
+    if positions is None and in_order and not gold.is_table and len(gold) == len(keys):
+        positions = [*indices]
     if positions is None:
-        message = f"The gold has {len(gold):,} texts that are not the {count:,} texts of the results, or not unique."
+        message = (
+            f"The gold has {len(gold):,} texts that are not the {len(keys):,} texts of the results, or not unique."
+        )
         raise ConfigurationError(message, "Pass the gold of the same texts, in the same order or with the same ids.")
     aligned = dict(zip(positions, gold, strict=True))
     if gold.is_table:
-        return {position: aligned.get(position, GoldText(None, None, ())) for position in range(count)}
+        return {position: aligned.get(position, GoldText(None, None, ())) for position in indices}
     return aligned
 
 
@@ -168,23 +170,17 @@ def _parse_text(number: int, entities: Any) -> tuple[GoldSpan, ...]:
     if not _is_series(entities):
         message = f"{short_type_name(entities)} is not a valid type for the gold of text {number}."
         raise ConfigurationError(message, GOLD_REMEDY)
-    return parse_spans(entities, f"The gold of text {number}", GOLD_REMEDY)
+    spans = []
+    for index, entity in enumerate(entities):
+        span = parse_span(entity)
+        if span is None:
+            message = f"The gold of text {number} has an invalid entity at index {index}."
+            raise ConfigurationError(message, GOLD_REMEDY)
+        spans.append(span)
+    return tuple(spans)
 
 
-def parse_spans(entities: Iterable[Any], name: str, remedy: str) -> tuple[GoldSpan, ...]:
-    """Return entities as spans, or raise an error that contains ``name`` and the index of the invalid entity."""
-
-    def spans() -> Iterator[GoldSpan]:
-        for index, entity in enumerate(entities):
-            span = _parse_span(entity)
-            if span is None:
-                raise ConfigurationError(f"{name} has an invalid entity at index {index}.", remedy)
-            yield span
-
-    return tuple(spans())
-
-
-def _parse_span(entity: Any) -> GoldSpan | None:
+def parse_span(entity: Any) -> GoldSpan | None:
     """Return the span of an entity, or ``None`` if the entity is not valid."""
     if isinstance(entity, Mapping):
         label = next((entity[key] for key in LABEL_KEYS if key in entity), None)

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import operator
+import os
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +43,12 @@ from .references import MISSING, FileReference, TextReference, iter_texts, read_
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    import pyarrow as pa
+    from spacy import Language
+    from spacy.tokens import Doc
 
+    from .export.notes import ExportedNote
+    from .export.registry import ExportReport
     from .gold import GoldSpan
     from .scores import ScoredSpan, Scores
 
@@ -1046,7 +1052,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         from .scores import score_spans
 
         seed = check_integer("seed", seed, 0)
-        aligned = align_gold(read_gold(gold), getattr(self, "ids", None), len(self))
+        aligned = align_gold(read_gold(gold), self._keys)
         for index, text in enumerate(self.iter_note_texts()):
             expected = aligned.get(index)
             if text is None or expected is None:
@@ -1071,3 +1077,114 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         word = shown.text[span.start : span.end]
         entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
         return replace(shown, entities=(entity,), dropped=())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the results to a file.
+
+        A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
+        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts. An existing file is replaced.
+
+        Args:
+            path: File whose suffix selects the format. It is readable by its owner only.
+
+        Raises:
+            ConfigurationError: If the suffix is unknown, or if the file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     found.save(f"{folder}/notes.csv")
+            ...     print(pathlib.Path(folder, "notes.csv").read_text().splitlines()[0])
+            note,entity_group,score,word,start,end
+        """
+        from .export.registry import save_annotations
+
+        save_annotations(path, self)
+
+    def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
+        """Write notes and entities in the format of an annotation tool or another library.
+
+        Notes without a text are omitted and counted: missing and failed notes, notes that have changed, and those from a
+        generator. :func:`read_annotations` reads the files.
+
+        Args:
+            format: ``"brat"``, ``"conll"``, ``"doccano"``, ``"label-studio"`` or ``"spacy"``.
+            path: File, or a new folder for brat. Files are readable by their owner only.
+
+        Returns:
+            The number of notes and entities, and ``losses``: counts of what the format cannot contain.
+
+        Raises:
+            ConfigurationError: If the format is unknown, the results are not entities, or the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     print(found.export("conll", f"{folder}/notes.conll"))
+            Exported 1 note with 1 entity to conll
+              The file contains all of them.
+        """
+        from .export.notes import Export
+        from .export.registry import export_notes
+
+        return export_notes(format, path, Export(self._iter_exported_notes(), self.model))
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table with one row per entity and the columns of :meth:`to_frame`, for polars, DuckDB and Parquet.
+
+        Raises:
+            ConfigurationError: If pandas or pyarrow is not installed.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> annotate(["She has asthma."], "bundled_small", device="cpu").to_arrow().column_names
+            ['note', 'entity_group', 'score', 'word', 'start', 'end']
+        """
+        from .export.tables import to_arrow
+
+        return to_arrow(self.to_frame())
+
+    def to_spacy(self, nlp: Language) -> Iterator[Doc]:
+        """Yield a spaCy document for each note that has a text.
+
+        ``doc.ents`` contains the entities, and ``doc.spans["openmed"]`` those that overlap them. ``doc.user_data["id"]`` is the
+        id of the note, or its position. At the end, a warning contains the number of entities that do not start and end at the
+        boundaries of tokens.
+
+        Args:
+            nlp: Pipeline whose tokenizer is used.
+
+        Raises:
+            ConfigurationError: If ``nlp`` is not a spaCy pipeline, or if the results are not entities.
+
+        Example:
+            >>> import spacy
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
+            >>> [doc.ents for doc in found.to_spacy(spacy.blank("en"))]
+            [(asthma,)]
+        """
+        from .export.spacy import iter_docs
+
+        return iter_docs(nlp, self._iter_exported_notes())
+
+    def iter_records(self) -> Iterator[dict[str, Any]]:
+        """Yield a JSON-compatible object for each note: its id, text, and entities or error."""
+        records = self.to_dict()["texts"]
+        for key, text, record in zip(self._keys, self.iter_note_texts(), records, strict=True):
+            yield {"id": key if isinstance(key, int) else str(key), "text": text, **record}
+
+    def _iter_exported_notes(self) -> Iterator[ExportedNote | None]:
+        """Yield the notes to export, or ``None`` for a note without a text."""
+        from .export.notes import ExportedNote
+
+        for index, (key, text) in enumerate(zip(self._keys, self.iter_note_texts(), strict=True)):
+            if text is None:
+                yield None
+                continue
+            scores = tuple(float(entity["score"]) for entity in self[index])
+            yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self._spans(index)), scores)
