@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -86,7 +85,7 @@ class MatchCounts(JsonMixin):
         return 2 * self.precision * self.recall / total if total else 0.0
 
 
-NUM_COUNTS = len(fields(MatchCounts))
+OUTCOMES = tuple(outcome.name for outcome in fields(MatchCounts))
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class LabelScores(JsonMixin):
     type: SchemeScores
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class ScoredSpan:
     """A gold entity that was missed, or a predicted entity that was added.
 
@@ -134,14 +133,11 @@ class ScoredSpan:
     start: int
     end: int
     label: str
-    _show: Callable[[ScoredSpan], Displayable] = field(compare=False)
+    _show: Callable[[ScoredSpan], Displayable] = field(compare=False, repr=False)
 
     def show(self) -> Displayable:
         """Return the text in which only this entity is highlighted; see :meth:`Annotations.show`."""
         return self._show(self)
-
-    def __repr__(self) -> str:
-        return f"ScoredSpan(text={self.text}, start={self.start}, end={self.end}, label={self.label!r})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,27 +213,27 @@ def _find_overlaps(spans: Sequence[GoldSpan], others: Sequence[GoldSpan]) -> lis
     ]
 
 
-def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> dict[Scheme, MatchCounts]:
-    """Return the counts of one text by scheme, as nervaluate counts them.
+def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> list[list[int]]:
+    """Return the counts of one text for each scheme, in the order of :class:`MatchCounts`, as nervaluate counts them.
 
     A predicted entity is paired with the first unpaired gold entity that it equals, else with the first that it overlaps. In the
     scheme ``type``, it is paired with the gold entity with the same label and the closest boundaries among those it overlaps.
     """
     overlaps = _find_overlaps(predicted, gold)
-    by_scheme = {}
+    rows = []
     for scheme in SCHEMES:
-        counts: Counter[str] = Counter()
-        unpaired = {*range(len(gold))}
+        counts = dict.fromkeys(OUTCOMES, 0)
+        unpaired = dict(enumerate(gold))
         for entity, overlapping in zip(predicted, overlaps, strict=True):
-            candidates = [index for index in overlapping if index in unpaired]
-            if not candidates:
-                counts["spurious"] += 1
-                continue
-            outcome, index = _pair(scheme, entity, {index: gold[index] for index in candidates})
+            candidates = {index: unpaired[index] for index in overlapping if index in unpaired}
+            outcome = "spurious"
+            if candidates:
+                outcome, index = _pair(scheme, entity, candidates)
+                del unpaired[index]
             counts[outcome] += 1
-            unpaired.remove(index)
-        by_scheme[scheme] = MatchCounts(**counts, missed=len(unpaired))
-    return by_scheme
+        counts["missed"] = len(unpaired)
+        rows.append([*counts.values()])
+    return rows
 
 
 def _pair(scheme: Scheme, entity: GoldSpan, candidates: dict[int, GoldSpan]) -> tuple[str, int]:
@@ -271,34 +267,33 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
     Texts are resampled instead of entities, because the entities of a text depend on each other.
 
     Args:
-        counts: Counts of ``S`` texts, an int64 array of shape ``(S, columns, 5)``.
+        counts: Counts of ``S`` texts, an int64 array of shape ``(S, ..., 5)``.
         seed: Seed of the resampling.
     """
     import numpy as np
 
-    num_texts, num_columns, _ = counts.shape
-    totals = counts.sum(0)
+    num_texts = len(counts)
+    totals = counts.sum(0).reshape(-1, len(OUTCOMES))
     if not num_texts:
-        return [SchemeScores() for _ in range(num_columns)]
+        return [SchemeScores() for _ in totals]
     # Texts with equal counts are resampled together, which is the same and much faster for many texts.
     rows, frequencies = np.unique(counts.reshape(num_texts, -1), axis=0, return_counts=True)
     generator = np.random.default_rng(seed)
-    samples = np.array(
-        [generator.multinomial(num_texts, frequencies / num_texts) @ rows.astype(float) for _ in range(NUM_RESAMPLES)]
-    ).reshape(NUM_RESAMPLES, num_columns, NUM_COUNTS)
-    correct, incorrect, partial, missed, spurious = np.moveaxis(samples, -1, 0)
+    samples = [
+        generator.multinomial(num_texts, frequencies / num_texts) @ rows.astype(float) for _ in range(NUM_RESAMPLES)
+    ]
+    correct, incorrect, partial, missed, spurious = np.reshape(samples, (NUM_RESAMPLES, *totals.shape)).T
     matched = correct + 0.5 * partial
     paired = correct + incorrect + partial
     with np.errstate(invalid="ignore"):
-        ratios = np.array([matched / (paired + spurious), matched / (paired + missed)])
-        precision, recall = np.nan_to_num(ratios)
+        precision, recall = np.nan_to_num([matched / (paired + spurious), matched / (paired + missed)])
         f1 = np.nan_to_num(2 * precision * recall / (precision + recall))
-    quantiles = np.quantile([precision, recall, f1], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=1)
-    scores = []
-    for column in range(num_columns):
-        intervals = [Interval(*quantiles[:, metric, column].tolist()) for metric in range(3)]
-        scores.append(SchemeScores(*totals[column].tolist(), *intervals))
-    return scores
+    quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    intervals = np.quantile([precision, recall, f1], quantiles, axis=2).T.tolist()
+    return [
+        SchemeScores(*total, *(Interval(*ends) for ends in metrics))
+        for total, metrics in zip(totals.tolist(), intervals, strict=True)
+    ]
 
 
 def score_spans(
@@ -322,7 +317,7 @@ def score_spans(
     labels = sorted({span.label for spans in (*predicted.values(), *gold.values()) for span in spans or ()})
     # The first group contains the entities of all labels.
     groups: dict[str | None, int] = {label: index for index, label in enumerate([None, *labels])}
-    counts = np.zeros((len(gold), len(groups) * len(SCHEMES), NUM_COUNTS), np.int64)
+    counts = np.zeros((len(gold), len(groups), len(SCHEMES), len(OUTCOMES)), np.int64)
     gold_characters = 0
     uncovered_characters = 0
     missed: list[ScoredSpan] = []
@@ -330,13 +325,10 @@ def score_spans(
     for row, (text, expected) in enumerate(gold.items()):
         actual = predicted[text] or ()
         for label in (None, *{span.label for span in (*expected, *actual)}):
-            matches = count_matches(
+            counts[row, groups[label]] = count_matches(
                 [span for span in actual if label in {None, span.label}],
                 [span for span in expected if label in {None, span.label}],
             )
-            for column, scheme in enumerate(SCHEMES, groups[label] * len(SCHEMES)):
-                match = matches[scheme]
-                counts[row, column] = match.correct, match.incorrect, match.partial, match.missed, match.spurious
         in_gold, uncovered = count_uncovered_characters(actual, expected)
         gold_characters += in_gold
         uncovered_characters += uncovered
@@ -345,11 +337,8 @@ def score_spans(
             unmatched += [
                 ScoredSpan(text, *span, show) for span, indices in zip(spans, overlaps, strict=True) if not indices
             ]
-    columns = summarize_counts(counts, seed)
-    by_group = {
-        label: LabelScores(*columns[index * len(SCHEMES) : (index + 1) * len(SCHEMES)])
-        for label, index in groups.items()
-    }
+    scores = iter(summarize_counts(counts, seed))
+    by_group = {label: LabelScores(next(scores), next(scores), next(scores)) for label in groups}
     return Scores(
         model=model,
         num_texts=len(gold),

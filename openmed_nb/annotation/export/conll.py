@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from ..gold import GoldSpan, GoldText
 from .notes import TRIMMED, Export, ExportedNote, InvalidNoteError, make_gold, open_utf8, read_utf8
@@ -26,27 +25,22 @@ DOCUMENT_START = "-DOCSTART-"
 TAG_PATTERN = re.compile(r"O|([BIESLU])-(.+)")
 
 
-class _Token(NamedTuple):
-    start: int
-    end: int
-    tag: str
-
-
 def write(path: Path, export: Export) -> None:
     """Write notes to a file."""
     with open_utf8(path) as file:
         for note in export:
             file.write(f"{ID_COMMENT}{json.dumps(note.id)}\n{TEXT_COMMENT}{json.dumps(note.text)}\n")
             position = 0
-            for token in _tag_tokens(note, export):
-                if "\n" in note.text[position : token.start] and not token.tag.startswith("I-"):
+            for start, end, tag in _tag_tokens(note, export):
+                if "\n" in note.text[position:start] and not tag.startswith("I-"):
                     file.write("\n")
-                file.write(f"{note.text[token.start : token.end]}\t{token.tag}\n")
-                position = token.end
+                file.write(f"{note.text[start:end]}\t{tag}\n")
+                position = end
             file.write("\n")
 
 
-def _tag_tokens(note: ExportedNote, export: Export) -> Iterator[_Token]:
+def _tag_tokens(note: ExportedNote, export: Export) -> Iterator[tuple[int, int, str]]:
+    """Yield the start, end and tag of each token."""
     position = 0
     end_of_text = GoldSpan(len(note.text), len(note.text), "")
     for span in (*sorted(note.spans, key=lambda span: (span.start, -span.end)), end_of_text):
@@ -54,12 +48,13 @@ def _tag_tokens(note: ExportedNote, export: Export) -> Iterator[_Token]:
             export.losses[OVERLAPPING] += 1
             continue
         for match in TOKEN_PATTERN.finditer(note.text, position, span.start):
-            yield _Token(match.start(), match.end(), "O")
+            yield *match.span(), "O"
         tokens = [match.span() for match in TOKEN_PATTERN.finditer(note.text, span.start, span.end)]
         if span is not end_of_text:
             export.losses[TRIMMED] += not tokens or span[:2] != (tokens[0][0], tokens[-1][1])
+            label = export.tag_label(span.label)
         for index, (start, end) in enumerate(tokens):
-            yield _Token(start, end, f"{'I' if index else 'B'}-{export.tag_label(span.label)}")
+            yield start, end, f"{'I' if index else 'B'}-{label}"
         position = span.end
 
 
@@ -116,4 +111,6 @@ def _find_entities(text: str, words: list[str], tags: list[str]) -> list[tuple[i
         elif label:
             entities.append((start, position, label))
         is_open = label is not None
+    if text[position:].strip():
+        raise InvalidNoteError("has fewer tokens than its text")
     return entities

@@ -1,6 +1,6 @@
 """Label Studio: a JSON list of tasks (https://labelstud.io/guide/task_format).
 
-Label Studio counts offsets in code points since version 1.5. The key of a note is in ``note_id``.
+Offsets are in code points (https://github.com/HumanSignal/label-studio-frontend/pull/308). The key of a note is in ``note_id``.
 """
 
 from __future__ import annotations
