@@ -161,23 +161,20 @@ def parse_gold(gold: Any) -> tuple[tuple[GoldSpan, ...], ...]:
     """
     if not _is_series(gold):
         raise ConfigurationError(f"{short_type_name(gold)} is not a valid type for gold.", GOLD_REMEDY)
-    return tuple(_parse_text(number, entities) for number, entities in enumerate(gold))
-
-
-def _parse_text(number: int, entities: Any) -> tuple[GoldSpan, ...]:
-    if isinstance(entities, GoldText):
-        return entities.spans
-    if not _is_series(entities):
-        message = f"{short_type_name(entities)} is not a valid type for the gold of text {number}."
-        raise ConfigurationError(message, GOLD_REMEDY)
-    spans = []
-    for index, entity in enumerate(entities):
-        span = parse_span(entity)
-        if span is None:
-            message = f"The gold of text {number} has an invalid entity at index {index}."
+    texts = []
+    for number, entities in enumerate(gold):
+        if isinstance(entities, GoldText):
+            texts.append(entities.spans)
+            continue
+        if not _is_series(entities):
+            message = f"{short_type_name(entities)} is not a valid type for the gold of text {number}."
             raise ConfigurationError(message, GOLD_REMEDY)
-        spans.append(span)
-    return tuple(spans)
+        spans = [parse_span(entity) for entity in entities]
+        if None in spans:
+            message = f"The gold of text {number} has an invalid entity at index {spans.index(None)}."
+            raise ConfigurationError(message, GOLD_REMEDY)
+        texts.append(tuple(span for span in spans if span))
+    return tuple(texts)
 
 
 def parse_span(entity: Any) -> GoldSpan | None:

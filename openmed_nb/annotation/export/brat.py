@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..._utils.warning import warn
-from ..gold import GoldSpan, GoldText
+from ..gold import GoldText
 from .notes import TRIMMED, Export, InvalidNoteError, make_gold, open_utf8, read_utf8
 
 IDS_FILE = "ids.json"
+
+# Part of an entity in one line. brat reads files with all line breaks of ``str.splitlines``.
+LINE_PATTERN = re.compile(r"[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 # Text-bound annotation: id, label, fragments and text. Offsets of more than 12 digits are not valid.
 ENTITY_PATTERN = re.compile(r"T\S*\t(\S+) (\d{1,12} \d{1,12}(?:;\d{1,12} \d{1,12})*)(?:\t(.*))?", re.ASCII)
@@ -32,7 +35,7 @@ def write(folder: Path, export: Export) -> None:
             file.write(note.text)
         with open_utf8(folder / f"{name}.ann") as file:
             for number, span in enumerate(note.spans, 1):
-                fragments = list(_split_lines(note.text, span))
+                fragments = [match.span() for match in LINE_PATTERN.finditer(note.text, span.start, span.end)]
                 export.losses[TRIMMED] += not fragments or span[:2] != (fragments[0][0], fragments[-1][1])
                 if fragments:
                     offsets = ";".join(f"{start} {end}" for start, end in fragments)
@@ -40,16 +43,6 @@ def write(folder: Path, export: Export) -> None:
                     file.write(f"T{number}\t{export.tag_label(span.label)} {offsets}\t{surface}\n")
     with open_utf8(folder / IDS_FILE) as file:
         json.dump(ids, file)
-
-
-def _split_lines(text: str, span: GoldSpan) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each line of an entity, without line breaks."""
-    start = span.start
-    for line in text[span.start : span.end].splitlines(keepends=True):
-        (content,) = line.splitlines()
-        if content:
-            yield start, start + len(content)
-        start += len(line)
 
 
 def read(folder: Path) -> Iterator[GoldText]:

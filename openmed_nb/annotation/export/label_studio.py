@@ -13,10 +13,6 @@ from xml.sax.saxutils import quoteattr
 from ..gold import GoldText
 from .notes import Export, InvalidNoteError, make_gold, open_utf8, read_utf8
 
-# Names of the labels and of the text in the labeling configuration.
-FROM_NAME = "label"
-TO_NAME = "text"
-
 
 def write(path: Path, export: Export) -> str:
     """Write notes to a file, with their entities as predictions. Return the labeling configuration of the project."""
@@ -26,17 +22,14 @@ def write(path: Path, export: Export) -> str:
         for span, score in zip(note.spans, note.scores, strict=True):
             surface = note.text[span.start : span.end]
             value = {"start": span.start, "end": span.end, "text": surface, "labels": [span.label]}
-            names = {"id": str(len(result)), "from_name": FROM_NAME, "to_name": TO_NAME, "type": "labels"}
+            names = {"id": str(len(result)), "from_name": "label", "to_name": "text", "type": "labels"}
             result.append({**names, "value": value, "score": score})
         prediction = {"model_version": export.model, "score": min(note.scores, default=0.0), "result": result}
         tasks.append({"data": {"text": note.text, "note_id": note.id}, "predictions": [prediction]})
     with open_utf8(path) as file:
         json.dump(tasks, file, ensure_ascii=False)
     labels = "".join(f"<Label value={quoteattr(label)}/>" for label in sorted(export.labels))
-    return (
-        f'<View><Labels name="{FROM_NAME}" toName="{TO_NAME}">{labels}</Labels>'
-        f'<Text name="{TO_NAME}" value="$text"/></View>'
-    )
+    return f'<View><Labels name="label" toName="text">{labels}</Labels><Text name="text" value="$text"/></View>'
 
 
 def read(path: Path) -> Iterator[GoldText]:
@@ -47,7 +40,7 @@ def read(path: Path) -> Iterator[GoldText]:
     """
     for task in json.loads(read_utf8(path)):
         data = task.get("data", task)
-        values = task.get(FROM_NAME, [])  # JSON_MIN
+        values = task.get("label", [])  # JSON_MIN
         if "data" in task:
             annotations = [item for item in task.get("annotations", ()) if not item.get("was_cancelled")]
             versions = annotations or task.get("predictions", ())[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,6 +137,11 @@ def _is_same(surface: str, text: str) -> bool:
     return surface.replace("\\n", " ").split() == text.replace("\\n", " ").split()
 
 
-def missing_library(name: str, feature: str) -> ConfigurationError:
-    """Return the error for a library that is not installed."""
-    return ConfigurationError(f"{feature} needs {name}.", f"Install it: python -m pip install {name.lower()}.")
+def import_library(name: str) -> Any:
+    """Import an optional library, or raise an error with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        message = f"This format needs {package}."
+        raise ConfigurationError(message, f"Install it: python -m pip install {package}.") from error

@@ -119,7 +119,7 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
                 path.rmdir()  # Fails if it contains files.
             temporary.replace(path)
             return result
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         problem = describe_read_error(error)
     # Raised outside of the handler, so that the original error, which contains the path, is not the context.
     message = f"{describe_file(path)} cannot be written: {problem}."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..._utils.validation import invalid_type
 from ..._utils.warning import warn
 from ..gold import GoldText
-from .notes import Export, ExportedNote, make_gold, missing_library
+from .notes import Export, ExportedNote, import_library, make_gold
 
 if TYPE_CHECKING:
     from spacy import Language
@@ -24,8 +24,7 @@ SPAN_GROUP = "openmed"
 
 def make_docs(nlp: Language, export: Export) -> Iterator[Doc]:
     """Yield a document for each note. Its key is in ``doc.user_data["id"]``."""
-    from spacy.util import filter_spans
-
+    filter_spans = import_library("spacy.util").filter_spans
     for note in export:
         doc = nlp.make_doc(note.text)
         aligned = [doc.char_span(span.start, span.end, span.label) for span in note.spans]
@@ -50,31 +49,17 @@ def iter_docs(nlp: Language, notes: Iterable[ExportedNote | None]) -> Iterator[D
         warn(f"{count:,} {MISALIGNED}.")
 
 
-def _blank_language() -> Any:
-    """Return the tokenizer for multiple languages."""
-    try:
-        import spacy
-    except ImportError as error:
-        raise missing_library("spaCy", "The format spacy") from error
-    language = spacy.blank("xx")
-    language.max_length = sys.maxsize  # The limit is for parsers.
-    return language
-
-
 def write(path: Path, export: Export) -> None:
-    """Write notes to a file."""
-    language = _blank_language()
-    from spacy.tokens import DocBin
-
-    DocBin(store_user_data=True, docs=make_docs(language, export)).to_disk(path)
+    """Write notes to a file, with spaCy's tokenizer for multiple languages."""
+    language = import_library("spacy").blank("xx")
+    language.max_length = sys.maxsize  # The limit is for parsers.
+    import_library("spacy.tokens").DocBin(store_user_data=True, docs=make_docs(language, export)).to_disk(path)
 
 
 def read(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file: the entities of each document and those in the span group."""
-    language = _blank_language()
-    from spacy.tokens import DocBin
-
-    for doc in DocBin().from_disk(path).get_docs(language.vocab):
+    vocabulary = import_library("spacy").blank("xx").vocab
+    for doc in import_library("spacy.tokens").DocBin().from_disk(path).get_docs(vocabulary):
         spans = (*doc.ents, *doc.spans.get(SPAN_GROUP, default=()))
         entities = [(span.start_char, span.end_char, span.label_) for span in spans]
         yield make_gold(doc.user_data.get("id"), doc.text, entities)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..gold import GoldTexts, gold_from_columns
-from .notes import Saveable, missing_library, read_utf8
+from .notes import Saveable, import_library, read_utf8
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,26 +32,16 @@ def read_csv(path: Path) -> GoldTexts:
 
 def to_arrow(frame: pd.DataFrame) -> pa.Table:
     """Return a DataFrame as an Arrow table. Keys of various types become strings."""
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise missing_library("pyarrow", "An Arrow table") from error
     if "id" in frame and frame["id"].dtype == object:
         frame = frame.assign(id=frame["id"].map(str))
-    return pa.Table.from_pandas(frame, preserve_index=False)
+    return import_library("pyarrow").Table.from_pandas(frame, preserve_index=False)
 
 
 def save_parquet(path: Path, found: Saveable) -> None:
     """Write the entities to a Parquet file."""
-    from pyarrow import parquet
-
-    parquet.write_table(found.to_arrow(), path)
+    import_library("pyarrow.parquet").write_table(found.to_arrow(), path)
 
 
 def read_parquet(path: Path) -> GoldTexts:
     """Return the entities of a Parquet file."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise missing_library("pyarrow", "The format parquet") from error
-    return gold_from_columns(parquet.read_table(path).to_pydict())
+    return gold_from_columns(import_library("pyarrow.parquet").read_table(path).to_pydict())
