@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -207,10 +208,14 @@ def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
 
 def _find_overlaps(spans: Sequence[GoldSpan], others: Sequence[GoldSpan]) -> list[list[int]]:
     """Return the indices of the other spans that each span overlaps."""
-    return [
-        [index for index, other in enumerate(others) if span.start < other.end and other.start < span.end]
-        for span in spans
-    ]
+    order = sorted(range(len(others)), key=lambda index: others[index].start)
+    starts = [others[index].start for index in order]
+    longest = max((other.end - other.start for other in others), default=0)
+    overlaps = []
+    for span in spans:
+        nearby = order[bisect_right(starts, span.start - longest) : bisect_left(starts, span.end)]
+        overlaps.append(sorted(index for index in nearby if span.start < others[index].end))
+    return overlaps
 
 
 def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> list[list[int]]:

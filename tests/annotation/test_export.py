@@ -30,7 +30,7 @@ EXPORTS = [name for name, form in FORMATS.items() if form.write]
 EXTENSIONS = {"brat": "", "conll": ".conll", "doccano": ".jsonl", "label-studio": ".json", "spacy": ".spacy"}
 
 # Emoji (also of several code points), CRLF, other line breaks, combining marks, tabs, quotes, markup.
-PIECES = ["asthma", "a", "7", " ", "  ", "\r\n", "\n", "\u2028", "\x85", "\t", "😀", "👩🏽‍⚕️", "e\u0301", "李明", "#", "-", '"', "\\n", "<b>", "&", "\u00a0", "\ufeff", ","]  # fmt: skip
+PIECES = ["asthma", "a", "7", " ", "  ", "\r\n", "\n", "\u2028", "\x85", "\t", "😀", "👩🏽‍⚕️", "e\u0301", "李明", "#", "-", '"', "\\n", "<b>", "&", "\u00a0", "\ufeff", ",", "\r"]  # fmt: skip
 LABELS = ["NAME", "DISEASE", 'A"&<', "TWO WORDS"]
 
 
@@ -101,7 +101,20 @@ def test_round_trip_changes_only_the_counted_losses(name, examples, tmp_path):
     check()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
+@given(st.lists(notes(), max_size=3))
+def test_saved_entities_do_not_change(texts_and_spans):
+    found = annotate(texts_and_spans)
+    expected = {(str(index), *span) for index, (_, spans) in enumerate(texts_and_spans) for span in spans}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a.jsonl", "a.csv", "a.parquet"):
+            found.save(f"{folder}/{name}")
+            gold = nb.read_annotations(f"{folder}/{name}")
+            assert {(note.id, *span) for note in gold for span in note.spans} == expected, name
+            assert found.score(gold).num_texts == len(found)
+
+
+@settings(max_examples=40, deadline=None)
 @given(notes())
 def test_files_follow_the_rules_of_their_tools(note):
     """Independent readers: brat's and Label Studio's rules, UTF-16 offsets of doccano, and the IOB2 tags of seqeval."""
@@ -236,14 +249,14 @@ def test_jsonl_contains_all_notes(incomplete, tmp_path):
 
 
 def test_losses_are_described():
-    found = annotate([("a b\n", [(0, 3, "X"), (2, 4, "Y Z")])])
+    found = annotate([("a b\n", [(0, 3, "X"), (2, 4, "Y Z")]), ("a b c", [(0, 5, "Y Z")]), ("a", [(0, 1, "")])])
     with tempfile.TemporaryDirectory() as folder:
         conll = found.export("conll", f"{folder}/a.conll")
         brat = found.export("brat", f"{folder}/brat")
-    assert conll.losses == {OVERLAPPING: 1}
-    assert brat.losses == {CHANGED_LABELS: 1, TRIMMED: 1}
+    assert conll.losses == {OVERLAPPING: 1, CHANGED_LABELS: 2}
+    assert brat.losses == {CHANGED_LABELS: 3, TRIMMED: 1}
     assert OVERLAPPING in str(conll)
-    assert conll.to_dict() == {"format": "conll", "notes": 1, "entities": 2, "losses": {OVERLAPPING: 1}}
+    assert conll.to_dict() == {"format": "conll", "notes": 3, "entities": 4, "losses": conll.losses}
 
 
 TEXT = "😀 asthma\r\nMild cough"
@@ -340,6 +353,7 @@ BAD_FILES = [
     ("conll", f'# id = "{MARKER}"\n# text = "{MARKER}"\n{MARKER}{MARKER}\tO\n'),
     ("conll", f"# id = {MARKER}\n# text = 5\n{MARKER}\tO\n"),
     ("conll", f'# id = 5\n# text = "a {MARKER} b"\nb\tO\n'),
+    ("conll", f'# id = 5\n# text = "a {MARKER}"\na\tO\n'),
     ("csv", f"start,end,label\n0,1,{MARKER}\n"),
     ("csv", f"id,start,end,label\n{MARKER},0,{MARKER},{MARKER}\n"),
     ("csv", f"note,start,end,label\n{MARKER},0,5,{MARKER}\n"),
@@ -365,6 +379,15 @@ def test_bad_files_are_rejected_without_quoting(name, content, tmp_path):
     else:
         path.write_text(content)
     assert_rejected(lambda: nb.read_annotations(path, name))
+
+
+def test_errors_contain_the_position_of_the_note(tmp_path):
+    (tmp_path / "a.jsonl").write_text(f"{line()}\n{line()}\n{line()[:-4]}")
+    with pytest.raises(ConfigurationError, match="Note 2 of the jsonl file cannot be read: JSONDecodeError"):
+        nb.read_annotations(tmp_path / "a.jsonl")
+    (tmp_path / "a.csv").write_text("id,start,end,label\n1,0,5,A\n1,5,5,A\n")
+    with pytest.raises(ConfigurationError, match="Row 1 "):
+        nb.read_annotations(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("name", FORMATS)
