@@ -47,15 +47,12 @@ class NotePages(Displayable):
         start = number * self.notes_per_page
         stop = min(start + self.notes_per_page, count)
         notes = f"Notes {start} to {stop - 1} of {count:,}, counted from 0." if count else "No notes."
-        segments = tuple(self._segments(start, stop)) if self.annotations.show_text else ()
+        segments = tuple(self._segments(start, stop))
         return Report(self.annotations.summary().to_report().title, (notes,), segments=segments)
 
     def _segments(self, start: int, stop: int) -> Iterator[TextSegment]:
-        """Yield the segments of notes, each after its index and its id."""
-        ids = self.annotations.ids
-        for index, segments in self.annotations.iter_segments(start, stop):
-            note_id = "" if ids is None else f" ({ids[index]})"
-            yield TextSegment(f"{index}{note_id}: ", starts_text=True)
+        for name, segments in self.annotations.iter_named_segments(start, stop):
+            yield TextSegment(f"{name}: ", starts_text=True)
             yield from segments
             yield TextSegment("\n")
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import operator
+import os
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,14 @@ from .references import MISSING, FileReference, TextReference, iter_texts, read_
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    import pyarrow as pa
+    from spacy import Language
+    from spacy.tokens import Doc
+
+    from .export.notes import ExportedNote
+    from .export.registry import ExportReport
+    from .gold import GoldSpan
+    from .scores import ScoredSpan, Scores
 
 
 # Displayed for a label with an empty name.
@@ -1272,13 +1281,15 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         return Report(summary.title, sentences, summary.tables[:1], segments, html_sentences=html_sentences)
 
     def _segments(self) -> Iterator[TextSegment]:
-        for index, segments in self.iter_segments(0, len(self.preview_texts)):
+        for index, segments in self.iter_segments(0, len(self.preview_texts), MAX_TEXT_CHARACTERS):
             yield TextSegment(f"{index}: ", starts_text=True)
             yield from segments
             yield TextSegment("\n")
 
-    def iter_segments(self, start: int, stop: int) -> Iterator[tuple[int, list[TextSegment]]]:
-        """Yield the index and the highlighted start of each text of a range."""
+    def iter_segments(
+        self, start: int, stop: int, max_characters: int | None
+    ) -> Iterator[tuple[int, list[TextSegment]]]:
+        """Yield the index of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
         for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
             if index in self.results.errors:  # The text may not be displayable, such as an unpaired surrogate.
                 segments = [TextSegment("(error)")]
@@ -1287,9 +1298,198 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             elif text is None:
                 segments = [TextSegment("(changed or not stored)")]
             else:
-                preview = text[:MAX_TEXT_CHARACTERS]
+                preview = text[:max_characters]
                 entities = [entity for entity in self[index] if entity["end"] <= len(preview)]
                 segments = list(_highlight_entities(preview, entities))
                 if len(preview) < len(text):
                     segments.append(TextSegment("…"))
             yield index, segments
+
+    def iter_named_segments(
+        self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
+    ) -> Iterator[tuple[str, list[TextSegment]]]:
+        """Yield the index and the id of each text of a range as a name, and the highlighted text, or a notice if it is hidden."""
+        for index, segments in self.iter_segments(start, stop, max_characters):
+            name = f"{index}" if self.ids is None else f"{index} ({self.ids[index]})"
+            yield name, segments if self.show_text else [TextSegment(HIDDEN_TEXT_NOTICE)]
+
+    @property
+    def _keys(self) -> Sequence[Any]:
+        """The ids of the texts, or their positions if there are no ids."""
+        return range(len(self)) if self.ids is None else self.ids
+
+    def _spans(self, index: int) -> list[GoldSpan]:
+        """Return the entities of a text as spans, or raise an error if they are tokens."""
+        from .gold import GoldSpan
+
+        if self.results.key == "entity":
+            message = "The results contain tokens that are not aggregated to entities."
+            raise ConfigurationError(message, "Annotate with aggregation_strategy='simple' or another strategy.")
+        return [GoldSpan(*entity_span(entity)) for entity in self[index]]
+
+    def score(self, gold: Any, *, seed: int = 0) -> Scores:
+        """Return the scores of the entities against gold entities of the same texts.
+
+        Args:
+            gold: Result of :func:`read_annotations`. Alternatively, a list with the true entities of each text, as
+                ``(start, end, label)`` or as mappings with ``start``, ``end`` and ``label`` or ``entity_group``. Or a DataFrame
+                with one row per entity and the columns ``start``, ``end``, ``label``, and ``id`` or ``note``.
+            seed: Seed of the resampling for the intervals.
+
+        Returns:
+            The scores by label and in total: strict (boundaries and label), partial (boundaries, and an overlap counts as half)
+            and type (label, with an overlap), as in SemEval 2013 and nervaluate. Also the number of gold characters outside of
+            all entities, and the missed and added entities, each with ``show()``. If texts and gold both have ids, only texts
+            with gold are scored.
+
+        Raises:
+            ConfigurationError: If ``gold`` is not valid or belongs to other texts, or if the results are not entities.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma.", "No complaints."], "bundled_small", device="cpu")
+            >>> scores = found.score([[(8, 14, "DISEASE")], [(3, 13, "DISEASE")]])
+            >>> scores.total.strict.recall, [(span.text, span.start) for span in scores.missed]
+            (0.5, [(1, 3)])
+        """
+        from .gold import align_gold, read_gold
+        from .scores import score_spans
+
+        seed = check_integer("seed", seed, 0)
+        aligned = align_gold(read_gold(gold), self._keys)
+        for index, text in enumerate(self.iter_note_texts()):
+            expected = aligned.get(index)
+            if text is None or expected is None:
+                continue
+            if expected.text not in {None, text}:
+                message = f"The gold of text {index} belongs to a different text."
+                raise ConfigurationError(message, "Pass the gold of the same texts.")
+            if any(span.end > len(text) for span in expected.spans):
+                message = f"The gold of text {index} has an entity that ends after the end of the text."
+                raise ConfigurationError(message, "Pass offsets in characters of the text.")
+        return score_spans(
+            self.model,
+            {index: None if index in self.results.errors else self._spans(index) for index in aligned},
+            {index: text.spans for index, text in aligned.items()},
+            self._show_span,
+            seed,
+        )
+
+    def _show_span(self, span: ScoredSpan) -> AnnotatedText:
+        """Return a text in which only one span is highlighted."""
+        shown = self.show(span.text)
+        word = shown.text[span.start : span.end]
+        entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
+        return replace(shown, entities=(entity,), dropped=())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the results to a file.
+
+        A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
+        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts. An ``.html`` file shows the notes with
+        marked entities, without network access. An existing file is replaced.
+
+        Args:
+            path: File whose suffix selects the format. It is readable by its owner only.
+
+        Raises:
+            ConfigurationError: If the suffix is unknown, or if the file cannot be written.
+
+        Example:
+            >>> import pathlib, tempfile
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     found.save(f"{folder}/notes.csv")
+            ...     print(pathlib.Path(folder, "notes.csv").read_text().splitlines()[0])
+            note,entity_group,score,word,span_text,start,end
+        """
+        from .export.registry import save_annotations
+
+        save_annotations(path, self)
+
+    def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
+        """Write notes and entities in the format of an annotation tool or another library.
+
+        Notes without a text are omitted and counted: missing and failed notes, notes that have changed, and those from a
+        generator. :func:`read_annotations` reads the files.
+
+        Args:
+            format: ``"brat"``, ``"conll"``, ``"doccano"``, ``"label-studio"`` or ``"spacy"``.
+            path: File, or a new folder for brat. Files are readable by their owner only.
+
+        Returns:
+            The number of notes and entities, and ``losses``: counts of what the format cannot contain.
+
+        Raises:
+            ConfigurationError: If the format is unknown, the results are not entities, or the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     print(found.export("conll", f"{folder}/notes.conll"))
+            Exported 1 note with 1 entity to conll
+              The file contains all of them.
+        """
+        from .export.notes import Export
+        from .export.registry import export_notes
+
+        return export_notes(format, path, Export(self._iter_exported_notes(), self.model))
+
+    def to_arrow(self) -> pa.Table:
+        """Return an Arrow table with one row per entity and the columns of :meth:`to_frame`, for polars, DuckDB and Parquet.
+
+        Raises:
+            ConfigurationError: If pandas or pyarrow is not installed.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> annotate(["She has asthma."], "bundled_small", device="cpu").to_arrow().column_names
+            ['note', 'entity_group', 'score', 'word', 'span_text', 'start', 'end']
+        """
+        from .export.tables import to_arrow
+
+        return to_arrow(self.to_frame())
+
+    def to_spacy(self, nlp: Language) -> Iterator[Doc]:
+        """Yield a spaCy document for each note that has a text.
+
+        ``doc.ents`` contains the entities, and ``doc.spans["openmed"]`` those that overlap them. ``doc.user_data["id"]`` is the
+        id of the note, or its position. At the end, a warning contains the number of entities that do not start and end at the
+        boundaries of tokens.
+
+        Args:
+            nlp: Pipeline whose tokenizer is used.
+
+        Raises:
+            ConfigurationError: If ``nlp`` is not a spaCy pipeline, or if the results are not entities.
+
+        Example:
+            >>> import spacy
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
+            >>> [doc.ents for doc in found.to_spacy(spacy.blank("en"))]
+            [(asthma,)]
+        """
+        from .export.spacy import iter_docs
+
+        return iter_docs(nlp, self._iter_exported_notes())
+
+    def iter_records(self) -> Iterator[dict[str, Any]]:
+        """Yield a JSON-compatible object for each note: its id, text, and entities or error."""
+        records = self.to_dict()["texts"]
+        for index, text, record in zip(range(len(self)), self.iter_note_texts(), records, strict=True):
+            yield {"id": index, "text": text, **record}
+
+    def _iter_exported_notes(self) -> Iterator[ExportedNote | None]:
+        """Yield the notes to export, or ``None`` for a note without a text."""
+        from .export.notes import ExportedNote
+
+        for index, (key, text) in enumerate(zip(self._keys, self.iter_note_texts(), strict=True)):
+            if text is None:
+                yield None
+                continue
+            scores = tuple(float(entity["score"]) for entity in self[index])
+            yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self._spans(index)), scores)

@@ -62,3 +62,23 @@ def test_pages_without_notes_and_with_context():
     found = nb.annotate(["No asthma."], "bundled_small", device="cpu", progress=False)
     assert "[asthma](DISEASE, no)" in str(found.show(context=True))
     assert "[asthma](DISEASE, no)" in str(found.show(0, context=True))
+
+
+def test_saved_page_has_all_notes_escaped_and_needs_no_network(tmp_path):
+    notes = ["<script>x</script> no asthma", None, "word " * 3000 + "flu"]
+    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False, ids=["<a>", "b", "c"])
+    found.with_context().save(tmp_path / "notes.html")
+    page = (tmp_path / "notes.html").read_text("utf-8")
+    assert "<script" not in page
+    assert "<a>" not in page
+    assert "http" not in page
+    assert "DISEASE, no" in page
+    assert "(missing)" in page
+    assert page.count("<article>") == 3
+    assert page.count("word ") == 3000
+
+
+def test_saved_page_of_hidden_texts_has_no_text(tmp_path):
+    found = nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, show_text=False)
+    found.save(tmp_path / "notes.html")
+    assert "asthma" not in (tmp_path / "notes.html").read_text("utf-8")
