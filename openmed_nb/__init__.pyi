@@ -5,6 +5,7 @@ from . import errors as errors
 from . import runbook as runbook
 from . import training as training
 from ._annotate import annotate as annotate
+from .annotation.export.registry import read_annotations as read_annotations
 from .annotation.loading import load_model as load_model
 from .annotation.loading import load_pipeline as load_pipeline
 from .distributed.starting import cluster as cluster

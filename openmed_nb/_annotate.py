@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from ._events.activity import ProgressEvent
 from ._utils.text import model_label, short_type_name
 from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
+from .annotation.inputs import read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
 from .annotation.references import (
@@ -54,6 +55,9 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     texts: Any,
     model: object = None,
     *,
+    ids: object = None,
+    text_column: str | None = None,
+    id_column: str | None = None,
     client: object = None,
     batch_tokens: int | None = None,
     progress: bool = True,
@@ -75,10 +79,16 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             - A column of ``dask.dataframe``. It is read once to count its rows, and then one partition at a time. A column
               after ``persist()`` on a cluster is not supported. Dask may have converted values that are not strings: with its
               setting ``dataframe.convert-string``, it converts 5 to ``"5"``.
+            - A mapping of ids to texts.
+            - A DataFrame, an Arrow table or a ``datasets.Dataset``, with ``text_column``.
 
             A missing value (``None``, NaN, ``pd.NA`` and similar) has no entities, and its index is in ``missing``.
         model: Alias, Hugging Face model id, model name or local directory, or a pipeline of :func:`load_pipeline`. If ``None``,
             use the bundled model.
+        ids: One id per text, such as a note number; also ``"name"`` or ``"path"`` to use those of files. The ids are in the results
+            only: not in errors, logs, reports or the file of ``resume``. If ``None``, the index of a Series or the keys of a mapping.
+        text_column: Name of the column with the texts, if ``texts`` is a table.
+        id_column: Name of the column with the ids, if ``texts`` is a table.
         client: A ``dask.distributed.Client``. If specified, the workers of its cluster annotate the texts, each with the model
             on the best device of its host; see :func:`openmed_nb.cluster`. The workers read files and columns of
             ``dask.dataframe`` themselves. The model must be specified by name, and a local directory must exist on every host.
@@ -123,13 +133,14 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
         message = f"Invalid type for resume: {short_type_name(resume)}."
         raise ConfigurationError(message, "Pass the name of a file, or the annotations of an interrupted run.")
+    notes = read_inputs(texts, ids, text_column, id_column)
     path = resume if isinstance(resume, (str, os.PathLike)) else None
     earlier = resume if isinstance(resume, Annotations) else Annotations(ResultStore(), (), "no model", "no device")
     completed = earlier
     run: _AnnotationRun | None = None
     with SESSION.operation(progress):
         try:
-            texts = [texts] if is_single else texts
+            texts = [texts] if is_single else notes.texts
             if client is None:
                 name, texts, source = _local_source(texts, model, arguments, batch_tokens)
             else:
@@ -137,10 +148,12 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
 
                 SESSION.notify(ProgressEvent("Asking", "the workers"))
                 name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
-            run = _AnnotationRun(_Inputs(texts, source.settings["delimiter"]), source, name)
+            inputs = _Inputs(texts, source.settings["delimiter"], notes.resolve_ids(texts))
+            run = _AnnotationRun(inputs, source, name)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 run.restore(file or earlier)
                 run.run(on_error, file)
+            inputs.check_ids()
             annotations = run.to_annotations(show_text)
             return annotations.show(0) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
@@ -251,8 +264,9 @@ class _PendingText(NamedTuple):
 class _Inputs(Iterator[object]):
     """The texts of a run, read one by one. Fingerprints of texts without a result are stored."""
 
-    def __init__(self, texts: Iterable[object], delimiter: str | None) -> None:
+    def __init__(self, texts: Iterable[object], delimiter: str | None, ids: Any = None) -> None:
         self.texts = texts
+        self.ids = ids
         self.preview_texts: list[str] = []
         self.pending: deque[_PendingText] = deque()
         self.count = length_or_none(texts)
@@ -264,6 +278,8 @@ class _Inputs(Iterator[object]):
     def __next__(self) -> object:
         text = next(self._stream)
         self._read += 1
+        if self.ids is not None and self._read > len(self.ids):
+            raise self._ids_error(f"more than {len(self.ids):,}")
         fingerprint = text_fingerprint(text)
         if fingerprint == MISSING:  # The model processes an empty text; the fingerprint identifies the missing value.
             text = "" if self._delimiter is None else []
@@ -274,6 +290,15 @@ class _Inputs(Iterator[object]):
             words = text if isinstance(text, list) else [text]
             self.preview_texts.append((self._delimiter or "").join(word for word in words if isinstance(word, str)))
         return text
+
+    def check_ids(self) -> None:
+        """Check, after all texts were read, that there are no ids without a text."""
+        if self.ids is not None and self._read < len(self.ids):
+            raise self._ids_error(f"{self._read:,}")
+
+    def _ids_error(self, count: str) -> ConfigurationError:
+        message = f"There are {len(self.ids):,} ids for {count} texts."
+        return ConfigurationError(message, "Pass one id per text.")
 
     def __length_hint__(self) -> int:
         return NotImplemented if self.count is None else max(0, self.count - self._read)
@@ -303,8 +328,10 @@ class _AnnotationRun:
         """Restore the results of an earlier run over the same texts."""
         remedy = "Pass the same texts in the same order, or resume from a different file."
         if isinstance(previous, Annotations):
-            # Filtered annotations lack entities, and annotations pickled without texts lack words.
-            changed = changed_settings({**self.source.settings, "only": None, "words": None}, previous.settings)
+            # Filtered annotations lack entities, annotations pickled without texts lack words, and new texts would lack context.
+            changed = changed_settings(
+                {**self.source.settings, "only": None, "words": None, "context": None}, previous.settings
+            )
             if changed and previous:  # Annotations without texts do not belong to a run.
                 message = f"These annotations come from a run with different settings ({changed})."
                 raise ConfigurationError(message, "Use the original arguments, or remove resume.")
@@ -404,6 +431,7 @@ class _AnnotationRun:
             None if shapes is None else len(shapes),
             None if isinstance(texts, Iterator) else texts,
             row_index=get_row_index(texts),
+            ids=None if self.inputs.ids is None else self.inputs.ids[: len(self.results)],
             known_labels=self.source.known_labels,
         )
 

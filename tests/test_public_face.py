@@ -116,4 +116,5 @@ def test_reports_are_rendered_in_one_place():
     ours = [kind for kind in subclasses_of(Displayable) if kind.__module__.startswith("openmed_nb.")]
     own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
 
-    assert own == {"AnnotatedText.__str__", "Gates.__str__", "Lanes.__str__"}
+    # Pages add a widget to the text and the HTML that the one place renders.
+    assert own == {"AnnotatedText.__str__", "Gates.__str__", "Lanes.__str__", "NotePages._repr_mimebundle_"}

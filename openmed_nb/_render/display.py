@@ -87,6 +87,32 @@ class Table:
 
 
 @dataclass(frozen=True)
+class OverlappingSpan:
+    """Labeled span that overlaps another one.
+
+    Attributes:
+        start: Start in characters of the segment.
+        end: End in characters of the segment.
+        label: Entity label.
+        score: Score of the label.
+        details: Further text of the tooltip.
+        context: Context of the entity; see :class:`TextSegment`.
+    """
+
+    start: int
+    end: int
+    label: str
+    score: str = ""
+    details: str = ""
+    context: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """Label and context."""
+        return f"{self.label}, {self.context}" if self.context else self.label
+
+
+@dataclass(frozen=True)
 class TextSegment:
     """Segment of a text, which is highlighted if it has a label.
 
@@ -97,6 +123,8 @@ class TextSegment:
             score; one that contains its label, such as ``[NAME]``, is displayed unchanged.
         details: Further text of the tooltip.
         starts_text: Whether another text starts with this segment.
+        context: Context of the entity after its label, such as ``"no"``, or an empty string.
+        spans: Spans in a segment without a label of its own, if they overlap.
     """
 
     text: str
@@ -104,11 +132,15 @@ class TextSegment:
     score: str = ""
     details: str = ""
     starts_text: bool = False
+    context: str = ""
+    spans: tuple[OverlappingSpan, ...] = ()
 
     @property
     def suffix(self) -> str:
-        """Label after the text; empty if the text contains it."""
-        return self.label if self.score or self.label not in self.text else ""
+        """Label and context after the text; empty if the text contains the label."""
+        if not self.score and self.label in self.text:
+            return ""
+        return f"{self.label}, {self.context}" if self.context else self.label
 
 
 @dataclass(frozen=True)
@@ -275,6 +307,8 @@ SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
 SCROLLABLE_TEXT = "max-height:30em;overflow:auto"
 SCROLLABLE_TABLE = "max-width:100%;overflow:auto"
 SCREEN_READER_ONLY = "font-size:0"  # The only way to hide text visually that an untrusted notebook permits.
+LAYER_LABEL = "font-weight:600;white-space:nowrap;margin:0 0.2em"
+LAYER_PIXELS = 5  # Distance of the lines of overlapping entities.
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 
 # Background colors of labels, with a contrast of at least 7 to 1 to black. With 13 colors, labels that often occur together have
@@ -343,10 +377,7 @@ def to_text(report: Report) -> str:
     """
     lines = [report.title, *(f"  {sentence}" for sentence in (*report.sentences, *report.problems))]
     if report.segments:
-        highlighted = "".join(
-            f"[{segment.text}]({segment.suffix})" if segment.suffix else segment.text for segment in report.segments
-        )
-        lines.append(highlighted.rstrip())
+        lines.append("".join(map(_text_segment, report.segments)).rstrip())
         if counts := count_labels(report.segments):
             lines.append("Labels: " + ", ".join(f"{label} {count}" for label, count in counts.items()))
     for table in drop_empty_tables(report.tables):
@@ -485,7 +516,10 @@ def _cell_style(column: tuple[str, ...]) -> str:
 
 def count_labels(segments: Iterable[TextSegment]) -> dict[str, int]:
     """Return the labels of a text in alphabetical order with their counts."""
-    return dict(sorted(Counter(segment.label for segment in segments if segment.label).items()))
+    counts: Counter[str] = Counter()
+    for segment in segments:
+        counts.update([segment.label] if segment.label else [span.label for span in segment.spans])
+    return dict(sorted(counts.items()))
 
 
 def drop_empty_tables(tables: Iterable[Table]) -> tuple[Table, ...]:
@@ -515,23 +549,90 @@ def _html_text(segments: tuple[TextSegment, ...]) -> str:
     return f'<div style="{SCROLLABLE_TEXT}">{html_texts}</div>' if is_long else html_texts
 
 
+def _text_segment(segment: TextSegment) -> str:
+    """Return a segment as text, with the label after each span. Brackets of overlapping spans are nested or cross.
+
+    Example:
+        >>> _text_segment(TextSegment("no chest pain", spans=(OverlappingSpan(3, 13, "SIGN"), OverlappingSpan(3, 8, "BODY"))))
+        'no [[chest](BODY) pain](SIGN)'
+    """
+    if not segment.spans:
+        return f"[{segment.text}]({segment.suffix})" if segment.suffix else segment.text
+    parts = []
+    for start, end in pairwise(_boundaries(segment)):
+        parts += ["[" for span in segment.spans if span.start == start]
+        parts.append(segment.text[start:end])
+        closed = sorted((span for span in segment.spans if span.end == end), key=lambda span: -span.start)
+        parts += [f"]({span.suffix})" for span in closed]
+    return "".join(parts)
+
+
+def _boundaries(segment: TextSegment) -> list[int]:
+    """Return the positions of a segment at which a span starts or ends, including both ends of the segment."""
+    positions = {0, len(segment.text)}
+    for span in segment.spans:
+        positions |= {span.start, span.end}
+    return sorted(positions)
+
+
+def _html_layers(segment: TextSegment) -> str:
+    """Return a segment with overlapping spans as HTML: one line below the text for each span, with the label at its end."""
+    layer_ends: list[int] = []  # end of the last span in each layer
+    layers: dict[OverlappingSpan, int] = {}
+    for span in sorted(segment.spans, key=lambda span: (span.start, -span.end)):
+        layer = next((index for index, end in enumerate(layer_ends) if end <= span.start), len(layer_ends))
+        layer_ends[layer : layer + 1] = [span.end]
+        layers[span] = layer
+    parts = []
+    for start, end in pairwise(_boundaries(segment)):
+        piece = escape(segment.text[start:end])
+        active = {layer: span for span, layer in layers.items() if span.start <= start < span.end}
+        for layer in range(max(active, default=-1) + 1):
+            below = active.get(layer)
+            color = "transparent" if below is None else label_color(below.label)
+            title = "" if below is None else f' title="{escape(_tooltip(below))}"'
+            style = f"border-bottom:3px solid {color};padding-bottom:{LAYER_PIXELS * layer}px"
+            piece = f'<span style="{style}"{title}>{piece}</span>'
+        parts.append(piece)
+        for span in sorted(active.values(), key=layers.__getitem__):
+            if span.end == end:
+                tag = f"{escape(span.suffix)}{_hidden_score(span.score)}"
+                parts.append(f'<small style="{LAYER_LABEL};{label_style(span.label)}">{tag}</small>')
+    return f'<span style="line-height:{1.5 + 0.4 * len(layer_ends):.1f}">{"".join(parts)}</span>'
+
+
+def _tooltip(item: TextSegment | OverlappingSpan) -> str:
+    return ", ".join(filter(None, (f"{item.label} {item.score}".rstrip(), item.details)))
+
+
+def _hidden_score(score: str) -> str:
+    """Return a score for screen readers."""
+    return f'<span style="{SCREEN_READER_ONLY}"> {escape(score)}</span>' if score else ""
+
+
 def _html_segment(segment: TextSegment) -> str:
     """Return a segment as HTML."""
+    if segment.spans:
+        return _html_layers(segment)
     text = escape(segment.text)
     if not segment.label:
         return text
-    tooltip = ", ".join(filter(None, (f"{segment.label} {segment.score}".rstrip(), segment.details)))
-    score = f'<span style="{SCREEN_READER_ONLY}"> {escape(segment.score)}</span>' if segment.score else ""
+    score = _hidden_score(segment.score)
     tag = ""
     if segment.suffix:
         # The space is inside the element, so that no line starts with a label.
         tag = f'<small style="font-weight:600;white-space:nowrap"> {escape(segment.suffix)}{score}</small>'
-    return f'<mark style="{label_style(segment.label)}" title="{escape(tooltip)}">{text}{tag}</mark>'
+    return f'<mark style="{label_style(segment.label)}" title="{escape(_tooltip(segment))}">{text}{tag}</mark>'
 
 
 def label_style(label: str) -> str:
     """Return the style of a highlighted entity. The color depends on the label only, so it is always the same."""
-    return f"{ENTITY};background-color:{LABEL_COLORS[zlib.crc32(label.encode(errors='replace')) % len(LABEL_COLORS)]}"
+    return f"{ENTITY};background-color:{label_color(label)}"
+
+
+def label_color(label: str) -> str:
+    """Return the color of a label, which is always the same."""
+    return LABEL_COLORS[zlib.crc32(label.encode(errors="replace")) % len(LABEL_COLORS)]
 
 
 def _text_rows(table: Table) -> list[str]:

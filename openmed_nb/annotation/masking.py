@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import string
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .._render.display import WARNING, Displayable, Report, TextSegment, pluralize
+from .._render.display import WARNING, Displayable, Report, Table, TextSegment, pluralize
 from .._utils.text import describe_value, shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, is_combining_mark, whole_words
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REPLACEMENT = "[{label}]"
 HIDDEN_TEXT_NOTICE = "(text hidden)"
@@ -52,6 +56,21 @@ MAX_DISPLAYED_LABELS = 12
 # A browser does not render longer texts in reasonable time.
 MAX_SHOWN_TEXT_CHARACTERS = 100_000
 
+# Seconds after which the search for the matches of a rule in a text fails, because a pattern may take exponential time.
+RULE_TIMEOUT_SECONDS = 1.0
+
+# Placeholders of a replacement, as fields of ``string.Formatter``: name, format and conversion.
+PLACEHOLDERS = (["label", "", None], ["number", "", None])
+
+MODEL = "model"
+RULE = "rule"
+
+# Whether equal entities have the same number within a note, or in all notes.
+Scope = Literal["note", "all"]
+
+# Numbers by casefolded label and folded text.
+Numbers = dict[str, dict[str, int]]
+
 # A replacement for all labels, or a mapping of labels to replacements, where None keeps the text.
 Policy = str | Mapping[str, str | None]
 
@@ -66,6 +85,7 @@ class MaskedSpan:
         end: End of the span in the original text.
         masked_start: Start of the replacement in the masked text.
         masked_end: End of the replacement in the masked text.
+        source: ``"model"``, or ``"rule"`` for a match of a regular expression.
     """
 
     label: str
@@ -73,6 +93,7 @@ class MaskedSpan:
     end: int
     masked_start: int
     masked_end: int
+    source: str = MODEL
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,6 +108,7 @@ class MaskedText(Displayable):
         missing: Whether the input was a missing value.
         known_labels: Labels of the model that are replaced, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the text.
+        num_rules: Number of rules whose matches are replaced too.
     """
 
     text: str
@@ -96,8 +118,9 @@ class MaskedText(Displayable):
     missing: bool = False
     known_labels: tuple[str, ...] | None = None
     filters: tuple[str, ...] = ()
+    num_rules: int = 0
 
-    JSON_EXCLUDE = ("known_labels", "filters")
+    JSON_EXCLUDE = ("known_labels", "filters", "num_rules")
 
     def original_offset(self, position: int) -> int:
         """Return the offset in the original text of a position in the masked text.
@@ -133,7 +156,7 @@ class MaskedText(Displayable):
             return Report("Nothing masked", (self.error,), status=WARNING)
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
-        title_suffix, labels_sentence = _describe_unmasked(self.known_labels)
+        title_suffix, labels_sentence = _describe_unmasked(self.known_labels, self.num_rules)
         title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
         sentences = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
         if not self.show_text:
@@ -169,10 +192,63 @@ class MaskedTexts(Displayable, list[MaskedText]):
     Attributes:
         known_labels: Labels of the model that are replaced, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the texts.
+        num_rules: Number of rules whose matches are replaced too.
+        ids: One id per text, or ``None``; see :attr:`Annotations.ids`.
+        row_index: Index of the Series of the texts, or ``None``.
     """
 
     known_labels: tuple[str, ...] | None = None
     filters: tuple[str, ...] = ()
+    num_rules: int = 0
+    ids: Any = None
+    row_index: Any = None
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Number of replacements by label and source, which is ``"model"`` or ``"rule"``."""
+        counts = Counter((span.label, span.source) for masked in self for span in masked.spans)
+        return dict(sorted(counts.items()))
+
+    def to_frame(self, table: pd.DataFrame | None = None, column: str = "masked_text") -> pd.DataFrame:
+        """Return the masked texts as a DataFrame with one row per text.
+
+        Args:
+            table: Table of the notes, in the order of the texts. If specified, a copy of it with the masked texts is returned.
+            column: Name of the column with the masked texts.
+
+        Returns:
+            A table with ``id``, if there are ids, the masked texts, and the number of ``replacements``, with the index of the Series of
+            the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
+
+        Raises:
+            ConfigurationError: If pandas is not installed, or if the table has another number of rows or already has the column.
+
+        Example:
+            >>> import pandas as pd
+            >>> from openmed_nb import annotate
+            >>> notes = pd.DataFrame({"note": ["She has asthma."], "ward": [3]})
+            >>> found = annotate(notes, "bundled_small", device="cpu", text_column="note")
+            >>> found.mask().to_frame(table=notes)["masked_text"].tolist()
+            ['She has [DISEASE].']
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
+        texts = [None if masked.error or masked.missing else masked.text for masked in self]
+        if table is not None:
+            if len(table) != len(self):
+                message = f"The table has {len(table):,} rows, but there are {len(self):,} masked texts."
+                raise ConfigurationError(message, "Pass the table of these notes.")
+            if column in table.columns:
+                message = f"The table already has a column {describe_value(column)}."
+                raise ConfigurationError(message, "Pass another name as column.")
+            return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
+        columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
+        columns[column] = pd.Series(texts, dtype=object).to_numpy()
+        columns["replacements"] = [len(masked.spans) for masked in self]
+        columns["error"] = [masked.error or None for masked in self]
+        return pd.DataFrame(columns, index=self.row_index)
 
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [masked.to_dict() for masked in self]}
@@ -185,7 +261,7 @@ class MaskedTexts(Displayable, list[MaskedText]):
             report = masked.to_report()
             text_segments = report.segments or (TextSegment(report.sentences[-1]),)
             segments += [TextSegment(f"{index}: ", starts_text=True), *text_segments, TextSegment("\n")]
-        title_suffix, labels_sentence = _describe_unmasked(self.known_labels)
+        title_suffix, labels_sentence = _describe_unmasked(self.known_labels, self.num_rules)
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
         sentences: tuple[str, ...] = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
         html_sentences: tuple[str, ...] = ()
@@ -193,7 +269,9 @@ class MaskedTexts(Displayable, list[MaskedText]):
             hint = f"masked[{MAX_DISPLAYED_TEXTS}] displays another text, where masked is this result."
             html_sentences = (title, *sentences, f"The first {MAX_DISPLAYED_TEXTS} of {len(self):,} texts. {hint}")
             sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
-        return Report(title, sentences, segments=tuple(segments), html_sentences=html_sentences, status=WARNING)
+        rows = tuple((label, source, f"{count:,}") for (label, source), count in self.counts.items())
+        table = Table("Replaced", ("label", "source", "count"), rows)
+        return Report(title, sentences, (table,), tuple(segments), html_sentences=html_sentences, status=WARNING)
 
 
 def validate_policy(replacement: Any) -> Policy:
@@ -201,13 +279,13 @@ def validate_policy(replacement: Any) -> Policy:
 
     Raises:
         ConfigurationError: If the policy is not a string or a mapping of labels to strings, or if it contains a placeholder other
-            than ``{label}``.
+            than ``{label}`` and ``{number}``.
 
     Example:
         >>> validate_policy("<{name}>")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: Unknown placeholder in the replacement: 'name'. Use {label}, as in '[{label}]'.
+        openmed_nb.errors.ConfigurationError: Unknown placeholder in the replacement: 'name'. Use {label} and {number}, as in '[{label} {number}]'.
     """
     if not isinstance(replacement, (str, Mapping)):
         raise invalid_value(
@@ -227,13 +305,13 @@ def validate_policy(replacement: Any) -> Policy:
         try:
             fields = [field for _text, *field in string.Formatter().parse(template or "") if field[0] is not None]
         except ValueError as error:
-            remedy = "Write {{ and }} for braces, and {label} for the label."
+            remedy = "Write {{ and }} for braces, {label} for the label, and {number} for its number."
             message = f"{describe_value(template)} is not a valid replacement: {error}."
             raise ConfigurationError(message, remedy) from None
-        if invalid_field := next((field for field in fields if field != ["label", "", None]), None):
+        if invalid_field := next((field for field in fields if field not in PLACEHOLDERS), None):
             placeholder = describe_value(":".join(filter(None, invalid_field)))
             message = f"Unknown placeholder in the replacement: {placeholder}."
-            raise ConfigurationError(message, f"Use {{label}}, as in {REPLACEMENT!r}.")
+            raise ConfigurationError(message, "Use {label} and {number}, as in '[{label} {number}]'.")
     return replacement
 
 
@@ -245,12 +323,75 @@ class LabeledSpan(NamedTuple):
         end: End in characters.
         label: Label of the span.
         continues: Whether the span is merged with an adjacent preceding span of the same label.
+        source: ``"model"`` or ``"rule"``.
     """
 
     start: int
     end: int
     label: str
     continues: bool = False
+    source: str = MODEL
+
+
+class MaskingRule(NamedTuple):
+    """A regular expression whose matches are masked in addition to the entities of the model.
+
+    Attributes:
+        label: Label of the matches.
+        pattern: Compiled pattern of the package ``regex``.
+    """
+
+    label: str
+    pattern: Any
+
+
+def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
+    """Compile regular expressions by label.
+
+    Raises:
+        ConfigurationError: If the rules are not a mapping of labels to regular expressions.
+    """
+    import regex
+
+    if rules is None:
+        return ()
+    if not isinstance(rules, Mapping):
+        raise invalid_type("rules", rules, r"Pass a mapping of labels to patterns, such as {'MRN': r'\d{8}'}.")
+    compiled = []
+    for position, (label, pattern) in enumerate(rules.items(), 1):
+        problem = None
+        if not (isinstance(label, str) and isinstance(pattern, str)):
+            problem = "is not a label with a pattern"
+        else:
+            try:
+                compiled.append(MaskingRule(label, regex.compile(pattern)))
+            except regex.error as error:
+                problem = f"is not a valid regular expression: {error.msg} at position {error.pos}"
+        # Raised outside of the handler, so that the original error, which contains the pattern, is not the context.
+        if problem:
+            remedy = r"Pass a pattern of the package regex, such as r'\bMRN[:# ]*\d{6,}\b'."
+            raise ConfigurationError(f"Rule {position} {problem}.", remedy)
+    return tuple(compiled)
+
+
+def find_rule_spans(text: str, rules: Iterable[MaskingRule]) -> list[LabeledSpan]:
+    """Return the matches of rules.
+
+    Raises:
+        ConfigurationError: If the search for the matches of a rule takes more than :data:`RULE_TIMEOUT_SECONDS`.
+    """
+    spans = []
+    for position, rule in enumerate(rules, 1):
+        is_slow = False
+        try:
+            matches = list(rule.pattern.finditer(text, timeout=RULE_TIMEOUT_SECONDS))
+        except TimeoutError:
+            is_slow = True
+        if is_slow:
+            message = f"Rule {position} takes more than {RULE_TIMEOUT_SECONDS:g} s for this text."
+            raise ConfigurationError(message, "Simplify its pattern, such as nested repetitions.")
+        spans += [LabeledSpan(match.start(), match.end(), rule.label, source=RULE) for match in matches]
+    return spans
 
 
 def select_masked_labels(labels: Iterable[str] | None, policy: Policy) -> tuple[str, ...] | None:
@@ -275,15 +416,16 @@ def _find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(category for category, identifiers in IDENTIFIER_LABELS.items() if normalized.isdisjoint(identifiers))
 
 
-def _describe_unmasked(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]]:
+def _describe_unmasked(labels: tuple[str, ...] | None, num_rules: int = 0) -> tuple[str, tuple[str, ...]]:
     """Return a headline suffix with the categories that remain in the text, and a sentence with the labels of the model.
 
     Example:
         >>> _describe_unmasked(("DISEASE",))
         ('; names, dates, places and numbers are not masked', ('Only entities with the label DISEASE are replaced.',))
     """
+    rules_sentences = (f"Matches of {pluralize(num_rules, 'rule')} are replaced too.",) if num_rules else ()
     if labels is None:
-        return "", ()
+        return "", rules_sentences
     if not labels:
         sentence = "No entities are replaced."
     else:
@@ -293,9 +435,9 @@ def _describe_unmasked(labels: tuple[str, ...] | None) -> tuple[str, tuple[str, 
         sentence = f"Only entities with the label{'' if len(labels) == 1 else 's'} {names} are replaced."
     categories = _find_uncovered_categories(labels)
     if not categories:
-        return "", (sentence,)
+        return "", (sentence, *rules_sentences)
     names = " and ".join(filter(None, (", ".join(categories[:-1]), categories[-1])))
-    return f"; {names} are not masked", (sentence,)
+    return f"; {names} are not masked", (sentence, *rules_sentences)
 
 
 def strip_bio_prefix(label: str) -> str:
@@ -317,6 +459,8 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     *,
     labels: tuple[str, ...] | None = None,
     filters: tuple[str, ...] = (),
+    num_rules: int = 0,
+    numbers: Numbers | None = None,
 ) -> MaskedText:
     """Replace labeled spans in a text.
 
@@ -330,13 +474,18 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         show_text: Whether to display the masked text.
         labels: Labels of the model, or ``None`` if unknown.
         filters: Filters that were applied to the entities, as sentences.
+        num_rules: Number of rules whose matches are among the spans.
+        numbers: Numbers of earlier texts, to which new ones are added. If ``None``, numbers start at 1.
 
     Example:
         >>> mask_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
         '<NAME> <NAME>'
         >>> mask_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
         'on 3 May, X'
+        >>> mask_text("Jo met Al and JO", [(0, 2, "NAME"), (7, 9, "NAME"), (14, 16, "NAME")], "{label} {number}").text
+        'NAME 1 met NAME 2 and NAME 1'
     """
+    numbers = {} if numbers is None else numbers
     mapping: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
     # Labels are not case-sensitive, as in Annotations.filter.
     templates = {label.casefold(): template for label, template in mapping.items()}
@@ -357,14 +506,16 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     masked_spans: list[MaskedSpan] = []
     position = 0
     length = 0
-    for start, end, label, _continues in _merge_overlapping(expanded_spans):
+    for start, end, label, _continues, source in _merge_overlapping(expanded_spans):
         template = templates.get(label.casefold(), default_template) or ""
         before = text[position:start]
-        replacement = template.format(label=label)
+        label_numbers = numbers.setdefault(label.casefold(), {})
+        number = label_numbers.setdefault(" ".join(text[start:end].split()).casefold(), len(label_numbers) + 1)
+        replacement = template.format(label=label, number=number)
         masked_start = length + len(before)
         length = masked_start + len(replacement)
         parts += before, replacement
-        masked_spans.append(MaskedSpan(label, start, end, masked_start, length))
+        masked_spans.append(MaskedSpan(label, start, end, masked_start, length, source))
         position = end
     return MaskedText(
         "".join((*parts, text[position:])),
@@ -372,6 +523,7 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         show_text=show_text,
         known_labels=select_masked_labels(labels, policy),
         filters=filters,
+        num_rules=num_rules,
     )
 
 
@@ -383,8 +535,8 @@ def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
         length = span.end - span.start
         last = merged[-1] if merged else LabeledSpan(-1, -1, "")
         if span.start < last.end or (span.start == last.end and span.label == last.label and span.continues):
-            label = span.label if length > max_length else last.label
-            merged[-1] = last._replace(end=max(span.end, last.end), label=label)
+            longest = span if length > max_length else last
+            merged[-1] = last._replace(end=max(span.end, last.end), label=longest.label, source=longest.source)
             max_length = max(max_length, length)
         else:
             merged.append(span)

@@ -455,7 +455,7 @@ def check_iterable(texts: Any) -> None:
     has_columns = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if has_columns and isinstance(dimensions, int) and dimensions > 1:
         message = f"{short_type_name(texts)} is a table, not a sequence of texts."
-        raise ConfigurationError(message, "Pass its column of texts, such as table['text'].")
+        raise ConfigurationError(message, "Pass the name of its column of texts, such as text_column='text'.")
     if type(texts).__module__.partition(".")[0] == "pyarrow":  # Iteration yields Arrow scalars, not strings.
         message = f"{short_type_name(texts)} is an Arrow column."
         raise ConfigurationError(message, "Pass its strings, as in column.to_pylist().")

@@ -116,7 +116,7 @@ class TestSeries:
         assert (len(found), found.errors, list(found)) == (0, {}, [])
 
     @pytest.mark.parametrize(
-        "series", [b"asthma", {"note": "asthma"}, None, 5, len, list, range], ids=lambda one: str(type(one))
+        "series", [b"asthma", {"note": ["asthma"]}, None, 5, len, list, range], ids=lambda one: str(type(one))
     )
     def test_annotate_rejects_non_iterable(self, annotated, pipe, series):
         """Regression for privacy: the error does not quote the value."""
@@ -138,7 +138,7 @@ class TestSeries:
         """A whole table is refused, with the way to its column."""
         with pytest.raises(
             ConfigurationError,
-            match=r"is a table, not a sequence of texts\. Pass its column of texts, such as table\['text'\]",
+            match=r"is a table, not a sequence of texts\. Pass the name of its column of texts, such as text_column='text'",
         ):
             annotated(pipe, table)
 

@@ -1,7 +1,10 @@
 """Masking: no part of a replaced entity remains, and offsets map back exactly."""
 
 import json
+import traceback
+import warnings
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -384,3 +387,110 @@ def test_unknown_label_is_a_warning_for_one_text_as_for_many():
             call()
     with pytest.warns(OpenMedWarning, match="DISEASES"):
         found.filter("DISEASES")
+
+
+class TestNumbers:
+    """Equal entities have equal numbers, without regard to case and white space."""
+
+    NOTES = ("Asthma and flu, then ASTHMA.", "Flu and asthma.")
+
+    def mask(self, replacement="[{label} {number}]", **options):
+        found = nb.annotate(list(self.NOTES), "bundled_small", device="cpu", progress=False)
+        return [masked.text for masked in found.mask(replacement, **options)]
+
+    def test_numbers_start_at_one_in_each_note(self):
+        assert self.mask() == ["[DISEASE 1] and [DISEASE 2], then [DISEASE 1].", "[DISEASE 1] and [DISEASE 2]."]
+
+    def test_numbers_are_shared_by_all_notes(self):
+        expected = ["[DISEASE 1] and [DISEASE 2], then [DISEASE 1].", "[DISEASE 2] and [DISEASE 1]."]
+        assert self.mask(scope="all") == expected
+
+    def test_number_of_a_mapping(self):
+        assert self.mask({"DISEASE": "D{number}"})[1] == "D1 and D2."
+
+    def test_white_space_does_not_matter(self):
+        text = "Ann  Lee and ann\nlee"
+        masked = mask_text(text, [(0, 8, "NAME"), (13, 20, "NAME")], "<{number}>")
+        assert masked.text == "<1> and <1>"
+
+    def test_unknown_scope_is_rejected(self):
+        with pytest.raises(ConfigurationError):
+            self.mask(scope="notes")
+
+
+class TestRules:
+    """Matches of regular expressions are masked in addition to the entities of the model."""
+
+    NOTES = ("She has asthma, MRN 1234567.", None, "No number.")
+    RULES = {"MRN": r"\bMRN[:# ]*\d{6,}\b"}  # noqa: RUF012 - not modified
+
+    @pytest.fixture
+    def found(self):
+        return nb.annotate(list(self.NOTES), "bundled_small", device="cpu", progress=False, ids=["a", "b", "c"])
+
+    def test_matches_have_a_label_and_a_source(self, found):
+        masked = found.mask(rules=self.RULES)
+        assert masked[0].text == "She has [DISEASE], [MRN]."
+        assert [span.source for span in masked[0].spans] == ["model", "rule"]
+        assert masked.counts == {("DISEASE", "model"): 1, ("MRN", "rule"): 1}
+        assert found.show(0).mask(rules=self.RULES).text == masked[0].text
+
+    def test_label_of_a_rule_has_its_own_replacement(self, found):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert found.mask({"mrn": "#"}, rules=self.RULES)[0].text == "She has [DISEASE], #."
+
+    def test_longest_span_gives_label_and_source(self):
+        spans = [(0, 4, "NAME"), (0, 9, "ID", False, "rule")]
+        (span,) = mask_text("Anna 1234", spans, "[{label}]").spans
+        assert (span.label, span.source, span.end) == ("ID", "rule", 9)
+
+    @pytest.mark.parametrize("rules", [{"MRN": "(secret"}, {"secret": 5}, {5: "x"}, ["secret"], "secret"])
+    def test_invalid_rules_are_rejected_without_being_quoted(self, found, rules):
+        with pytest.raises(ConfigurationError) as caught:
+            found.mask(rules=rules)
+        assert "secret" not in "".join(traceback.format_exception(caught.value)).partition("ConfigurationError")[2]
+
+    def test_text_with_a_slow_rule_has_an_error_and_no_text(self):
+        notes = ["a" * 40 + "!", "fine"]
+        found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
+        slow, fine = found.mask(rules={"SLOW": r"(?:a|a|aa)+$"})
+        assert slow.error
+        assert slow.text == ""
+        assert "SLOW" not in slow.error
+        assert fine.text == "fine"
+
+
+class TestFrame:
+    """Masked texts as a table, alone or with the original columns."""
+
+    @pytest.fixture
+    def table(self):
+        return pd.DataFrame({"key": [7, 8, 9], "note": ["She has asthma.", None, "Fine."]}, index=[5, 5, 6])
+
+    @pytest.fixture
+    def masked(self, table):
+        options = {"device": "cpu", "progress": False, "text_column": "note", "id_column": "key"}
+        return nb.annotate(table, "bundled_small", **options).mask()
+
+    def test_one_row_per_text_with_ids_and_index(self, masked, table):
+        frame = masked.to_frame()
+        assert frame.index.equals(table.index)
+        assert frame["id"].tolist() == [7, 8, 9]
+        assert frame["masked_text"].iloc[[0, 2]].tolist() == ["She has [DISEASE].", "Fine."]
+        assert frame["masked_text"].isna().tolist() == [False, True, False]
+        assert frame["replacements"].tolist() == [1, 0, 0]
+
+    def test_column_is_added_to_a_copy_of_the_table(self, masked, table):
+        before = table.copy()
+        frame = masked.to_frame(table=table, column="clean")
+        assert list(frame.columns) == ["key", "note", "clean"]
+        assert frame["clean"].iloc[0] == "She has [DISEASE]."
+        pd.testing.assert_frame_equal(table, before)
+
+    @pytest.mark.parametrize(
+        "options", [{"table": pd.DataFrame({"x": [1]})}, {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"}]
+    )
+    def test_table_that_does_not_fit_is_rejected(self, masked, options):
+        with pytest.raises(ConfigurationError):
+            masked.to_frame(**options)

@@ -159,12 +159,27 @@ class TestHtmlOfOneText:
 class TestOverlaps:
     """Entities that overlap, touch, are empty, or come in any order."""
 
-    def test_later_one_is_in_the_table_only(self):
-        """Of two that overlap, the first is marked; both are in the table."""
-        found = one_text(placed(18, 33), placed(25, 33, "DIABETES"))
-        assert "[type 2 diabetes](DISEASE)." in str(found)
-        assert "(DIABETES)" not in str(found)
-        assert str(found).splitlines()[-1] == "  DIABETES  0.90   25-33       diabetes"
+    def test_nested_and_crossing_entities_are_all_marked(self):
+        """A reader of the text sees each entity; earlier, all but the first were in the table only."""
+        found = one_text(placed(18, 33), placed(25, 33, "DIABETES"), placed(14, 24, "OTHER"))
+        assert "[and [type 2](OTHER) [diabetes](DIABETES)](DISEASE)." in str(found)
+        assert "Labels: DIABETES 1, DISEASE 1, OTHER 1" in str(found)
+
+    def test_layers_of_the_page_keep_the_text_and_name_each_label(self):
+        found = one_text(placed(18, 33), placed(25, 33, "DIABETES"), placed(14, 24, "OTHER"))
+        page = found._repr_html_()
+        assert TEXT in Marks(page).text
+        for label in ("DISEASE", "DIABETES", "OTHER"):
+            assert page.count(f">{label}<span") == 1
+        # The line of the entity in the second layer is below that of the first.
+        assert "padding-bottom:0px" in page
+        assert "padding-bottom:5px" in page
+
+    def test_layers_are_escaped(self):
+        found = one_text(placed(0, 9, "<b>"), placed(4, 9, "&"), text="<i>x</i> & y")
+        page = found._repr_html_()
+        assert "<i>" not in page
+        assert "<b>" not in page
 
     def test_neighbours_are_both_marked(self):
         """Two entities without a character between them are two marks."""
@@ -248,7 +263,7 @@ class TestTable:
     def test_columns_and_types(self):
         """There is a row for each entity, with numbers as numbers."""
         frame = found().to_frame()
-        assert list(frame.columns) == ["note", "entity_group", "score", "word", "start", "end"]
+        assert list(frame.columns) == ["note", "entity_group", "score", "word", "span_text", "start", "end"]
         assert frame["note"].tolist() == [0, 3, 3]
         assert frame["word"].tolist() == ["asthma", "type 2 diabetes", "asthma"]
         assert frame["score"].mean() == pytest.approx(0.75)
@@ -394,7 +409,7 @@ class TestOneOfMany:
         """Hidden results display the offsets of entities, but no text."""
         assert "asthma" not in str(found(show_text=False).show(0))
 
-    @pytest.mark.parametrize("number", [4, -1, 1.0, "1", True])
+    @pytest.mark.parametrize("number", [4, -1, 1.0, True])
     def test_a_number_that_no_text_has(self, number):
         """Any other number is refused, with those that there are."""
         with pytest.raises(ConfigurationError, match=r"Invalid value for number: .*\. Pass .* from 0 to 3\."):

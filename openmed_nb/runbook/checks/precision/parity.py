@@ -17,6 +17,7 @@ from ...._events.activity import ProgressEvent
 from ...._render.display import pluralize
 from ...._utils.text import describe_error, describe_value
 from ...._utils.validation import check_bool
+from ....annotation.gold import parse_gold
 from ....devices.backend import TENSOR_LOCK, without_autocast
 from ....devices.machine import format_device
 from ....devices.memory import empty_cache, is_out_of_memory
@@ -36,7 +37,6 @@ from .report import (
     ParityReport,
     Span,
     compare_spans,
-    parse_gold,
     score,
 )
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,10 +24,7 @@ from ...._render.display import (
     pluralize,
     worst_status,
 )
-from ...._utils.text import short_type_name
-from ...._utils.validation import as_integer
 from ....devices.machine import is_marked_simulated
-from ....errors import ConfigurationError
 from .policy import (
     CHECK_ENTITIES_REMEDY,
     MAX_RECALL_LOSS,
@@ -228,47 +225,6 @@ def score(gold: Iterable[Span], predicted: Iterable[Span]) -> EntityScore:
     expected = Counter(gold)
     actual = Counter(predicted)
     return EntityScore(expected.total(), actual.total(), (expected & actual).total())
-
-
-GOLD_REMEDY = (
-    "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group."
-)
-
-
-def parse_gold(gold: Any) -> tuple[tuple[Span, ...], ...]:
-    """Validate gold entities and return those of each text."""
-    if not _is_series(gold):
-        raise ConfigurationError(f"{short_type_name(gold)} is not a valid type for gold.", GOLD_REMEDY)
-    texts = []
-    for number, entities in enumerate(gold):
-        if not _is_series(entities):
-            raise ConfigurationError(
-                f"{short_type_name(entities)} is not a valid type for the gold of text {number}.", GOLD_REMEDY
-            )
-        spans = [_gold_span(entity) for entity in entities]
-        if None in spans:
-            message = f"The gold of text {number} has an invalid entity at index {spans.index(None)}."
-            raise ConfigurationError(message, GOLD_REMEDY)
-        texts.append(tuple(span for span in spans if span))
-    return tuple(texts)
-
-
-def _gold_span(entity: Any) -> Span | None:
-    """Return the span of a gold entity, or ``None`` if the entity is not valid."""
-    if isinstance(entity, Mapping):
-        label = next((entity[key] for key in ("entity_group", "label", "entity") if key in entity), None)
-        entity = (entity.get("start"), entity.get("end"), label)
-    if not (isinstance(entity, (tuple, list)) and len(entity) == 3):  # noqa: PLR2004 - start, end, label
-        return None
-    start = as_integer(entity[0])
-    end = as_integer(entity[1])
-    if start is None or end is None or not isinstance(entity[2], str) or not 0 <= start < end:
-        return None
-    return start, end, entity[2]
-
-
-def _is_series(value: Any) -> bool:
-    return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))
 
 
 REFERENCE = "cpu in float32"

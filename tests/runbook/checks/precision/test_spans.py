@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb.annotation.gold import parse_gold
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.checks.precision.report import (
     MAX_CHANGES,
     EntityAgreement,
     EntityScore,
     compare_spans,
-    parse_gold,
     score,
 )
 

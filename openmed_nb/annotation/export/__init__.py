@@ -1,0 +1,1 @@
+"""File formats of annotations, one module per format. The registry lists them."""

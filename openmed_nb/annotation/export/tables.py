@@ -1,0 +1,48 @@
+"""Tables with one row per entity: Parquet and CSV. They do not contain the texts of the notes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..gold import GoldTexts, gold_from_columns
+from .notes import Saveable, import_library, read_utf8
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+
+def save_csv(path: Path, found: Saveable) -> None:
+    """Write the entities to a CSV file."""
+    # The csv module quotes the characters of the line terminator only, and words may contain both.
+    found.to_frame().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
+
+
+def read_csv(path: Path) -> GoldTexts:
+    """Return the entities of a CSV file. Keys are strings, so that leading zeros remain."""
+    reader = csv.DictReader(io.StringIO(read_utf8(path), newline=""))
+    rows = list(reader)
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
+    for name in {"note", "start", "end"} & columns.keys():
+        columns[name] = [int(value) if str(value).isdecimal() else None for value in columns[name]]
+    return gold_from_columns(columns)
+
+
+def to_arrow(frame: pd.DataFrame) -> pa.Table:
+    """Return a DataFrame as an Arrow table. Keys of various types become strings."""
+    if "id" in frame and frame["id"].dtype == object:
+        frame = frame.assign(id=frame["id"].map(str))
+    return import_library("pyarrow").Table.from_pandas(frame, preserve_index=False)
+
+
+def save_parquet(path: Path, found: Saveable) -> None:
+    """Write the entities to a Parquet file."""
+    import_library("pyarrow.parquet").write_table(found.to_arrow(), path)
+
+
+def read_parquet(path: Path) -> GoldTexts:
+    """Return the entities of a Parquet file."""
+    return gold_from_columns(import_library("pyarrow.parquet").read_table(path).to_pydict())

@@ -1,0 +1,167 @@
+"""Texts and ids that a caller passes: a mapping, the columns of a table, or texts with separate ids."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from .._utils.text import describe_value, short_type_name
+from .._utils.validation import invalid_type
+from ..errors import ConfigurationError
+from .references import FileReference, get_row_index
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Values of ``ids`` that take the ids from the paths of files.
+FILE_NAME = "name"
+FILE_PATH = "path"
+
+_IDS_REMEDY = "Pass a list with one id per text, such as ids=table['note_id']."
+_FILES_REMEDY = "Pass paths of files, such as Path('notes') / '*.txt'."
+
+
+class _ArrowTexts(Sequence[Any]):
+    """The values of an Arrow column, converted one by one."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._column[index].to_pylist()
+        return self._column[index].as_py()
+
+    def __iter__(self) -> Iterator[Any]:
+        for chunk in self._column.chunks:
+            yield from chunk.to_pylist()
+
+
+@dataclass(frozen=True, repr=False, eq=False)  # No repr, because texts and ids can identify patients.
+class NoteInputs:
+    """Texts and their ids.
+
+    Attributes:
+        texts: The texts, or paths of files.
+        ids: One id per text, ``"name"`` or ``"path"`` for those of files, or ``None`` to use the index of a Series.
+    """
+
+    texts: Any
+    ids: Any = None
+
+    def resolve_ids(self, references: Any) -> Any:
+        """Return the ids of the texts, or ``None`` if they have none.
+
+        Args:
+            references: The texts after paths were resolved to files.
+
+        Raises:
+            ConfigurationError: If the number of ids differs from that of the texts, or if ``"name"`` or ``"path"`` was specified for
+                texts that are not files.
+        """
+        if self.ids is None:
+            return get_row_index(references)
+        if isinstance(self.ids, str):
+            is_files = isinstance(references, tuple) and all(isinstance(text, FileReference) for text in references)
+            if not is_files:
+                raise ConfigurationError(f"ids={self.ids!r} requires files.", _FILES_REMEDY)
+            if self.ids == FILE_PATH:
+                return [reference.path for reference in references]
+            return [PurePath(reference.path).name for reference in references]
+        count = len(references) if isinstance(references, Sized) else len(self.ids)
+        if len(self.ids) != count:
+            message = f"There are {len(self.ids):,} ids for {count:,} texts."
+            raise ConfigurationError(message, _IDS_REMEDY)
+        return self.ids
+
+
+def read_inputs(
+    texts: Any, ids: Any = None, text_column: str | None = None, id_column: str | None = None
+) -> NoteInputs:
+    """Return the texts and ids of the arguments of ``annotate``. Texts are not copied.
+
+    Raises:
+        ConfigurationError: If the arguments do not fit together, if a column does not exist, or if an id is not hashable.
+
+    Example:
+        >>> read_inputs({"a7": "She has asthma."}).ids
+        ['a7']
+    """
+    if id_column is not None and text_column is None:
+        raise ConfigurationError("id_column requires text_column.", "Pass the names of both columns.")
+    if ids is not None and id_column is not None:
+        raise ConfigurationError("ids and id_column are both specified.", "Pass only one of them.")
+    if text_column is not None:
+        ids = ids if id_column is None else _to_list(_select_column(texts, "id_column", id_column))
+        column = _select_column(texts, "text_column", text_column)
+        return NoteInputs(_ArrowTexts(column) if _is_arrow(column) else column, _validate_ids(ids))
+    if isinstance(texts, Mapping) and ids is None and _holds_texts(texts):
+        return NoteInputs(list(texts.values()), list(texts))
+    if isinstance(texts, str) and ids is not None:
+        raise ConfigurationError(
+            "A single text has no ids.", "Pass a mapping of the id to the text, such as {1: text}."
+        )
+    return NoteInputs(texts, _validate_ids(ids))
+
+
+def _holds_texts(mapping: Mapping[Any, Any]) -> bool:
+    """Return whether the values of a mapping are texts and not columns of a table, such as ``{"text": [...]}``."""
+    return not any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in mapping.values())
+
+
+def _select_column(table: Any, argument: str, name: Any) -> Any:
+    """Return a column of a table."""
+    if not isinstance(name, str):
+        raise invalid_type(argument, name, "Pass the name of a column.")
+    columns = getattr(table, "column_names", None)  # Arrow tables, and datasets
+    if columns is None:
+        columns = getattr(table, "columns", None)
+    if columns is None:
+        message = f"{argument} requires a table, not {short_type_name(table)}."
+        raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
+    if name not in columns:
+        message = f"The table has no column {describe_value(name)}."
+        raise ConfigurationError(message, f"Pass the name of one of its {len(columns)} columns as {argument}.")
+    column = table[name]
+    if getattr(column, "ndim", 1) != 1:
+        message = f"The table has several columns {describe_value(name)}."
+        raise ConfigurationError(message, "Rename one of them.")
+    return column
+
+
+def _validate_ids(ids: Any) -> Any:
+    if ids is None:
+        return None
+    if isinstance(ids, str):
+        if ids not in {FILE_NAME, FILE_PATH}:
+            raise ConfigurationError("ids must not be a single string.", f"{_IDS_REMEDY[:-1]}, or 'name' for files.")
+        return ids
+    if isinstance(ids, Mapping) or not isinstance(ids, Sized):
+        raise invalid_type("ids", ids, _IDS_REMEDY)
+    values = _to_list(ids)
+    for position, value in enumerate(values):
+        if not isinstance(value, Hashable):
+            message = f"The id at index {position} is {short_type_name(value)}, which cannot be looked up."
+            raise ConfigurationError(message, "Pass strings or integers as ids.")
+    return values
+
+
+def _to_list(values: Any) -> list[Any]:
+    """Return the values of a list, an array or a column of any library as a list."""
+    if type(values).__module__.partition(".")[0] == "dask":
+        message = "The column of ids is not in memory."
+        raise ConfigurationError(message, "Make the ids the index of the table, with set_index.")
+    if _is_arrow(values):
+        values = values.to_pylist()
+    elif hasattr(values, "tolist"):  # NumPy scalars become Python scalars.
+        values = values.tolist()
+    return list(values)
+
+
+def _is_arrow(column: Any) -> bool:
+    return type(column).__module__.partition(".")[0] == "pyarrow"

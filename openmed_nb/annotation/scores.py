@@ -1,0 +1,357 @@
+"""Scores of entities against gold entities: strict, partial and type matches, by label and in total."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .._render.display import Displayable, JsonMixin, Report, Table, pluralize
+from .gold import GoldSpan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Resamples of the texts for an interval; with 1,000, its ends vary by a few tenths of a percentage point.
+NUM_RESAMPLES = 1000
+
+# Fraction of the resamples inside the interval.
+CONFIDENCE = 0.95
+
+Scheme = Literal["strict", "partial", "type"]
+SCHEMES: tuple[Scheme, ...] = ("strict", "partial", "type")
+
+
+class Interval(NamedTuple):
+    """A 95% bootstrap interval over texts.
+
+    Attributes:
+        low: Lower end.
+        high: Upper end.
+    """
+
+    low: float
+    high: float
+
+
+# Interval of scores without texts.
+_NO_INTERVAL = Interval(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class MatchCounts(JsonMixin):
+    """Counts of matches between predicted and gold entities, as in SemEval 2013, task 9.1.
+
+    Attributes:
+        correct: Predicted entities that match a gold entity.
+        incorrect: Predicted entities that overlap a gold entity, but do not match it.
+        partial: Predicted entities that overlap a gold entity with other boundaries, in the scheme ``partial`` only.
+        missed: Gold entities without a prediction.
+        spurious: Predicted entities without a gold entity.
+    """
+
+    correct: int = 0
+    incorrect: int = 0
+    partial: int = 0
+    missed: int = 0
+    spurious: int = 0
+
+    JSON_PROPERTIES = ("precision", "recall", "f1")
+
+    @property
+    def predicted(self) -> int:
+        """Number of predicted entities."""
+        return self.correct + self.incorrect + self.partial + self.spurious
+
+    @property
+    def gold(self) -> int:
+        """Number of gold entities."""
+        return self.correct + self.incorrect + self.partial + self.missed
+
+    @property
+    def precision(self) -> float:
+        """Fraction of the predicted entities that match, or 0 if there are none. A partial match counts as half."""
+        return (self.correct + 0.5 * self.partial) / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Fraction of the gold entities that match, or 0 if there are none. A partial match counts as half."""
+        return (self.correct + 0.5 * self.partial) / self.gold if self.gold else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall, or 0 if both are 0."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+
+OUTCOMES = tuple(outcome.name for outcome in fields(MatchCounts))
+
+
+@dataclass(frozen=True)
+class SchemeScores(MatchCounts):
+    """The counts of one scheme over all texts, with intervals.
+
+    Attributes:
+        precision_interval: Interval of the precision.
+        recall_interval: Interval of the recall.
+        f1_interval: Interval of F1.
+    """
+
+    precision_interval: Interval = _NO_INTERVAL
+    recall_interval: Interval = _NO_INTERVAL
+    f1_interval: Interval = _NO_INTERVAL
+
+
+@dataclass(frozen=True)
+class LabelScores(JsonMixin):
+    """The scores of one label, or of all labels.
+
+    Attributes:
+        strict: A match has the boundaries and the label of a gold entity.
+        partial: A match has the boundaries of a gold entity. An overlap counts as half, and labels are not compared.
+        type: A match overlaps a gold entity with the same label.
+    """
+
+    strict: SchemeScores
+    partial: SchemeScores
+    type: SchemeScores
+
+
+@dataclass(frozen=True)
+class ScoredSpan:
+    """A gold entity that was missed, or a predicted entity that was added.
+
+    Attributes:
+        text: Index of the text.
+        start: First character.
+        end: End in characters, exclusive.
+        label: Label.
+    """
+
+    text: int
+    start: int
+    end: int
+    label: str
+    _show: Callable[[ScoredSpan], Displayable] = field(compare=False, repr=False)
+
+    def show(self) -> Displayable:
+        """Return the text in which only this entity is highlighted; see :meth:`Annotations.show`."""
+        return self._show(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Scores(Displayable):
+    """Scores of predicted entities against gold entities.
+
+    Attributes:
+        model: Name of the model.
+        num_texts: Number of texts with gold.
+        num_failed: Number of those that failed. Their gold entities count as missed.
+        total: Scores over all labels.
+        labels: Scores of each label.
+        gold_characters: Number of characters in gold entities.
+        uncovered_characters: Number of those characters that are not in a predicted entity of any label. A mask does not hide
+            them.
+        missed: Gold entities that do not overlap a predicted entity.
+        added: Predicted entities that do not overlap a gold entity.
+    """
+
+    model: str
+    num_texts: int
+    num_failed: int
+    total: LabelScores
+    labels: dict[str, LabelScores]
+    gold_characters: int
+    uncovered_characters: int
+    missed: tuple[ScoredSpan, ...]
+    added: tuple[ScoredSpan, ...]
+
+    JSON_EXCLUDE = ("missed", "added")
+
+    def to_report(self) -> Report:
+        """Return the scores as sentences and a table."""
+        strict = self.total.strict
+        title = f"{self.model} found {strict.correct:,} of {pluralize(strict.gold, 'gold entity', 'gold entities')}"
+        sentences = [f"Strict F1: {_percent(strict.f1)} in {pluralize(self.num_texts, 'text')}."]
+        if self.gold_characters:
+            fraction = _percent(self.uncovered_characters / self.gold_characters)
+            sentences.append(
+                f"{self.uncovered_characters:,} of {self.gold_characters:,} gold characters are not in an entity ({fraction})."
+            )
+        if self.num_failed:
+            sentences.append(f"{pluralize(self.num_failed, 'text')} failed; gold entities there count as missed.")
+        rows = [_row("all", scheme, getattr(self.total, scheme)) for scheme in SCHEMES]
+        rows += [_row(label, "strict", scores.strict) for label, scores in self.labels.items()]
+        columns = ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "predicted")
+        return Report(title, tuple(sentences), (Table("Scores", columns, tuple(rows)),))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
+    low, high = scores.f1_interval
+    return (
+        label,
+        scheme,
+        _percent(scores.precision),
+        _percent(scores.recall),
+        _percent(scores.f1),
+        f"{100 * low:.1f} to {100 * high:.1f}",
+        f"{scores.gold:,}",
+        f"{scores.predicted:,}",
+    )
+
+
+def _find_overlaps(spans: Sequence[GoldSpan], others: Sequence[GoldSpan]) -> list[list[int]]:
+    """Return the indices of the other spans that each span overlaps."""
+    order = sorted(range(len(others)), key=lambda index: others[index].start)
+    starts = [others[index].start for index in order]
+    longest = max((other.end - other.start for other in others), default=0)
+    overlaps = []
+    for span in spans:
+        nearby = order[bisect_right(starts, span.start - longest) : bisect_left(starts, span.end)]
+        overlaps.append(sorted(index for index in nearby if span.start < others[index].end))
+    return overlaps
+
+
+def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> list[list[int]]:
+    """Return the counts of one text for each scheme, in the order of :class:`MatchCounts`, as nervaluate counts them.
+
+    A predicted entity is paired with the first unpaired gold entity that it equals, else with the first that it overlaps. In the
+    scheme ``type``, it is paired with the gold entity with the same label and the closest boundaries among those it overlaps.
+    """
+    overlaps = _find_overlaps(predicted, gold)
+    rows = []
+    for scheme in SCHEMES:
+        counts = dict.fromkeys(OUTCOMES, 0)
+        unpaired = dict(enumerate(gold))
+        for entity, overlapping in zip(predicted, overlaps, strict=True):
+            candidates = {index: unpaired[index] for index in overlapping if index in unpaired}
+            outcome = "spurious"
+            if candidates:
+                outcome, index = _pair(scheme, entity, candidates)
+                del unpaired[index]
+            counts[outcome] += 1
+        counts["missed"] = len(unpaired)
+        rows.append([*counts.values()])
+    return rows
+
+
+def _pair(scheme: Scheme, entity: GoldSpan, candidates: dict[int, GoldSpan]) -> tuple[str, int]:
+    """Return the outcome for a predicted entity, and the index of its gold entity among those that it overlaps."""
+    if scheme == "type":
+        distances = {
+            index: abs(entity.start - span.start) + abs(entity.end - span.end)
+            for index, span in candidates.items()
+            if span.label == entity.label
+        }
+        if distances:
+            return "correct", min(distances, key=distances.__getitem__)
+        return "incorrect", next(iter(candidates))
+    compared = 3 if scheme == "strict" else 2  # The partial scheme does not compare labels.
+    for index, span in candidates.items():
+        if span[:compared] == entity[:compared]:
+            return "correct", index
+    return "incorrect" if scheme == "strict" else "partial", next(iter(candidates))
+
+
+def count_uncovered_characters(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> tuple[int, int]:
+    """Return the number of characters in gold entities, and the number of those that are not in a predicted entity."""
+    gold_characters = {position for span in gold for position in range(span.start, span.end)}
+    covered = {position for span in predicted for position in range(span.start, span.end)}
+    return len(gold_characters), len(gold_characters - covered)
+
+
+def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
+    """Return the scores of the total of each column of counts, with intervals from resampled texts.
+
+    Texts are resampled instead of entities, because the entities of a text depend on each other.
+
+    Args:
+        counts: Counts of ``S`` texts, an int64 array of shape ``(S, ..., 5)``.
+        seed: Seed of the resampling.
+    """
+    import numpy as np
+
+    num_texts = len(counts)
+    totals = counts.sum(0).reshape(-1, len(OUTCOMES))
+    if not num_texts:
+        return [SchemeScores() for _ in totals]
+    # Texts with equal counts are resampled together, which is the same and much faster for many texts.
+    rows, frequencies = np.unique(counts.reshape(num_texts, -1), axis=0, return_counts=True)
+    generator = np.random.default_rng(seed)
+    samples = [
+        generator.multinomial(num_texts, frequencies / num_texts) @ rows.astype(float) for _ in range(NUM_RESAMPLES)
+    ]
+    correct, incorrect, partial, missed, spurious = np.reshape(samples, (NUM_RESAMPLES, *totals.shape)).T
+    matched = correct + 0.5 * partial
+    paired = correct + incorrect + partial
+    with np.errstate(invalid="ignore"):
+        precision, recall = np.nan_to_num([matched / (paired + spurious), matched / (paired + missed)])
+        f1 = np.nan_to_num(2 * precision * recall / (precision + recall))
+    quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    intervals = np.quantile([precision, recall, f1], quantiles, axis=2).T.tolist()
+    return [
+        SchemeScores(*total, *(Interval(*ends) for ends in metrics))
+        for total, metrics in zip(totals.tolist(), intervals, strict=True)
+    ]
+
+
+def score_spans(
+    model: str,
+    predicted: Mapping[int, Sequence[GoldSpan] | None],
+    gold: Mapping[int, Sequence[GoldSpan]],
+    show: Callable[[ScoredSpan], Displayable],
+    seed: int,
+) -> Scores:
+    """Return the scores of entities against gold entities.
+
+    Args:
+        model: Name of the model.
+        predicted: Predicted entities by index of the text, or ``None`` for a text that failed.
+        gold: Gold entities of the same texts.
+        show: Function that returns the text of an entity for display.
+        seed: Seed of the resampling for the intervals.
+    """
+    import numpy as np
+
+    labels = sorted({span.label for spans in (*predicted.values(), *gold.values()) for span in spans or ()})
+    # The first group contains the entities of all labels.
+    groups: dict[str | None, int] = {label: index for index, label in enumerate([None, *labels])}
+    counts = np.zeros((len(gold), len(groups), len(SCHEMES), len(OUTCOMES)), np.int64)
+    gold_characters = 0
+    uncovered_characters = 0
+    missed: list[ScoredSpan] = []
+    added: list[ScoredSpan] = []
+    for row, (text, expected) in enumerate(gold.items()):
+        actual = predicted[text] or ()
+        for label in (None, *{span.label for span in (*expected, *actual)}):
+            counts[row, groups[label]] = count_matches(
+                [span for span in actual if label in {None, span.label}],
+                [span for span in expected if label in {None, span.label}],
+            )
+        in_gold, uncovered = count_uncovered_characters(actual, expected)
+        gold_characters += in_gold
+        uncovered_characters += uncovered
+        for spans, others, unmatched in ((expected, actual, missed), (actual, expected, added)):
+            overlaps = _find_overlaps(spans, others)
+            unmatched += [
+                ScoredSpan(text, *span, show) for span, indices in zip(spans, overlaps, strict=True) if not indices
+            ]
+    scores = iter(summarize_counts(counts, seed))
+    by_group = {label: LabelScores(next(scores), next(scores), next(scores)) for label in groups}
+    return Scores(
+        model=model,
+        num_texts=len(gold),
+        num_failed=sum(spans is None for spans in predicted.values()),
+        total=by_group[None],
+        labels={label: by_group[label] for label in labels},
+        gold_characters=gold_characters,
+        uncovered_characters=uncovered_characters,
+        missed=tuple(missed),
+        added=tuple(added),
+    )

@@ -1,0 +1,469 @@
+"""Export and import of annotations: offsets survive, other libraries read the files, and errors quote no contents."""
+
+import csv
+import dataclasses
+import json
+import stat
+import tempfile
+import traceback
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pyarrow.parquet
+import pytest
+import seqeval.metrics.sequence_labeling
+import spacy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import openmed_nb as nb
+from openmed_nb.annotation.export.conll import OVERLAPPING
+from openmed_nb.annotation.export.notes import CHANGED_LABELS, TRIMMED, WITHOUT_TEXT
+from openmed_nb.annotation.export.registry import FORMATS
+from openmed_nb.annotation.export.spacy import MISALIGNED, SPAN_GROUP
+from openmed_nb.annotation.references import text_fingerprint
+from openmed_nb.annotation.results import Annotations, ResultStore
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
+
+MARKER = "Zyxwv"
+EXPORTS = [name for name, form in FORMATS.items() if form.write]
+EXTENSIONS = {"brat": "", "conll": ".conll", "doccano": ".jsonl", "label-studio": ".json", "spacy": ".spacy"}
+
+# Emoji (also of several code points), CRLF, other line breaks, combining marks, tabs, quotes, markup.
+PIECES = ["asthma", "a", "7", " ", "  ", "\r\n", "\n", "\u2028", "\x85", "\t", "😀", "👩🏽‍⚕️", "e\u0301", "李明", "#", "-", '"', "\\n", "<b>", "&", "\u00a0", "\ufeff", ",", "\r"]  # fmt: skip
+LABELS = ["NAME", "DISEASE", 'A"&<', "TWO WORDS"]
+
+
+@st.composite
+def notes(draw):
+    """Return a text and its entities, which may overlap."""
+    text = "".join(draw(st.lists(st.sampled_from(PIECES), max_size=12)))
+    spans = draw(st.lists(st.tuples(*[st.integers(0, len(text))] * 2), max_size=6, unique=True))
+    spans = [(start, end, draw(st.sampled_from(LABELS))) for start, end in spans if start < end]
+    return text, sorted(spans)
+
+
+def annotate(texts_and_spans, **options):
+    """Return annotations with the given texts and entities."""
+    store = ResultStore()
+    texts = [text for text, _ in texts_and_spans]
+    for text, spans in texts_and_spans:
+        entities = [
+            {"entity_group": label, "score": 0.5, "word": text[start:end].lower(), "start": start, "end": end}
+            for start, end, label in spans
+        ]
+        store.add(text_fingerprint(text), entities)
+    return Annotations(store, (), "model", "cpu", texts=texts, **options)
+
+
+def export(found, name, folder):
+    """Export to a new file, and return the report."""
+    return found.export(name, folder / f"{name}-{len([*folder.iterdir()])}{EXTENSIONS[name]}")
+
+
+@pytest.fixture
+def found():
+    """Notes with CRLF, emoji, overlapping entities and entities that cross lines."""
+    return annotate(
+        [
+            ("😀 She has asthma.\r\nMild\r\ncough", [(10, 16, "DISEASE"), (19, 30, "DISEASE"), (10, 14, "NAME")]),
+            ("", []),
+            ("Ann", [(0, 3, "NAME")]),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [
+        *(pytest.param(name, 15 if name == "spacy" else 30, id=name) for name in EXPORTS),
+        *(pytest.param(name, 2000, id=f"{name}-2000", marks=pytest.mark.slow) for name in EXPORTS),
+    ],
+)
+def test_round_trip_changes_only_the_counted_losses(name, examples, tmp_path):
+    @settings(max_examples=examples, deadline=None)
+    @given(st.lists(notes(), max_size=3))
+    def check(texts_and_spans):
+        found = annotate(texts_and_spans)
+        report = export(found, name, tmp_path)
+        gold = nb.read_annotations(report.path, name)
+        assert [(note.id, note.text) for note in gold] == [
+            (str(index), text) for index, (text, _) in enumerate(texts_and_spans)
+        ]
+        assert (report.notes, report.entities) == (len(gold), sum(len(spans) for _, spans in texts_and_spans))
+        expected = {(index, *span) for index, (_, spans) in enumerate(texts_and_spans) for span in spans}
+        actual = {(index, *span) for index, note in enumerate(gold) for span in note.spans}
+        assert len(expected - actual) <= sum(report.losses.values())
+        assert bool(report.losses) == (expected != actual)
+        assert not (report.losses and name in {"doccano", "label-studio"})
+        assert report.losses or not found.score(gold).missed
+
+    check()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(notes(), max_size=3))
+def test_saved_entities_do_not_change(texts_and_spans):
+    found = annotate(texts_and_spans)
+    expected = {(str(index), *span) for index, (_, spans) in enumerate(texts_and_spans) for span in spans}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("a.jsonl", "a.csv", "a.parquet"):
+            found.save(f"{folder}/{name}")
+            gold = nb.read_annotations(f"{folder}/{name}")
+            assert {(note.id, *span) for note in gold for span in note.spans} == expected, name
+            assert found.score(gold).num_texts == len(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(notes())
+def test_files_follow_the_rules_of_their_tools(note):
+    """Independent readers: brat's and Label Studio's rules, UTF-16 offsets of doccano, and the IOB2 tags of seqeval."""
+    text, spans = note
+    found = annotate([note])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found.export("brat", folder / "brat")
+        for line in (folder / "brat" / "000000.ann").read_bytes().decode().split("\n")[:-1]:
+            _, entity, surface = line.split("\t", 2)
+            label, offsets = entity.split(" ", 1)
+            fragments = [[int(offset) for offset in fragment.split(" ")] for fragment in offsets.split(";")]
+            assert " ".join(text[start:end] for start, end in fragments) == surface
+            assert all(len(text[start:end].splitlines()) == 1 for start, end in fragments)
+            assert label.split() == [label]
+
+        report = found.export("label-studio", folder / "tasks.json")
+        (task,) = json.loads((folder / "tasks.json").read_bytes())
+        (prediction,) = task["predictions"]
+        values = [region["value"] for region in prediction["result"]]
+        assert [(value["start"], value["end"], *value["labels"]) for value in values] == spans
+        assert all(text[value["start"] : value["end"]] == value["text"] for value in values)
+        view = ET.fromstring(report.labeling_config)  # noqa: S314 - our own output
+        assert {label.get("value") for label in view.iter("Label")} == {label for _, _, label in spans}
+        names = {(view.find("Labels").get("name"), view.find("Text").get("name"), "labels")}
+        assert {(item["from_name"], item["to_name"], item["type"]) for item in prediction["result"]} <= names
+
+        found.export("doccano", folder / "lines.jsonl")
+        (record,) = [json.loads(line) for line in (folder / "lines.jsonl").read_bytes().splitlines()]
+        units = text.encode("utf-16-le")
+        assert [units[2 * start : 2 * end].decode("utf-16-le") for start, end, _ in record["label"]] == [
+            text[start:end] for start, end, _ in spans
+        ]
+
+        report = found.export("conll", folder / "notes.conll")
+        rows = [line.split("\t") for line in (folder / "notes.conll").read_bytes().decode().split("\n") if "\t" in line]
+        assert "".join(token for token, _ in rows) == "".join(text.split())
+        entities = seqeval.metrics.sequence_labeling.get_entities([tag for _, tag in rows])
+        kept = nb.read_annotations(folder / "notes.conll")[0].spans
+        assert [("".join(token for token, _ in rows[first : last + 1]), label) for label, first, last in entities] == [
+            ("".join(text[start:end].split()), label) for start, end, label in kept
+        ]
+
+
+def test_spacy_reads_documents(found, tmp_path):
+    report = export(found, "spacy", tmp_path)
+    docs = list(spacy.tokens.DocBin().from_disk(report.path).get_docs(spacy.blank("xx").vocab))
+    assert [[(span.text, span.label_) for span in doc.ents] for doc in docs] == [
+        [("asthma", "DISEASE"), ("Mild\r\ncough", "DISEASE")],
+        [],
+        [("Ann", "NAME")],
+    ]
+    assert (report.losses, [doc.user_data["id"] for doc in docs]) == ({MISALIGNED: 1}, [0, 1, 2])
+
+
+def test_to_spacy_warns_about_misaligned_entities(found):
+    nlp = spacy.blank("en")
+    with pytest.warns(OpenMedWarning, match="1 entities that do not start and end"):
+        assert [len(doc.ents) for doc in found.to_spacy(nlp)] == [2, 0, 1]
+    overlapping = annotate([("a b c", [(0, 3, "A"), (2, 5, "B"), (0, 3, "C")])])
+    (doc,) = overlapping.to_spacy(nlp)
+    assert len(doc.ents) + len(doc.spans[SPAN_GROUP]) == 3
+    with pytest.raises(ConfigurationError):
+        next(found.to_spacy(MARKER))
+
+
+@pytest.mark.parametrize("keys", [None, ["007", "b", 3]])
+def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
+    found = with_ids(found, keys) if keys else found
+    frame = found.to_frame()
+    for name in ("notes.parquet", "notes.csv", "notes.jsonl"):
+        found.save(tmp_path / name)
+    table = pyarrow.parquet.read_table(tmp_path / "notes.parquet")
+    assert table.equals(found.to_arrow())
+    assert table.column_names == [*frame.columns]
+    expected = frame.assign(id=frame["id"].map(str)) if keys else frame
+    assert table.to_pandas().astype(object).equals(expected.astype(object))
+    with (tmp_path / "notes.csv").open(newline="") as file:
+        assert [int(row["start"]) for row in csv.DictReader(file)] == frame["start"].tolist()
+    records = [json.loads(line) for line in (tmp_path / "notes.jsonl").read_bytes().splitlines()]
+    assert [record["entities"] for record in records] == list(found)
+    assert [record["id"] for record in records] == (keys or [0, 1, 2])
+    for name in ("notes.parquet", "notes.csv", "notes.jsonl"):
+        scores = found.score(nb.read_annotations(tmp_path / name))
+        assert (scores.num_texts, scores.total.strict.f1) == (3, 1.0), name
+    assert found.score(frame).total.strict.f1 == 1.0
+
+
+def test_empty_results_can_be_saved(tmp_path):
+    empty = annotate([("", [])])
+    assert empty.to_arrow().num_rows == 0
+    for name in ("a.parquet", "a.csv", "a.jsonl"):
+        empty.save(tmp_path / name)
+        assert empty.score(nb.read_annotations(tmp_path / name)).num_texts == 1
+
+
+def with_ids(found, ids):
+    """Return annotations with ids."""
+    identified = dataclasses.replace(found)
+    object.__setattr__(identified, "ids", ids)
+    return identified
+
+
+@pytest.fixture
+def incomplete():
+    """A failed note, a missing note, a changed note, a note with an entity, and one from the end of a generator."""
+    store = ResultStore()
+    entity = {"entity_group": "DISEASE", "score": 1.0, "word": "asthma", "start": 0, "end": 6}
+    store.add(text_fingerprint("failed"), "Text 0 failed.")
+    store.add(text_fingerprint(None), [])
+    for text in ("original", "asthma"):
+        store.add(text_fingerprint(text), [entity])
+    return Annotations(store, (), "model", "cpu", texts=["failed", None, "changed", "asthma"])
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_notes_without_text_are_omitted_and_counted(incomplete, name, tmp_path):
+    report = export(incomplete, name, tmp_path)
+    assert (report.notes, report.entities, report.losses) == (1, 1, {WITHOUT_TEXT: 3})
+    assert [note.id for note in nb.read_annotations(report.path)] == ["3"]
+    scores = incomplete.score(nb.read_annotations(report.path))
+    assert (scores.num_texts, scores.total.strict.f1) == (1, 1.0)
+    generated = dataclasses.replace(incomplete, texts=None)
+    assert export(generated, name, tmp_path).losses == {WITHOUT_TEXT: 4}
+
+
+def test_jsonl_contains_all_notes(incomplete, tmp_path):
+    incomplete.save(tmp_path / "a.jsonl")
+    records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_bytes().splitlines()]
+    assert [record["text"] for record in records] == [None, None, None, "asthma"]
+    assert (records[0]["error"], records[1]["missing"]) == ("Text 0 failed.", True)
+    assert [len(note.spans) for note in nb.read_annotations(tmp_path / "a.jsonl")] == [0, 0, 1, 1]
+
+
+def test_losses_are_described():
+    found = annotate([("a b\n", [(0, 3, "X"), (2, 4, "Y Z")]), ("a b c", [(0, 5, "Y Z")]), ("a", [(0, 1, "")])])
+    with tempfile.TemporaryDirectory() as folder:
+        conll = found.export("conll", f"{folder}/a.conll")
+        brat = found.export("brat", f"{folder}/brat")
+    assert conll.losses == {OVERLAPPING: 1, CHANGED_LABELS: 2}
+    assert brat.losses == {CHANGED_LABELS: 3, TRIMMED: 1}
+    assert OVERLAPPING in str(conll)
+    assert conll.to_dict() == {"format": "conll", "notes": 3, "entities": 4, "losses": conll.losses}
+
+
+TEXT = "😀 asthma\r\nMild cough"
+ASTHMA, COUGH = (2, 8, "DISEASE"), (10, 20, "DISEASE")
+REGION = {"value": {"start": 2, "end": 8, "text": "asthma", "labels": ["DISEASE"]}, "type": "labels", "id": "x"}
+CROSSING = {"value": {"start": 2, "end": 14, "text": "asthma\\n\\nMild", "labels": ["A", "B"]}, "type": "labels"}
+CHOICE = {"value": {"choices": ["x"]}, "type": "choices"}
+TASK = {"id": 9, "data": {"text": TEXT, "note_id": "k"}}
+FOREIGN = [
+    (
+        "label-studio",
+        json.dumps([{**TASK, "annotations": [{"result": [REGION]}, {"result": [], "was_cancelled": True}]}]),
+        [("k", [ASTHMA])],
+    ),
+    (
+        "label-studio",
+        json.dumps([{**TASK, "annotations": [{"result": [CROSSING, CHOICE], "ground_truth": True}, {"result": []}]}]),
+        [("k", [(2, 14, "A"), (2, 14, "B")])],
+    ),
+    ("label-studio", json.dumps([{**TASK, "annotations": [{"result": []}], "predictions": [{"result": [REGION]}]}]), [("k", [])]),
+    ("label-studio", json.dumps([{"id": 9, "text": TEXT, "label": [REGION["value"]], "annotator": 1}, TASK | {"total": 0}]), [(None, [ASTHMA]), ("k", [])]),
+    ("doccano", json.dumps({"id": 4, "text": TEXT, "label": [[3, 9, "DISEASE"]], "Comments": []}), [(None, [ASTHMA])]),
+    (
+        "doccano",
+        json.dumps({"text": TEXT, "entities": [{"id": 1, "label": "DISEASE", "start_offset": 3, "end_offset": 9}], "relations": []}),
+        [(None, [ASTHMA])],
+    ),
+    ("conll", "-DOCSTART- -X- O O\n\nMild JJ O B-A\ncough NN O I-A\n\n# NN O O\n\n-DOCSTART- O\r\n\nill O\r\n", [(None, [(0, 10, "A")]), (None, [])]),
+    ("conll", "a\tS-A\nb\tI-B\nc\tE-B\nd\tB-B\n\n\ne\tO\n", [(None, [(0, 1, "A"), (2, 5, "B"), (6, 7, "B")]), (None, [])]),
+    ("jsonl", json.dumps({"id": 5, "text": TEXT, "entities": [{"start": 2, "end": 8, "label": "DISEASE"}]}), [("5", [ASTHMA])]),
+    ("csv", "id,note,start,end,label\n007,0,2,8,NA\n007,0,10,20,DISEASE\n", [("007", [(2, 8, "NA"), COUGH])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
+def test_files_of_other_tools_are_read(name, content, expected, tmp_path):
+    path = tmp_path / f"file{FORMATS[name].suffixes[0] if FORMATS[name].suffixes else '.jsonl'}"
+    path.write_bytes(content.encode())
+    assert [(note.id, list(note.spans)) for note in nb.read_annotations(path)] == expected
+    path.write_bytes(b"\xef\xbb\xbf" + content.encode())
+    assert len(nb.read_annotations(path, name)) == len(expected)
+
+
+def test_brat_folders_are_read(tmp_path):
+    (tmp_path / "b.txt").write_bytes(TEXT.encode())
+    (tmp_path / "a.txt").write_bytes(b"")
+    (tmp_path / "b.ann").write_bytes(
+        b"T1\tDISEASE 2 8\tasthma\r\nR1\tOf Arg1:T1 Arg2:T2\t\n#1\tNote T1\tx\n"
+        b"T2\tA 2 8;10 14\tasthma Mild\nT3\tB 2 8;15 20\tasthma cough\n"
+    )
+    with pytest.warns(OpenMedWarning, match="1 discontinuous"):
+        gold = nb.read_annotations(tmp_path)
+    assert [note.id for note in gold] == ["a", "b"]
+    assert gold[1].spans == (ASTHMA, (2, 14, "A"), (2, 8, "B"), (15, 20, "B"))
+
+
+def region(**changes):
+    """Return a file of Label Studio with one changed region."""
+    value = {"start": 0, "end": 5, "text": MARKER, "labels": [MARKER], **changes}
+    task = {
+        "data": {"text": MARKER, "note_id": MARKER},
+        "predictions": [{"result": [{"value": value, "type": "labels"}]}],
+    }
+    return json.dumps([task])
+
+
+def line(**changes):
+    """Return a line with changed values."""
+    return json.dumps({"id": MARKER, "text": MARKER, "entities": [], **changes})
+
+
+BAD_FILES = [
+    ("label-studio", region(end=6)),
+    ("label-studio", region(start=1)),
+    ("label-studio", region(end="5")),
+    ("label-studio", region(labels=MARKER)),
+    ("label-studio", region(labels=None)),
+    ("label-studio", region(text=f"{MARKER}s")),
+    ("label-studio", region(text=[MARKER])),
+    ("label-studio", json.dumps({MARKER: MARKER})),
+    ("label-studio", json.dumps([{"data": {MARKER: MARKER}}])),
+    ("label-studio", region()[:-9]),
+    ("label-studio", "[" * 100_000),
+    ("doccano", json.dumps({"text": f"😀{MARKER}", "label": [[1, 3, MARKER]]})),
+    ("doccano", json.dumps({"text": MARKER, "label": [[0, 3]]})),
+    ("doccano", json.dumps({"text": 5, "label": []})),
+    ("doccano", MARKER),
+    ("jsonl", line(entities=[{"start": 0, "end": 6, "label": MARKER}])),
+    ("jsonl", line(entities=[{"start": 0, "end": True, "label": MARKER}])),
+    ("jsonl", line(entities=MARKER)),
+    ("jsonl", line(text=[MARKER])),
+    ("jsonl", f"{line()}\n{line()[:-4]}"),
+    ("conll", f"{MARKER}\tO\n{MARKER}\tX\n"),
+    ("conll", f'# id = "{MARKER}"\n# text = "{MARKER}"\n{MARKER}{MARKER}\tO\n'),
+    ("conll", f"# id = {MARKER}\n# text = 5\n{MARKER}\tO\n"),
+    ("conll", f'# id = 5\n# text = "a {MARKER} b"\nb\tO\n'),
+    ("conll", f'# id = 5\n# text = "a {MARKER}"\na\tO\n'),
+    ("csv", f"start,end,label\n0,1,{MARKER}\n"),
+    ("csv", f"id,start,end,label\n{MARKER},0,{MARKER},{MARKER}\n"),
+    ("csv", f"note,start,end,label\n{MARKER},0,5,{MARKER}\n"),
+    ("csv", f"id,start,end,label\n{MARKER},0\n"),
+    ("csv", f"id,start,end,label\n{'x' * 200_000}{MARKER},0,1,A\n"),
+    ("parquet", MARKER),
+    ("spacy", MARKER),
+    ("brat", f"T1\t{MARKER} 0 6\t{MARKER}"),
+    ("brat", f"T1\t{MARKER} 0 5\tx{MARKER}"),
+    ("brat", f"T1\t{MARKER} 5 0\t{MARKER}"),
+    ("brat", f"T1\t{MARKER} a b\t{MARKER}"),
+    ("brat", f"T1\t{MARKER} 0 {'9' * 5000}\t{MARKER}"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), BAD_FILES)
+def test_bad_files_are_rejected_without_quoting(name, content, tmp_path):
+    path = tmp_path / "file"
+    if name == "brat":
+        path.mkdir()
+        (path / f"{MARKER}.txt").write_text(MARKER)
+        (path / f"{MARKER}.ann").write_text(content)
+    else:
+        path.write_text(content)
+    assert_rejected(lambda: nb.read_annotations(path, name))
+
+
+def test_errors_contain_the_position_of_the_note(tmp_path):
+    (tmp_path / "a.jsonl").write_text(f"{line()}\n{line()}\n{line()[:-4]}")
+    with pytest.raises(ConfigurationError, match="Note 2 of the jsonl file cannot be read: JSONDecodeError"):
+        nb.read_annotations(tmp_path / "a.jsonl")
+    (tmp_path / "a.csv").write_text("id,start,end,label\n1,0,5,A\n1,5,5,A\n")
+    with pytest.raises(ConfigurationError, match="Row 1 "):
+        nb.read_annotations(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_other_encodings_are_rejected(name, tmp_path):
+    path = tmp_path / "file"
+    if name == "brat":
+        path.mkdir()
+    (path / "a.txt" if name == "brat" else path).write_bytes(f"{MARKER} \u00e9".encode("utf-16"))
+    assert_rejected(lambda: nb.read_annotations(path, name))
+
+
+def assert_rejected(call):
+    """Check that a call raises an error that contains neither the marker nor another error with it."""
+    with pytest.raises(ConfigurationError) as caught:
+        call()
+    shown = "".join(traceback.format_exception(caught.value, limit=0))
+    assert MARKER not in shown
+    assert caught.value.__context__ is None
+
+
+def test_paths_and_formats_are_validated(found, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note.txt").write_text("x")
+    (tmp_path / "a.xyz").write_text("x")
+    for call in (
+        lambda: found.save(tmp_path / "notes.xyz"),
+        lambda: found.save(tmp_path),
+        lambda: found.save(tmp_path / "none" / "a.csv"),
+        lambda: found.save(MARKER),
+        lambda: found.export("jsonl", tmp_path / "a"),
+        lambda: found.export(f"{MARKER} has HIV", tmp_path / "a"),
+        lambda: found.export("brat", tmp_path / "full"),
+        lambda: found.export("brat", tmp_path / "a.xyz"),
+        lambda: found.export("conll", tmp_path / "full"),
+        lambda: found.export("conll", None),
+        lambda: nb.read_annotations(tmp_path / "none.csv"),
+        lambda: nb.read_annotations(tmp_path / "a.xyz"),
+        lambda: nb.read_annotations(tmp_path / "a.xyz", "brat"),
+        lambda: nb.read_annotations(tmp_path / "full", "csv"),
+        lambda: nb.read_annotations(tmp_path / "a.xyz", f"{MARKER} has HIV"),
+    ):
+        assert_rejected(call)
+    assert {file.name for file in tmp_path.iterdir()} == {"a.xyz", "full"}
+
+
+def test_files_are_private_and_replaced_atomically(found, tmp_path):
+    path = tmp_path / "notes.jsonl"
+    path.write_text("earlier")
+    tokens = dataclasses.replace(found)
+    object.__setattr__(tokens, "results", ResultStore("entity"))
+    tokens.results.add(0, [{"entity": "B-A", "score": 1.0, "index": 1, "word": "a", "start": 0, "end": 1}])
+    object.__setattr__(tokens, "texts", None)
+    object.__setattr__(tokens, "preview_texts", ("a",))
+    with pytest.raises(ConfigurationError, match="tokens"):
+        tokens.export("doccano", path)
+    assert (path.read_text(), [*tmp_path.iterdir()]) == ("earlier", [path])
+
+    for name in EXPORTS:
+        report = export(found, name, tmp_path)
+        files = [report.path] if report.path.is_file() else [*report.path.iterdir()]
+        assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}, name
+    found.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "empty").mkdir()
+    assert found.export("brat", tmp_path / "empty").notes == 3
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_ids_are_kept_and_not_shown(name, tmp_path):
+    found = with_ids(annotate([(MARKER, [(0, 5, MARKER)]), ("a", [])]), [f"{MARKER}/1", 17])
+    report = export(found, name, tmp_path)
+    gold = nb.read_annotations(report.path)
+    assert [note.id for note in gold] == [f"{MARKER}/1", "17"]
+    assert found.score(gold).total.strict.f1 == 1.0
+    assert MARKER not in f"{report} {report.to_dict()} {gold!r} {report._repr_html_()}"
+    assert report.path.name.startswith(name)
+    if name == "brat":
+        assert MARKER not in "".join(file.name for file in report.path.iterdir())

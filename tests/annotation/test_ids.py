@@ -1,0 +1,234 @@
+"""Ids of notes: where they come from, what they select, and where they must not appear."""
+
+import pickle
+import random
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, OpenMedError, RunInterrupted
+
+NOTES = ["She has asthma.", None, "No diabetes.\r\nHe has flu 🤧 and asthma.", "She has asthma."]
+IDS = ["a7", "b2", "c9", "d4"]
+MARKER = "Zyxwvut-1234"
+
+
+def annotate(texts, **options):
+    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
+
+
+def table(**columns):
+    return pd.DataFrame({"note_id": IDS, "note": NOTES, "ward": [1, 2, 1, 2], **columns})
+
+
+COLUMNS = {"text_column": "note", "id_column": "note_id"}
+
+
+class TestSources:
+    @pytest.mark.parametrize(
+        ("convert", "options"),
+        [
+            pytest.param(table, COLUMNS, id="DataFrame"),
+            pytest.param(lambda: pa.Table.from_pandas(table()), COLUMNS, id="Arrow"),
+            pytest.param(lambda: datasets.Dataset.from_pandas(table()), COLUMNS, id="Dataset"),
+            pytest.param(table, {"text_column": "note", "ids": IDS}, id="column and list"),
+            pytest.param(lambda: NOTES, {"ids": np.array(IDS)}, id="array"),
+            pytest.param(lambda: NOTES, {"ids": pd.Series(IDS, index=[9, 8, 7, 6])}, id="Series of ids"),
+            pytest.param(lambda: iter(NOTES), {"ids": tuple(IDS)}, id="iterator"),
+            pytest.param(lambda: dict(zip(IDS, NOTES, strict=True)), {}, id="mapping"),
+            pytest.param(lambda: table().set_index("note_id")["note"], {}, id="index of a Series"),
+        ],
+    )
+    def test_ids_stay_with_their_notes(self, convert, options):
+        found = annotate(convert(), **options)
+        assert list(found.ids) == IDS
+        assert found.missing == (1,)
+        frame = found.to_frame().reset_index()
+        column = "id" if "id" in frame else "note_id"
+        expected = [("a7", "asthma"), ("c9", "diabetes"), ("c9", "asthma"), ("d4", "asthma")]
+        assert list(zip(frame[column], frame["word"], strict=True)) == expected
+        assert [text["id"] for text in found.to_dict()["texts"]] == IDS
+
+    @pytest.mark.parametrize("ids", ["name", "path"])
+    def test_ids_of_files_are_names_or_paths(self, tmp_path, ids):
+        for number in range(3):
+            (tmp_path / f"note{number}.txt").write_text(NOTES[0])
+        found = annotate(tmp_path / "*.txt", ids=ids)
+        paths = [tmp_path / f"note{number}.txt" for number in range(3)]
+        assert found.ids == [path.name if ids == "name" else str(path) for path in paths]
+        assert found.show("note1.txt" if ids == "name" else str(paths[1])).text == NOTES[0]
+
+    def test_columns_of_dask_take_ids_from_the_index(self):
+        dask = pytest.importorskip("dask.dataframe")
+        frame = dask.from_pandas(table().set_index("note_id"), npartitions=2, sort=False)
+        assert list(annotate(frame, text_column="note").ids) == IDS
+
+    def test_texts_without_ids_have_none(self):
+        assert annotate(NOTES).ids is None
+
+
+class TestSelection:
+    def test_strings_select_by_id_and_integers_by_index(self):
+        found = annotate(NOTES, ids=IDS)
+        assert found["c9"] == found[2]
+        assert found.show("c9").text == NOTES[2]
+        assert found.position("d4") == 3
+
+    def test_integer_ids_are_selected_by_position(self):
+        found = annotate(NOTES, ids=[10, 20, 30, 40])
+        assert found.position(30) == 2
+        assert found[3] == found[found.position(40)]
+
+    @pytest.mark.parametrize(
+        ("ids", "note_id"),
+        [pytest.param(IDS, MARKER, id="unknown"), pytest.param(["x"] * 4, "x", id="repeated"), (None, "a7")],
+    )
+    def test_id_of_no_or_several_texts_is_rejected_without_being_quoted(self, ids, note_id):
+        with pytest.raises(ConfigurationError) as caught:
+            annotate(NOTES, ids=ids).show(note_id)
+        assert MARKER not in str(caught.value)
+
+
+class TestRejectedInputs:
+    @pytest.mark.parametrize(
+        ("texts", "options"),
+        [
+            pytest.param(NOTES, {"ids": IDS[:2]}, id="too few ids"),
+            pytest.param(NOTES, {"ids": [[1], 2, 3, 4]}, id="unhashable"),
+            pytest.param(NOTES, {"ids": iter(IDS)}, id="iterator of ids"),
+            pytest.param(NOTES, {"ids": dict.fromkeys(IDS)}, id="mapping of ids"),
+            pytest.param(NOTES, {"ids": MARKER}, id="string"),
+            pytest.param(NOTES, {"ids": "name"}, id="names without files"),
+            pytest.param(NOTES, {"text_column": "note"}, id="column of a list"),
+            pytest.param("She has asthma.", {"ids": ["a7"]}, id="single text"),
+            pytest.param(table(), {"text_column": "text"}, id="unknown column"),
+            pytest.param(table(), {"text_column": 1}, id="column number"),
+            pytest.param(table(), {"id_column": "note_id"}, id="no text column"),
+            pytest.param(table(), {**COLUMNS, "ids": IDS}, id="ids twice"),
+            pytest.param(table(), {}, id="no column"),
+            pytest.param({"note": NOTES}, {}, id="mapping of a column"),
+        ],
+    )
+    def test_arguments_that_do_not_fit_are_rejected(self, texts, options):
+        with pytest.raises(ConfigurationError) as caught:
+            annotate(texts, **options)
+        assert MARKER not in str(caught.value)
+        assert "a7" not in str(caught.value)
+
+    @pytest.mark.parametrize("ids", [IDS[:3], [*IDS, "e5"]], ids=["too few", "too many"])
+    def test_iterator_with_another_number_of_ids_keeps_its_results(self, ids):
+        with pytest.raises(ConfigurationError, match="ids for") as caught:
+            annotate(iter(NOTES), ids=ids)
+        assert len(vars(caught.value)["annotations"]) == min(len(ids), len(NOTES))
+
+
+class TestFrame:
+    def test_span_text_has_the_characters_of_the_note(self):
+        notes = ["HAS  Type 2\r\nDIABETES today", "🤧 asthma"]
+        frame = annotate(notes).to_frame()
+        for row in frame.itertuples():
+            assert row.span_text == notes[row.note][row.start : row.end]
+
+    def test_span_text_is_missing_where_the_note_is_not_stored(self):
+        frame = annotate(iter(["She has asthma."] * 7)).to_frame()
+        assert frame["span_text"].isna().tolist() == [False] * 5 + [True] * 2
+
+    def test_frame_does_not_depend_on_changed_files(self, tmp_path):
+        path = tmp_path / "note.txt"
+        path.write_text("She has asthma.")
+        found = annotate([path], ids="name")
+        path.write_text("Another text.")
+        frame = found.to_frame()
+        assert frame[["id", "word"]].to_numpy().tolist() == [["note.txt", "asthma"]]
+        assert frame["span_text"].isna().all()
+
+
+class TestFilter:
+    def test_minimum_scores_by_label_are_not_case_sensitive(self):
+        found = annotate(NOTES)
+        scores = [entity["score"] for entities in found for entity in entities]
+        threshold = sorted(scores)[1]
+        kept = [entity["score"] for entities in found.filter(min_score={"disease": threshold}) for entity in entities]
+        assert kept == [score for score in scores if score >= threshold]
+
+    @pytest.mark.parametrize("scores", [{"DISEASE": 2.0}, {1: 0.5}, {"DISEASE": "high"}])
+    def test_invalid_minimum_scores_are_rejected(self, scores):
+        with pytest.raises(ConfigurationError):
+            annotate(NOTES).filter(min_score=scores)
+
+
+class TestPrivacy:
+    def test_ids_are_in_no_report_error_or_resume_file(self, tmp_path):
+        ids = [f"{MARKER}-{number}" for number in range(3)]
+        path = tmp_path / "run.jsonl"
+        found = annotate(["She has asthma.", "No complaints.", "Flu."], ids=ids, resume=path)
+        shown = (str(found), found._repr_html_(), str(found.summary()), str(found.mask()), path.read_text())
+        assert all(MARKER not in text for text in shown)
+        with pytest.raises(OpenMedError) as caught:
+            annotate(["She has asthma.", "\ud800", 5], ids=ids)
+        assert MARKER not in str(caught.value)
+        assert MARKER.encode() not in pickle.dumps(vars(caught.value)["annotations"])
+
+    def test_resumed_run_takes_ids_from_its_input(self, tmp_path):
+        notes = [f"Note {number}: she has asthma." for number in range(40)]
+        ids = [f"id{number}" for number in range(40)]
+        path = tmp_path / "run.jsonl"
+
+        def interrupted():
+            for number, note in enumerate(notes):
+                if number == 25:
+                    raise KeyboardInterrupt
+                yield note
+
+        with pytest.raises(RunInterrupted) as caught:
+            annotate(interrupted(), ids=ids, resume=path, batch_tokens=64)
+        completed = caught.value.annotations
+        assert list(completed.ids) == ids[: len(completed)]
+        resumed = annotate(notes, ids=ids, resume=path)
+        frame = resumed.to_frame()
+        assert frame["id"].tolist() == [ids[note] for note in frame["note"]]
+        assert "id3" not in Path(path).read_text()
+
+
+@pytest.mark.slow
+def test_ids_of_5000_notes_after_an_interrupt_and_a_resume(tmp_path):
+    """Missing cells, repeated notes, CRLF and notes of 40,000 characters do not shift an id."""
+    draw = random.Random(0)
+    sentences = ["She has asthma.", "No pneumonia.\r\nHe has flu 🤧.", "Mother had breast cancer.", "Feels well."]
+    notes = []
+    for number in range(5000):
+        if number % 17 == 3:
+            notes.append(draw.choice([None, float("nan"), ""]))
+        elif number % 1000 == 500:
+            notes.append("Feels well. " * 3330 + draw.choice(sentences))
+        elif number % 13 == 5:
+            notes.append(sentences[0])
+        else:
+            notes.append(f"Note {number}: " + " ".join(draw.choices(sentences, k=draw.randint(1, 4))))
+    ids = [f"id-{number}" for number in draw.sample(range(90_000), 5000)]
+    by_id = dict(zip(ids, notes, strict=True))
+
+    def interrupted():
+        for number, note in enumerate(notes):
+            if number == 3111:
+                raise KeyboardInterrupt
+            yield note
+
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(RunInterrupted):
+        annotate(interrupted(), ids=ids, resume=path)
+    table = pd.DataFrame({"note_id": ids, "note": notes})
+    found = annotate(table, **COLUMNS, resume=path)
+    frame = found.to_frame()
+    assert list(found.ids) == ids
+    assert frame["id"].tolist() == [ids[note] for note in frame["note"]]
+    for row in frame.itertuples():
+        assert row.span_text == by_id[row.id][row.start : row.end]
+    assert "id-" not in path.read_text("utf-8")
+    expected = annotate(notes).to_frame()
+    assert frame[["note", "start", "end"]].equals(expected[["note", "start", "end"]])

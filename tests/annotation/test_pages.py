@@ -1,0 +1,84 @@
+"""Pages of notes: the first page as text and HTML, all of them in a notebook."""
+
+import pytest
+
+import openmed_nb as nb
+
+NOTES = [f"Note {number}: she has asthma." for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def found():
+    ids = [f"id{number}" for number in range(12)]
+    return nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, ids=ids)
+
+
+def test_show_without_a_number_is_the_first_page(found):
+    pages = found.show()
+    assert len(pages) == 3
+    assert "0 (id0): Note 0: she has [asthma](DISEASE)." in str(pages)
+    assert "Note 4" in pages._repr_html_()
+    assert "Note 5" not in pages._repr_html_()
+
+
+def test_pages_read_notes_that_are_not_stored_for_display(found):
+    report = found.show().page(2)
+    assert "".join(segment.text for segment in report.segments).count("asthma") == 2
+
+
+def test_bundle_without_a_kernel_has_text_and_html_only(found):
+    assert set(found.show()._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def test_controls_change_the_page(found):
+    view = found.show().create_view()
+    controls, content = view.children
+    previous, following, slider = controls.children
+    assert previous.disabled
+    following.click()
+    assert "Note 5: she has" in content.value
+    slider.value = 3
+    assert "Note 11: she has" in content.value
+    assert following.disabled
+    previous.click()
+    assert slider.value == 2
+    assert "<script" not in content.value
+
+
+def test_pages_of_a_generator_name_notes_that_are_not_stored():
+    found = nb.annotate(iter(NOTES), "bundled_small", device="cpu", progress=False)
+    report = found.show().page(1)
+    assert "".join(segment.text for segment in report.segments).count("(changed or not stored)") == 5
+
+
+def test_hidden_texts_are_on_no_page():
+    found = nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, show_text=False)
+    assert "asthma" not in str(found.show())
+    assert "asthma" not in found.show().create_view().children[1].value
+
+
+def test_pages_without_notes_and_with_context():
+    assert "No notes." in str(nb.annotate([], "bundled_small", device="cpu", progress=False).show())
+    found = nb.annotate(["No asthma."], "bundled_small", device="cpu", progress=False)
+    assert "[asthma](DISEASE, no)" in str(found.show(context=True))
+    assert "[asthma](DISEASE, no)" in str(found.show(0, context=True))
+
+
+def test_saved_page_has_all_notes_escaped_and_needs_no_network(tmp_path):
+    notes = ["<script>x</script> no asthma", None, "word " * 3000 + "flu"]
+    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False, ids=["<a>", "b", "c"])
+    found.with_context().save(tmp_path / "notes.html")
+    page = (tmp_path / "notes.html").read_text("utf-8")
+    assert "<script" not in page
+    assert "<a>" not in page
+    assert "http" not in page
+    assert "DISEASE, no" in page
+    assert "(missing)" in page
+    assert page.count("<article>") == 3
+    assert page.count("word ") == 3000
+
+
+def test_saved_page_of_hidden_texts_has_no_text(tmp_path):
+    found = nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, show_text=False)
+    found.save(tmp_path / "notes.html")
+    assert "asthma" not in (tmp_path / "notes.html").read_text("utf-8")

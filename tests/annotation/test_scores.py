@@ -1,0 +1,240 @@
+"""Scores against gold entities, compared with nervaluate and seqeval."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import seqeval.metrics
+import seqeval.scheme
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import openmed_nb as nb
+from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
+from openmed_nb.annotation.scores import (
+    SCHEMES,
+    MatchCounts,
+    count_matches,
+    count_uncovered_characters,
+    summarize_counts,
+)
+from openmed_nb.errors import ConfigurationError
+
+LABELS = ("NAME", "DATE", "TOWN")
+NERVALUATE_SCHEMES = {"strict": "strict", "partial": "partial", "type": "ent_type"}
+
+
+@st.composite
+def entities(draw):
+    """Return non-overlapping entities of a text in order."""
+    edges = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
+    spans = [GoldSpan(start, end, draw(st.sampled_from(LABELS))) for start, end in itertools.pairwise(edges)]
+    return [span for span in spans if draw(st.booleans())]
+
+
+def corpora(min_texts=1):
+    """Return predicted and gold entities of several texts."""
+    return st.lists(st.tuples(entities(), entities()), min_size=min_texts, max_size=6)
+
+
+def to_nervaluate(spans):
+    """Return entities in the form of nervaluate, whose ends are inclusive."""
+    return [{"label": span.label, "start": span.start, "end": span.end - 1} for span in spans]
+
+
+def to_tags(spans, length=41):
+    """Return entities as IOB2 tags of characters."""
+    tags = ["O"] * length
+    for span in spans:
+        tags[span.start : span.end] = [f"B-{span.label}"] + [f"I-{span.label}"] * (span.end - span.start - 1)
+    return tags
+
+
+def assert_same_counts(ours, theirs):
+    expected = (theirs.correct, theirs.incorrect, theirs.partial, theirs.missed, theirs.spurious)
+    assert (ours.correct, ours.incorrect, ours.partial, ours.missed, ours.spurious) == expected
+    assert (ours.precision, ours.recall, ours.f1) == pytest.approx((theirs.precision, theirs.recall, theirs.f1))
+
+
+def sum_matches(texts, scheme, label=None):
+    """Return the counts over texts, of one label if it is given."""
+    rows = [
+        count_matches(*([span for span in spans if label in {None, span.label}] for spans in text))[
+            SCHEMES.index(scheme)
+        ]
+        for text in texts
+    ]
+    return MatchCounts(*(sum(column) for column in zip(*rows, strict=True)))
+
+
+NUM_EXAMPLES = [pytest.param(100, id="100"), pytest.param(2000, id="2000", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("examples", NUM_EXAMPLES)
+def test_counts_equal_nervaluate(examples):
+    nervaluate = pytest.importorskip("nervaluate")  # It needs Python 3.11.
+
+    @settings(max_examples=examples, deadline=None)
+    @given(corpora())
+    def check(texts):
+        predicted = [to_nervaluate(actual) for actual, _ in texts]
+        gold = [to_nervaluate(expected) for _, expected in texts]
+        result = nervaluate.Evaluator(gold, predicted, tags=list(LABELS), loader="dict").evaluate()
+        for ours, theirs in NERVALUATE_SCHEMES.items():
+            assert_same_counts(sum_matches(texts, ours), result["overall"][theirs])
+            for label, of_label in result["entities"].items():
+                assert_same_counts(sum_matches(texts, ours, label), of_label[theirs])
+
+    check()
+
+
+@pytest.mark.parametrize("examples", NUM_EXAMPLES)
+def test_strict_counts_equal_seqeval(examples):
+    @settings(max_examples=examples, deadline=None)
+    @given(corpora().filter(lambda texts: any(actual or gold for actual, gold in texts)))
+    def check(texts):
+        predicted = [to_tags(actual) for actual, _ in texts]
+        gold = [to_tags(expected) for _, expected in texts]
+        options = {"mode": "strict", "scheme": seqeval.scheme.IOB2, "zero_division": 0}
+        ours = sum_matches(texts, "strict")
+        assert ours.precision == pytest.approx(seqeval.metrics.precision_score(gold, predicted, **options))
+        assert ours.recall == pytest.approx(seqeval.metrics.recall_score(gold, predicted, **options))
+        assert ours.f1 == pytest.approx(seqeval.metrics.f1_score(gold, predicted, **options))
+
+    check()
+
+
+@given(entities(), entities())
+def test_uncovered_characters_are_those_of_no_prediction(predicted, gold):
+    total, uncovered = count_uncovered_characters(predicted, gold)
+    assert total == sum(span.end - span.start for span in gold)
+    assert 0 <= uncovered <= total
+    assert count_uncovered_characters(gold, gold) == (total, 0)
+    assert count_uncovered_characters([], gold) == (total, total)
+
+
+def test_type_scheme_takes_the_closest_entity_of_the_label():
+    predicted = [GoldSpan(0, 30, "NAME")]
+    gold = [GoldSpan(0, 5, "NAME"), GoldSpan(6, 29, "NAME")]
+    assert count_matches(predicted, gold)[SCHEMES.index("type")] == [1, 0, 0, 1, 0]
+
+
+def test_intervals_contain_the_scores_and_are_reproducible():
+    counts = np.array([[[2, 0, 0, index % 2, 0], [0, 0, 0, 0, 0]] for index in range(50)])
+    scores, empty = summarize_counts(counts, seed=1)
+    assert scores.recall == 0.8
+    assert scores.recall_interval.low < scores.recall < scores.recall_interval.high
+    assert (scores.precision_interval, empty.f1_interval) == ((1.0, 1.0), (0.0, 0.0))
+    assert summarize_counts(counts, seed=1) == [scores, empty]
+    assert summarize_counts(np.zeros((0, 1, 5), int), seed=0)[0].gold == 0
+
+
+def test_interval_width_equals_the_binomial_interval():
+    """One entity in each text: the recall is a binomial proportion."""
+    counts = np.array([[[index < 300, 0, 0, index >= 300, 0]] for index in range(400)])
+    low, high = summarize_counts(counts, seed=0)[0].recall_interval
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.75 * 0.25 / 400), rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def annotations():
+    return nb.annotate(["She has asthma.", "No complaints.", None], "bundled_small", device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        pytest.param([[(8, 14, "DISEASE")], [(3, 13, "DISEASE")], []], id="tuples"),
+        pytest.param(
+            [[{"start": 8, "end": 14, "label": "DISEASE"}], [{"start": 3, "end": 13, "entity_group": "DISEASE"}], []],
+            id="mappings",
+        ),
+        pytest.param(
+            pd.DataFrame({"note": [1, 0], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}),
+            id="frame",
+        ),
+    ],
+)
+def test_score_accepts_each_form_of_gold(annotations, gold):
+    scores = annotations.score(gold)
+    assert (scores.total.strict.correct, scores.total.strict.missed, scores.total.strict.predicted) == (1, 1, 1)
+    assert (scores.gold_characters, scores.uncovered_characters) == (16, 10)
+    (missed,) = scores.missed
+    assert (missed.text, missed.start, missed.end, missed.label) == (1, 3, 13, "DISEASE")
+    assert missed.show().text == "No complaints."
+    assert [entity["word"] for entity in missed.show()] == ["complaints"]
+
+
+def test_score_counts_added_entities(annotations):
+    scores = annotations.score([[], [], []])
+    assert [(span.text, span.start, span.end) for span in scores.added] == [(0, 8, 14)]
+    assert scores.total.strict.precision == 0.0
+
+
+def test_score_aligns_gold_by_id(annotations):
+    identified = dataclasses.replace(annotations)
+    object.__setattr__(identified, "ids", ["b", "a", "c"])
+    asthma = GoldText("b", "She has asthma.", (GoldSpan(8, 14, "DISEASE"),))
+    complaints = GoldText("a", None, (GoldSpan(3, 13, "DISEASE"),))
+
+    scores = identified.score(GoldTexts((complaints, asthma)))
+    assert (scores.num_texts, scores.total.strict.correct, scores.missed[0].text) == (2, 1, 1)
+    assert identified.score(GoldTexts((asthma,))).total.strict.recall == 1.0
+
+    # Results without ids are exported with positions as ids.
+    assert annotations.score(GoldTexts((asthma._replace(id="0"),))).total.strict.recall == 1.0
+    assert annotations.score(GoldTexts((asthma, complaints, complaints))).num_texts == 3
+    frame = pd.DataFrame({"id": ["b"], "start": [8], "end": [14], "label": ["DISEASE"]})
+    assert identified.score(frame).num_texts == 3
+    with pytest.raises(ConfigurationError):
+        annotations.score(frame)
+    with pytest.raises(ConfigurationError):
+        identified.score(GoldTexts((asthma, asthma)))
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        pytest.param("asthma", id="string"),
+        pytest.param([[(8, 14, "DISEASE")]], id="other-count"),
+        pytest.param([[(14, 8, "DISEASE")], [], []], id="reversed"),
+        pytest.param([[(8, 16, "DISEASE")], [], []], id="after-the-end"),
+        pytest.param([["asthma"], [], []], id="word"),
+        pytest.param(pd.DataFrame({"note": [0]}), id="columns"),
+        pytest.param(pd.DataFrame({"note": [9], "start": [0], "end": [1], "label": ["A"]}), id="note"),
+        pytest.param(pd.DataFrame({"note": ["asthma"], "start": [0], "end": [1], "label": ["A"]}), id="note-type"),
+        pytest.param(pd.DataFrame({"id": [0], "start": [0.5], "end": [1], "label": ["A"]}), id="start"),
+        pytest.param(GoldTexts((GoldText("0", "He has asthma.", ()),)), id="other-text"),
+        pytest.param(GoldTexts((GoldText("asthma", None, ()),)), id="unknown-id"),
+    ],
+)
+def test_score_rejects_other_gold_without_quoting(annotations, gold):
+    with pytest.raises(ConfigurationError) as caught:
+        annotations.score(gold)
+    assert "asthma" not in str(caught.value)
+
+
+def test_score_rejects_tokens():
+    tokens = nb.annotate(
+        ["She has asthma."], "bundled_small", device="cpu", progress=False, aggregation_strategy="none"
+    )
+    with pytest.raises(ConfigurationError, match="tokens"):
+        tokens.score([[(8, 14, "DISEASE")]])
+
+
+def test_score_counts_gold_of_failed_texts_as_missed():
+    found = nb.annotate(["asthma", "a \ud800"], "bundled_small", device="cpu", progress=False, on_error="record")
+    scores = found.score([[(0, 6, "DISEASE")], [(0, 1, "DISEASE")]])
+    assert (scores.num_failed, scores.total.strict.correct, scores.total.strict.missed) == (1, 1, 1)
+
+
+def test_scores_show_no_text(annotations):
+    gold = [[(0, 3, "DISEASE")], [], []]
+    scores = annotations.score(gold)
+    for shown in (str(scores), scores._repr_html_(), repr(scores.missed), str(scores.to_dict())):
+        assert "She" not in shown
+        assert "asthma" not in shown
+    assert math.isclose(scores.to_dict()["total"]["strict"]["f1"], scores.total.strict.f1)
