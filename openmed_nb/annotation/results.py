@@ -1076,7 +1076,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         shown = self.show(span.text)
         word = shown.text[span.start : span.end]
         entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
-        return replace(shown, entities=(entity,), dropped=())
+        title = f"Text {span.text}, characters {span.start} to {span.end}"
+        return _ScoredText(**{**vars(shown), "entities": (entity,), "dropped": ()}, title=title)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the results to a file.
@@ -1188,3 +1189,13 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 continue
             scores = tuple(float(entity["score"]) for entity in self[index])
             yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self._spans(index)), scores)
+
+
+@dataclass(frozen=True, repr=False)
+class _ScoredText(AnnotatedText):
+    """A text with an entity that was missed or added."""
+
+    title: str = ""
+
+    def to_report(self) -> Report:
+        return replace(super().to_report(), title=self.title)
