@@ -1083,7 +1083,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """Save the results to a file.
 
         A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
-        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts. An existing file is replaced.
+        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts of the notes. An existing file is
+        replaced. Texts are written even with ``show_text=False``.
 
         Args:
             path: File whose suffix selects the format. It is readable by its owner only.
