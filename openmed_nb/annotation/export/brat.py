@@ -39,7 +39,8 @@ def write(folder: Path, export: Export) -> None:
                 label = export.tag_label(span.label)
                 labels.add(label)
                 fragments = [match.span() for match in LINE_PATTERN.finditer(note.text, span.start, span.end)]
-                export.losses[TRIMMED] += not fragments or span[:2] != (fragments[0][0], fragments[-1][1])
+                if not fragments or span[:2] != (fragments[0][0], fragments[-1][1]):
+                    export.losses[TRIMMED] += 1
                 if fragments:
                     offsets = ";".join(f"{start} {end}" for start, end in fragments)
                     surface = " ".join(note.text[start:end] for start, end in fragments)
@@ -72,7 +73,8 @@ def read(folder: Path) -> Iterator[GoldText]:
                     joined[-1] = (joined[-1][0], end)
                 else:
                     joined.append((start, end))
-            num_discontinuous += len(joined) > 1
+            if len(joined) > 1:
+                num_discontinuous += 1
             entities += [(start, end, match[1]) for start, end in joined]
             surfaces += [match[3] if len(joined) == 1 else None] * len(joined)
         yield make_gold(ids.get(path.stem, path.stem), text, entities, surfaces)
