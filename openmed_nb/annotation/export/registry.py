@@ -25,13 +25,13 @@ class Format(NamedTuple):
     """A format of annotations.
 
     Attributes:
-        read: Function that reads a file or folder.
+        read: Function that reads a file or folder, or ``None`` for a format that is only for display.
         suffixes: Suffixes of the files.
         write: Function for :meth:`Annotations.export`. It returns the configuration of the tool, if there is one.
         save: Function for :meth:`Annotations.save`.
     """
 
-    read: Callable[[Path], Iterable[GoldText]]
+    read: Callable[[Path], Iterable[GoldText]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
     save: Callable[[Path, Saveable], None] | None = None
@@ -159,14 +159,15 @@ def read_annotations(path: str | os.PathLike[str], format: str | None = None) ->
         "brat" if source.is_dir() else next((key for key, form in FORMATS.items() if suffix in form.suffixes), "")
     )
     name = detected if format is None else format
-    check_choice("format", name, FORMATS)
+    readers = {key: form.read for key, form in FORMATS.items() if form.read}
+    check_choice("format", name, readers)
     if source.is_dir() != (name == "brat"):
         raise ConfigurationError(
             "Annotations of brat are in a folder, others in a file.", "Pass another path or format."
         )
     texts: list[GoldText] = []
     try:
-        notes = FORMATS[name].read(source)
+        notes = readers[name](source)
         if isinstance(notes, GoldTexts):
             return notes
         texts.extend(notes)
