@@ -1380,14 +1380,16 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         shown = self.show(span.text)
         word = shown.text[span.start : span.end]
         entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
-        return replace(shown, entities=(entity,), dropped=())
+        title = f"Text {span.text}, characters {span.start} to {span.end}"
+        return _ScoredText(**{**vars(shown), "entities": (entity,), "dropped": ()}, title=title)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the results to a file.
 
         A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
-        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts. An ``.html`` file shows the notes with
-        marked entities, without network access. An existing file is replaced.
+        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts of the notes. Except for an
+        ``.html`` page with the marked notes, which hides them then, texts are written even with ``show_text=False``. An existing
+        file is replaced.
 
         Args:
             path: File whose suffix selects the format. It is readable by its owner only.
@@ -1493,3 +1495,13 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 continue
             scores = tuple(float(entity["score"]) for entity in self[index])
             yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self._spans(index)), scores)
+
+
+@dataclass(frozen=True, repr=False)
+class _ScoredText(AnnotatedText):
+    """A text with an entity that was missed or added."""
+
+    title: str = ""
+
+    def to_report(self) -> Report:
+        return replace(super().to_report(), title=self.title)

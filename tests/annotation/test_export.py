@@ -123,6 +123,9 @@ def test_files_follow_the_rules_of_their_tools(note):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found.export("brat", folder / "brat")
+        sections = ["[entities]", "[relations]", "[events]", "[attributes]"]
+        config = (folder / "brat" / "annotation.conf").read_bytes().decode().split("\n")
+        assert [row for row in config if row and row not in {label.replace(" ", "_") for label in LABELS}] == sections
         for line in (folder / "brat" / "000000.ann").read_bytes().decode().split("\n")[:-1]:
             _, entity, surface = line.split("\t", 2)
             label, offsets = entity.split(" ", 1)
@@ -213,9 +216,7 @@ def test_empty_results_can_be_saved(tmp_path):
 
 def with_ids(found, ids):
     """Return annotations with ids."""
-    identified = dataclasses.replace(found)
-    object.__setattr__(identified, "ids", ids)
-    return identified
+    return dataclasses.replace(found, ids=ids)
 
 
 @pytest.fixture

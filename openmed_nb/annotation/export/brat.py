@@ -1,6 +1,6 @@
 """brat: a folder with a text file and a standoff file per note (https://brat.nlplab.org/standoff.html).
 
-Files are numbered, because a key may not be a valid file name; ``ids.json`` contains the key of each file. brat splits an entity
+Files are numbered, because a key may not be a valid file name; ``ids.json`` contains the key of each file. ``annotation.conf`` declares the labels. brat splits an entity
 that contains a line break into one fragment per line.
 """
 
@@ -28,6 +28,7 @@ def write(folder: Path, export: Export) -> None:
     """Write notes to a folder."""
     folder.mkdir()
     ids: dict[str, str | int] = {}
+    labels: set[str] = set()
     for note in export:
         name = f"{len(ids):06}"
         ids[name] = note.id
@@ -35,14 +36,19 @@ def write(folder: Path, export: Export) -> None:
             file.write(note.text)
         with open_utf8(folder / f"{name}.ann") as file:
             for number, span in enumerate(note.spans, 1):
+                label = export.tag_label(span.label)
+                labels.add(label)
                 fragments = [match.span() for match in LINE_PATTERN.finditer(note.text, span.start, span.end)]
-                export.losses[TRIMMED] += not fragments or span[:2] != (fragments[0][0], fragments[-1][1])
+                if not fragments or span[:2] != (fragments[0][0], fragments[-1][1]):
+                    export.losses[TRIMMED] += 1
                 if fragments:
                     offsets = ";".join(f"{start} {end}" for start, end in fragments)
                     surface = " ".join(note.text[start:end] for start, end in fragments)
-                    file.write(f"T{number}\t{export.tag_label(span.label)} {offsets}\t{surface}\n")
+                    file.write(f"T{number}\t{label} {offsets}\t{surface}\n")
     with open_utf8(folder / IDS_FILE) as file:
         json.dump(ids, file)
+    with open_utf8(folder / "annotation.conf") as file:
+        file.write("\n".join(["[entities]", *sorted(labels), "[relations]", "[events]", "[attributes]", ""]))
 
 
 def read(folder: Path) -> Iterator[GoldText]:
@@ -67,7 +73,8 @@ def read(folder: Path) -> Iterator[GoldText]:
                     joined[-1] = (joined[-1][0], end)
                 else:
                     joined.append((start, end))
-            num_discontinuous += len(joined) > 1
+            if len(joined) > 1:
+                num_discontinuous += 1
             entities += [(start, end, match[1]) for start, end in joined]
             surfaces += [match[3] if len(joined) == 1 else None] * len(joined)
         yield make_gold(ids.get(path.stem, path.stem), text, entities, surfaces)

@@ -51,7 +51,8 @@ def _tag_tokens(note: ExportedNote, export: Export) -> Iterator[tuple[int, int, 
             yield *match.span(), "O"
         tokens = [match.span() for match in TOKEN_PATTERN.finditer(note.text, span.start, span.end)]
         if span is not end_of_text:
-            export.losses[TRIMMED] += not tokens or span[:2] != (tokens[0][0], tokens[-1][1])
+            if not tokens or span[:2] != (tokens[0][0], tokens[-1][1]):
+                export.losses[TRIMMED] += 1
             label = export.tag_label(span.label)
         for index, (start, end) in enumerate(tokens):
             yield start, end, f"{'I' if index else 'B'}-{label}"

@@ -18,7 +18,7 @@ from .notes import Export, make_gold, open_utf8, read_utf8
 
 def _count_units(text: str) -> list[int]:
     """Return the offset in UTF-16 code units of each character and of the end of a text."""
-    return [0, *accumulate(1 + (character > "\uffff") for character in text)]
+    return [0, *accumulate(2 if character > "\uffff" else 1 for character in text)]
 
 
 def write(path: Path, export: Export) -> None:

@@ -73,7 +73,8 @@ class Export:
     def tag_label(self, label: str) -> str:
         """Return a label without white space, for formats whose columns it would separate."""
         tag = re.sub(r"\s+", "_", label) or "_"
-        self.losses[CHANGED_LABELS] += tag != label
+        if tag != label:
+            self.losses[CHANGED_LABELS] += 1
         return tag
 
 

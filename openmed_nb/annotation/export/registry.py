@@ -31,7 +31,7 @@ class Format(NamedTuple):
         save: Function for :meth:`Annotations.save`.
     """
 
-    read: Callable[[Path], Iterable[GoldText]] | None
+    read: Callable[[Path], Iterable[GoldText]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
     save: Callable[[Path, Saveable], None] | None = None
@@ -41,7 +41,7 @@ FORMATS: Mapping[str, Format] = {
     "jsonl": Format(jsonl.read, (".jsonl", ".ndjson"), save=jsonl.save),
     "parquet": Format(tables.read_parquet, (".parquet",), save=tables.save_parquet),
     "csv": Format(tables.read_csv, (".csv",), save=tables.save_csv),
-    "html": Format(None, (".html",), save=html.save),
+    "html": Format(suffixes=(".html",), save=html.save),
     "brat": Format(brat.read, write=brat.write),
     "conll": Format(conll.read, (".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), write=conll.write),
     "doccano": Format(doccano.read, write=doccano.write),
