@@ -8,7 +8,14 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
-from openmed_nb.runbook.records.logbook.logbook import COMPARABILITY_KEYS, REPORTED_KEYS, UNKNOWN_IN_BOTH
+from openmed_nb.runbook.records.logbook.logbook import (
+    OTHER_GROUPS,
+    UNKNOWN_IN_BOTH,
+    compared_values,
+)
+from openmed_nb.runbook.records.logbook.logbook import (
+    REPORTED as REPORTED_GROUP,
+)
 from openmed_nb.runbook.records.logbook.sections import Run
 
 INCOMPARABLE = [
@@ -61,11 +68,12 @@ def test_diff_has_no_metrics_for_different_workloads(logbooks, name, path, value
         assert name in str(diff)
 
 
-def test_comparability_keys_are_unique_and_tested():
-    names = [name for paths in COMPARABILITY_KEYS.values() for name in paths]
+def test_comparability_keys_are_unique_and_tested(logbooks):
+    groups = compared_values(logbooks.COMPLETE, ())
+    names = [name for group, values in groups.items() if group not in OTHER_GROUPS for name in values]
 
     assert {*names} == {name for name, _, _ in INCOMPARABLE} | {"cuDNN benchmark"}
-    assert len({*names, *REPORTED_KEYS}) == len(names) + len(REPORTED_KEYS)
+    assert len({*names, *groups[REPORTED_GROUP]}) == len(names) + len(groups[REPORTED_GROUP])
 
 
 @pytest.mark.parametrize(("device", "reasons"), [("cuda:0", ["cuDNN benchmark"]), ("mps", []), ("cpu", [])])
