@@ -6,7 +6,7 @@ call therefore resumes after an interruption. If the machine, torch or the workl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +18,8 @@ from ...devices.machine import processor_name
 from ...errors import ConfigurationError, RunInterrupted
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
-from ..verdict.metrics import Evidence
+from ..bench.workloads import ANNOTATION
+from ..verdict.metrics import TRAINING, Evidence
 from .logbook.gathering import package_version, read_software
 from .logbook.sections import Count, ReportMetrics, Software
 
@@ -98,6 +99,7 @@ class StagedReport(Displayable):
     CONTENT: ClassVar[str]
     REMEDY: ClassVar[str]
     subject: ReportSubject
+    device: str | None
 
     @property
     def simulated(self) -> bool:
@@ -119,10 +121,19 @@ class StagedReport(Displayable):
         raise NotImplementedError
 
 
-State = TypeVar("State", bound=StagedReport)
+@dataclass(frozen=True)
+class NamedStage:
+    """Base of a row in a table of stages.
 
-# Runs a stage, and returns the state with its result and the contents of additional files by name.
-MeasureFn = Callable[[Any, State], "tuple[State, Mapping[str, str]]"]
+    Attributes:
+        name: Name of the stage.
+    """
+
+    name: str
+
+
+StageT = TypeVar("StageT", bound=NamedStage)
+State = TypeVar("State", bound=StagedReport)
 
 
 def load_previous(initial: State, folder: Path) -> tuple[State, str]:
@@ -160,10 +171,10 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     state: State,
-    stages: Sequence[Any],
-    measure: MeasureFn[State],
+    stages: Sequence[StageT],
+    measure: Callable[[StageT, State], tuple[State, Mapping[str, str]]],
     folder: Path,
-    progress: Callable[[Any, State], str] = lambda stage, _state: stage.name,
+    progress: Callable[[StageT, State], str] | None = None,
     stop_on_failure: bool = False,
 ) -> State:
     """Run the unfinished stages in order and save the state after each stage.
@@ -171,9 +182,10 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     Args:
         state: State to start from.
         stages: All stages, in order.
-        measure: Function that runs a stage.
+        measure: Function that runs a stage, and returns the state with its result and the contents of additional files by
+            name.
         folder: Directory of the saved files.
-        progress: Function that returns the target of the progress event of a stage.
+        progress: Function that returns the target of the progress event of a stage. If ``None``, it is the name of the stage.
         stop_on_failure: Whether to stop at the first stage that is not finished after it ran.
 
     Returns:
@@ -189,7 +201,8 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     for number, stage in enumerate(stages):
         if stage.name in state.finished:
             continue
-        SESSION.notify(ProgressEvent(state.OPERATION, progress(stage, state), number, len(stages), state.STAGE))
+        target = progress(stage, state) if progress else stage.name
+        SESSION.notify(ProgressEvent(state.OPERATION, target, number, len(stages), state.STAGE))
         try:
             state, files = measure(stage, state)
         except KeyboardInterrupt:
@@ -209,10 +222,23 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     return state
 
 
-def evidence_from_json(values: Mapping[str, Any], **metrics: Any) -> Evidence:
-    """Return evidence from JSON values, in which tuples are lists, and additional metrics."""
-    restored = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Evidence(**{**restored, **metrics})
+def evidence_from_json(values: Mapping[str, Any]) -> Evidence:
+    """Return evidence from JSON values, in which tuples are lists."""
+    restored: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return Evidence(**restored)
+
+
+def merge_evidence(report: StagedReport, stored: Iterable[Mapping[str, Any] | None]) -> Evidence:
+    """Return the evidence of a report from the JSON values of its stages."""
+    values: dict[str, Any] = {}
+    for stage_values in stored:
+        values |= stage_values or {}
+    values["device"] = report.device or "cpu"
+    values["task"] = TRAINING if report.subject.training else ANNOTATION
+    values["simulated"] = report.simulated
+    return evidence_from_json(values)
 
 
 @dataclass(frozen=True)
@@ -230,7 +256,7 @@ class StageReadings:
     evidence: Evidence
 
 
-def read_reports(reports: Sequence[Any], known: Evidence) -> StageReadings:
+def read_reports(reports: Sequence[Displayable], known: Evidence) -> StageReadings:
     """Return the metrics of reports, given the evidence of previous stages."""
     from ..verdict.figures import extract_metrics
     from ..verdict.verdict import collect_evidence

@@ -25,6 +25,7 @@ from ...._render.drawing import Chart, bar_chart
 from ....devices.machine import format_device, is_mps_simulated
 from ....session import SESSION
 from ..logbook.sections import ReportMetrics
+from ..runner import NamedStage
 from .record import MASK
 
 if TYPE_CHECKING:
@@ -70,18 +71,16 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(NamedStage):
     """Row of the table of steps.
 
     Attributes:
-        name: Name of the step.
         title: Heading of its section.
         run: Function of the step. Its process finds it by module and name.
         expected_seconds: Expected duration in seconds, for the remaining time.
         timeout_seconds: Time after which the process is killed.
     """
 
-    name: str
     title: str
     run: Callable[[StepOptions], StepResult]
     expected_seconds: float
