@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..._render.display import (
     FAILED,
@@ -28,7 +28,6 @@ from ..._render.drawing import Chart, StatusIndicator
 from ..._utils.plain import to_json, utc_timestamp
 from ..._utils.validation import check_bool, check_number, check_path
 from ...devices.environment import CONFLICT, TOO_LATE
-from ...devices.machine import is_mps_simulated
 from ...errors import DeviceError
 from ...models.registry import is_model_name
 from ...session import SESSION
@@ -52,6 +51,9 @@ from .runner import (
     run_stages,
 )
 
+if TYPE_CHECKING:
+    from .logbook.gathering import ModelArgument
+
 DEFAULT_FOLDER = "openmed_bring_up"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
 DEFAULT_SECONDS = 30.0
@@ -73,8 +75,8 @@ class BringUpOptions:
         knee: Batch size at the knee, after the sweep.
     """
 
-    model: Any
-    texts: Sequence[Any] | None
+    model: ModelArgument
+    texts: Sequence[object] | None
     device: str
     training: bool
     seconds: float
@@ -82,7 +84,7 @@ class BringUpOptions:
     knee: int | None = None
 
     @property
-    def data(self) -> Sequence[Any] | None:
+    def data(self) -> Sequence[object] | None:
         return None if self.training else self.texts
 
     @contextlib.contextmanager
@@ -110,25 +112,22 @@ def _measure_correctness(options: BringUpOptions) -> NamedReports:
 
     yield "device", SESSION.device(options.device)
     texts = SYNTHETIC_TEXTS if options.texts is None else options.texts
-    # A pipeline stays on its device.
-    device_argument: dict[str, Any] = {"device": options.device} if is_model_name(options.model) else {}
-    yield (
-        "parity",
-        parity(options.model, texts, gradients=options.training, **device_argument, **options.arguments),
-    )
+    arguments = options.arguments
+    if is_model_name(options.model):  # A pipeline stays on its device.
+        arguments = {"device": options.device, **arguments}
+    yield "parity", parity(options.model, texts, gradients=options.training, **arguments)
 
 
 def _measure_throughput(options: BringUpOptions) -> NamedReports:
     from ..bench.comparison import compare
     from ..bench.sweep import sweep
 
-    settings: dict[str, Any] = {"training": options.training, "seconds": options.seconds, **options.arguments}
+    settings = {"training": options.training, "seconds": options.seconds, **options.arguments}
     sweep_report = sweep(options.model, device=options.device, **settings)
     yield "sweep", sweep_report
-    yield (
-        "comparison",
-        compare(options.model, options.data, devices=[options.device], batch_size=sweep_report.knee, **settings),
-    )
+    devices = [options.device]
+    batch_size = sweep_report.knee
+    yield "comparison", compare(options.model, options.data, devices=devices, batch_size=batch_size, **settings)
 
 
 def _measure_memory(options: BringUpOptions) -> NamedReports:
@@ -303,7 +302,7 @@ class BringUpReport(StagedReport):
     @property
     def verdict(self) -> Verdict:
         """Verdict on all measurements so far."""
-        return evaluate(merge_evidence(self, [result.evidence for result in self.results]))
+        return evaluate(merge_evidence(self.subject, self.device, [result.evidence for result in self.results]))
 
     @property
     def conclusion(self) -> str:
@@ -351,7 +350,7 @@ class BringUpReport(StagedReport):
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """JSON-compatible values that a saved report must share with this report to be resumed."""
         return {"model": self.model, "texts": self.texts, "device": self.device, **to_plain_data(self.subject)}
 
@@ -406,8 +405,8 @@ def _find_environment_problem(report: DoctorReport, failures: Iterable[str], dev
 
 
 def bring_up(  # noqa: PLR0913 - the arguments are independent user options
-    model: Any = None,
-    texts: Iterable[Any] | None = None,
+    model: ModelArgument = None,
+    texts: Iterable[object] | None = None,
     *,
     folder: str | os.PathLike[str] = DEFAULT_FOLDER,
     device: str | None = None,
@@ -463,8 +462,8 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     with SESSION.operation(progress):
         text_list = None if texts is None else list(iter_texts(texts))
         options = BringUpOptions(model, text_list, SESSION.device(device).device, training, seconds, arguments)
-        name = sanitize_path(str(model or "bundled")) if is_model_name(model) else function_name(model)
-        subject = replace(current_subject(training, simulated=is_mps_simulated()), request=None)
+        name = function_name(model) if callable(model) else sanitize_path("bundled" if model is None else str(model))
+        subject = replace(current_subject(training), request=None)
         initial = BringUpReport(SCHEMA, name, len(text_list or ()), options.device, subject)
         previous, note = load_previous(initial, directory)
         measure = functools.partial(_run_stage, options)
@@ -478,7 +477,7 @@ def _run_stage(options: BringUpOptions, stage: Stage, previous: BringUpReport) -
     """
     passed = tuple(result for result in previous.results if result.status == OK)
     knee = next((result.evidence.get("knee") for result in passed if result.stage == "throughput"), None)
-    known = merge_evidence(previous, [result.evidence for result in passed])
+    known = merge_evidence(previous.subject, previous.device, [result.evidence for result in passed])
     reports: dict[str, Displayable] = {}
     obstacle = None
     try:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import Displayable, pluralize
+from ..._render.display import Displayable, JsonMixin, pluralize
 from ..._utils.plain import find_changes, read_json_file, save_files
-from ...devices.machine import processor_name
+from ...devices.machine import ACTIVE_SIMULATIONS, is_mps_simulated, processor_name
 from ...errors import ConfigurationError, RunInterrupted
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
@@ -57,15 +57,17 @@ class ReportSubject:
         return self.chip, release, self.software.system.partition(".")[0]
 
 
-def current_subject(
-    training: bool, quick: bool = False, simulated: bool = False, defects: Sequence[str] = ()
-) -> ReportSubject:
+def current_subject(training: bool, quick: bool = False) -> ReportSubject:
     """Return the subject of a run that starts now, without importing torch."""
     device_manager = SESSION.device_manager
     override = SESSION.override
     machine = device_manager.machine
+    defects: list[str] = []
+    for simulation in ACTIVE_SIMULATIONS:
+        if isinstance(simulation, JsonMixin):
+            defects += simulation.to_dict()["defects"]
     return ReportSubject(
-        simulated=simulated,
+        simulated=is_mps_simulated(),
         defects=tuple(defects),
         request=override.value if override else None,
         quick=quick,
@@ -99,7 +101,6 @@ class StagedReport(Displayable):
     CONTENT: ClassVar[str]
     REMEDY: ClassVar[str]
     subject: ReportSubject
-    device: str | None
 
     @property
     def simulated(self) -> bool:
@@ -112,7 +113,7 @@ class StagedReport(Displayable):
         raise NotImplementedError
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """JSON-compatible values that a saved state must share with this state to be resumed."""
         raise NotImplementedError
 
@@ -155,7 +156,7 @@ def load_previous(initial: State, folder: Path) -> tuple[State, str]:
     return previous, f"Kept from a previous run: {pluralize(count, initial.STAGE)}." if count else ""
 
 
-def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Return the changes between two identities as text, without versions of other packages.
 
     Example:
@@ -222,23 +223,16 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     return state
 
 
-def evidence_from_json(values: Mapping[str, Any]) -> Evidence:
-    """Return evidence from JSON values, in which tuples are lists."""
-    restored: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return Evidence(**restored)
-
-
-def merge_evidence(report: StagedReport, stored: Iterable[Mapping[str, Any] | None]) -> Evidence:
-    """Return the evidence of a report from the JSON values of its stages."""
+def merge_evidence(subject: ReportSubject, device: str | None, stored: Iterable[Mapping[str, Any] | None]) -> Evidence:
+    """Return the evidence of a subject on a device from the JSON values of its stages, in which tuples are lists."""
     values: dict[str, Any] = {}
     for stage_values in stored:
-        values |= stage_values or {}
-    values["device"] = report.device or "cpu"
-    values["task"] = TRAINING if report.subject.training else ANNOTATION
-    values["simulated"] = report.simulated
-    return evidence_from_json(values)
+        for name, value in (stage_values or {}).items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+    values["device"] = device or "cpu"
+    values["task"] = TRAINING if subject.training else ANNOTATION
+    values["simulated"] = subject.simulated
+    return Evidence(**values)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
     from ....annotation.pipeline import AnnotationPipeline
 
+    # Name or directory of a model, or a model in memory.
+    ModelArgument = str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None
+
 Strategy = ActivationCheckpointing | GradientAccumulation | Precision
 
 DISTRIBUTION_NAME = "openmed-nb"  # Distribution name of this package.
@@ -74,7 +77,7 @@ PACKAGES = (
 
 def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the user
     *reports: object,
-    model: str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None = None,
+    model: ModelArgument = None,
     dataset: str | os.PathLike[str] | Iterable[object] | None = None,
     batch_size: int | None = None,
     length: int | None = None,
@@ -171,9 +174,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         return book.with_reports(*reports)
 
 
-def _resolve_model(
-    model: str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None, device: str
-) -> tuple[sections.Model | None, Path | None]:
+def _resolve_model(model: ModelArgument, device: str) -> tuple[sections.Model | None, Path | None]:
     """Return the identity of a model and the folder of its files. ``None`` is the model that was loaded last."""
     if not is_model_name(model):
         module = get_module(model)

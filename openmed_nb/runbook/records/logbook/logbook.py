@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Logbook(LogbookData, Displayable):
     The fields are those of :class:`.sections.LogbookData`.
     """
 
-    def with_reports(self, *reports: Any) -> Logbook:
+    def with_reports(self, *reports: object) -> Logbook:
         """Return a copy of the logbook with the metrics of reports. The power and the thermal state do not change.
 
         Args:
@@ -98,7 +98,7 @@ class Logbook(LogbookData, Displayable):
             simulated=self.simulated or any(report.simulated for report in metrics),
         )
 
-    def diff(self, other: Any) -> LogbookDiff:
+    def diff(self, other: object) -> LogbookDiff:
         """Compare with another logbook, and check whether the metrics of the two are comparable.
 
         Args:
@@ -122,14 +122,14 @@ class Logbook(LogbookData, Displayable):
                 cannot be written.
         """
         file = check_path(path, "the file of a logbook")
-        writer = WRITERS.get(file.suffix.lower())
-        if writer is None:
+        suffix = file.suffix.lower()
+        if suffix not in {".json", ".md"}:
             message = f"A logbook cannot be written as {file.suffix or 'a file without an extension'!r}."
             raise ConfigurationError(message, "Use .json or .md.")
         if file.exists() and not _is_logbook(file):
             raise ConfigurationError(f"{describe_file(file)} already exists and is not a logbook.", "Use another name.")
         # A logbook that was built by the caller may contain an unpaired surrogate, which save_text reports.
-        save_text(file, writer(self))
+        save_text(file, to_json(self) if suffix == ".json" else self.to_markdown())
         return str(file)
 
     @classmethod
@@ -222,7 +222,7 @@ def merge_run(metrics: Iterable[ReportMetrics], user_run: Run) -> Run:
     return Run(**{**values, "peak_memory_bytes": max(peaks) or None})
 
 
-def _section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
+def _section_tables(book: Mapping[str, object]) -> Iterator[Table]:
     """Yield one table for each section that has values. Unknown values are omitted.
 
     Example:
@@ -234,7 +234,7 @@ def _section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
             yield Table(caption, ("name", "value"), rows)
 
 
-def _logbook_rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _logbook_rows(section: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield one row for each known value of a nested section."""
     if isinstance(section, (list, tuple)):
         section = {str(number): item for number, item in enumerate(section, 1)}
@@ -261,10 +261,6 @@ def escape_markdown(text: str) -> str:
     """
     line = collapse_whitespace(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
-
-
-# Functions that render a logbook, by file extension.
-WRITERS: dict[str, Callable[[Logbook], str]] = {".json": to_json, ".md": Logbook.to_markdown}
 
 
 def _is_logbook(file: Path) -> bool:
@@ -559,7 +555,7 @@ class LogbookDiff(Displayable):
         return tuple(differences)
 
 
-def _format_value(value: Any, absent: str = UNKNOWN) -> str:
+def _format_value(value: object, absent: str = UNKNOWN) -> str:
     """Return a value of a logbook as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"

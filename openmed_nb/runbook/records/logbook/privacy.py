@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ...._utils.text import collapse_whitespace, short_type_name
@@ -27,6 +27,7 @@ from .sections import Dataset, Hypothesis, Model
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
 SECRET_PATTERN = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # AWS access keys
@@ -186,21 +187,16 @@ def sanitize_value(name: str, value: str) -> str:
     if name in PATH_VARIABLES:  # A list of paths. Other entries, such as URLs, are masked.
         paths = URL_PATTERN.sub(MASK, value[:MAX_VALUE_CHARACTERS]).split(os.pathsep)[:MAX_PATHS]
         return os.pathsep.join(map(sanitize_path, paths))
-    if name == ENDPOINT:
-        return _sanitize_url(value)
+    if name == ENDPOINT:  # User, password, path and query may be secret.
+        try:
+            parts = urlsplit(value)
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError:
+            return MASK
+        return redact_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
     entry = VALUE_PATTERNS[name]
     pattern = re.compile(rf"({entry})(,({entry}))*", re.IGNORECASE | re.ASCII)
     return value if len(value) <= MAX_PATH_CHARACTERS and pattern.fullmatch(value) else MASK
-
-
-def _sanitize_url(value: str) -> str:
-    """Return the scheme, the host and the port of a URL. User, password, path and query may be secret."""
-    try:
-        parts = urlsplit(value)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return MASK
-    return redact_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
 
 
 def sanitize_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -314,9 +310,9 @@ def model_from_files(name: str, folder: Path, dtype: str | None) -> Model:
     return Model(sanitize_path(name), "files", hashes.weights, hashes.config, hashes.tokenizer, dtype)
 
 
-def model_from_module(module: torch.nn.Module, tokenizer: Any = None) -> Model:
+def model_from_module(module: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
     """Return the identity of a model in memory. The fingerprint covers all parameters and buffers."""
-    config: Any = getattr(module, "config", None)
+    config = getattr(module, "config", None)
     # The location of the model files is not part of the identity.
     settings = re.sub(r'"_name_or_path": .*', "", config.to_json_string(use_diff=False)) if config else repr(module)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -345,7 +341,7 @@ def hash_parameters(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _iter_state(state: Any) -> Iterator[bytes]:
+def _iter_state(state: object) -> Iterator[bytes]:
     """Yield the contents of a module state: containers, and tensors with dtype, shape and data."""
     import torch
 

@@ -11,14 +11,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...._render.display import FAILED, WARNING, Report, Table, format_bytes, pluralize, to_plain_data
 from ...._utils.plain import read_json_file, to_json, utc_timestamp
 from ...._utils.validation import check_bool, check_path
-from ....devices.machine import ACTIVE_SIMULATIONS
 from ....session import SESSION
-from ...verdict.metrics import Evidence
 from ...verdict.verdict import Verdict, evaluate
 from ..runner import (
     RESTARTED_PREFIX,
@@ -115,11 +112,6 @@ class DeviceReport(ReportData, StagedReport):
         report: DeviceReport = read_json_file(cls, path, cls.CONTENT, cls.REMEDY)
         return report
 
-    @property
-    def evidence(self) -> Evidence:
-        """Metrics of the steps for a verdict."""
-        return merge_evidence(self, [step.evidence for step in self.steps])
-
     def with_outcome(self, outcome: StepOutcome) -> DeviceReport:
         """Return the report with the outcome of a step and an updated verdict.
 
@@ -135,7 +127,7 @@ class DeviceReport(ReportData, StagedReport):
                 notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
         steps = sorted((*other_steps, outcome), key=lambda step: self.planned_steps.index(step.step))
         report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
-        verdict = evaluate(report.evidence)
+        verdict = evaluate(merge_evidence(report.subject, report.device, [step.evidence for step in report.steps]))
         return replace(
             report,
             verdict=_summarize_verdict(report, verdict),
@@ -144,7 +136,7 @@ class DeviceReport(ReportData, StagedReport):
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """JSON-compatible values that a saved report must share with this report to be resumed."""
         return {**to_plain_data(self.subject), "planned_steps": self.planned_steps}
 
@@ -296,26 +288,13 @@ def report(
 
 def run_report(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
     """Run steps in order and return their report; see :func:`report`."""
-    simulation: dict[str, Any] = ACTIVE_SIMULATIONS[0].to_dict() if ACTIVE_SIMULATIONS else {}  # type: ignore[attr-defined]
-    subject = current_subject(training, quick, bool(simulation), simulation.get("defects", ()))
+    subject = current_subject(training, quick)
     planned_steps = tuple(step.name for step in steps)
 
     expected = {step.name: step.expected_seconds for step in steps}
-    # The simulation of each process.
-    simulated = {"memory": simulation["installed"], "defects": simulation["defects"]} if simulation else {}
 
     def measure(step: Step, previous: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
-        task = {
-            "quick": quick,
-            "training": training,
-            # Once the device is known, all other steps measure it.
-            "request": previous.device or subject.request,
-            "simulated": simulated,
-            "device": previous.device or "cpu",
-            "metrics": to_plain_data([metrics for outcome in previous.steps for metrics in outcome.metrics]),
-            "evidence": to_plain_data(previous.evidence.measured),
-        }
-        return previous.with_outcome(run_step(step, task, SESSION.device_manager.user_environ)), {}
+        return previous.with_outcome(run_step(step, previous, SESSION.device_manager.user_environ)), {}
 
     def describe_progress(step: Step, previous: DeviceReport) -> str:
         """Return the name of a step with the estimated remaining time, at the pace of the steps that have run."""

@@ -1,6 +1,6 @@
 """Run a step of a report in a separate process, and describe its outcome.
 
-The process reads its task from a file and writes its answer to another file. Its standard input stays open while the report
+The process reads the report so far from a file and writes its answer to another file. Its standard input stays open while the report
 runs, so the process exits with the report, whatever ended the report. Every way in which the process can end is an outcome.
 """
 
@@ -24,18 +24,17 @@ from typing import Any, NamedTuple
 
 from ...._render.display import FAILED, to_plain_data, worst_status
 from ...._utils.clock import current_time
-from ...._utils.plain import atomic_write, from_json_data, utc_timestamp
+from ...._utils.plain import atomic_write, from_json_data, to_json, utc_timestamp
 from ...._utils.text import describe_error, short_type_name
 from ....distributed.tethered import exit_on_stdin_close
 from ....errors import OpenMedError
 from ....session import SESSION
-from ..logbook.sections import ReportMetrics
-from ..runner import evidence_from_json, read_reports
-from .record import CRASHED, DONE, TIMED_OUT, Outcome, StepOutcome, redact, tail_lines
+from ..runner import merge_evidence, read_reports
+from .record import CRASHED, DONE, TIMED_OUT, Outcome, ReportData, StepOutcome, redact, tail_lines
 from .steps import Step, StepOptions, StepResult
 
-# Files with the task and the answer of a step, in the temporary directory of its process.
-TASK_FILE = "task.json"
+# Files with the report so far and the answer of a step, in the temporary directory of its process.
+REPORT_FILE = "report.json"
 ANSWER_FILE = "answer.json"
 
 # Time that a killed process may take to exit. A process that waits for a GPU may never exit.
@@ -67,15 +66,15 @@ class ExitDescription(NamedTuple):
     remedy: str
 
 
-def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> StepOutcome:
-    """Run a step in a separate process and return its outcome. An interrupt also kills the process."""
+def run_step(step: Step, report: ReportData, environ: Mapping[str, str]) -> StepOutcome:
+    """Run the next step of a report in a separate process and return its outcome. An interrupt also kills the process."""
     start = current_time()
     with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as directory:
         function = f"{step.run.__module__}:{step.run.__qualname__}"
-        complete_task = {**task, "run": function, "limit": step.timeout_seconds}
-        Path(directory, TASK_FILE).write_text(json.dumps(complete_task), "utf-8")
+        arguments = (directory, function, step.timeout_seconds)
+        Path(directory, REPORT_FILE).write_text(to_json(report), "utf-8")
         # The process has the import path of this process.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main({directory!r})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main{arguments!r}"
         output = Path(directory, "output")
         with output.open("wb") as stream:
             process = subprocess.Popen(  # noqa: S603 - the command is a constant of this module
@@ -156,19 +155,19 @@ def describe_exit(
     return ExitDescription("failed", f"The process exited with status {code}{last_line}.", remedy)
 
 
-def main(directory: str) -> None:
-    """Run the task in a directory, and write the answer to this directory.
+def main(directory: str, function: str, limit: float) -> None:
+    """Run a step for the report in a directory, and write its answer to this directory.
 
     An ``OpenMedError`` and an exhausted disk or memory are answers; any other error ends the process.
     """
     from ....devices.memory import is_out_of_memory
 
-    task = json.loads(Path(directory, TASK_FILE).read_text("utf-8"))
     tempfile.tempdir = directory
     threading.Thread(target=exit_on_stdin_close, daemon=True).start()
-    faulthandler.dump_traceback_later(TRACEBACK_FRACTION * task["limit"], repeat=True)
+    faulthandler.dump_traceback_later(TRACEBACK_FRACTION * limit, repeat=True)
     try:
-        answer = _run_task(task)
+        stored = json.loads(Path(directory, REPORT_FILE).read_text("utf-8"))
+        answer = _run_function(function, from_json_data(ReportData, stored))
     except OpenMedError as error:
         answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
@@ -181,17 +180,20 @@ def main(directory: str) -> None:
     atomic_write(Path(directory, ANSWER_FILE), json.dumps(redact(answer), allow_nan=False))
 
 
-def _run_task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a step, and return its result with metrics for a logbook and a verdict, as JSON-compatible data."""
+def _run_function(function: str, previous: ReportData) -> dict[str, Any]:
+    """Run the function of a step, and return its result with metrics for a logbook and a verdict, as JSON-compatible data."""
+    subject = previous.subject
     SESSION.start()
-    if task["simulated"]:
-        SESSION.simulate(**task["simulated"])
-    if task["request"]:
-        SESSION.use(task["request"], "nb.report()")
-    metrics = tuple(from_json_data(ReportMetrics, stored) for stored in task["metrics"])
-    options = StepOptions(task["quick"], task["training"], task["device"], metrics)
-    result: StepResult = resolve_name(task["run"])(options)
-    readings = read_reports(result.reports, evidence_from_json(task["evidence"]))
+    if subject.simulated and subject.memory_bytes:
+        SESSION.simulate(subject.memory_bytes, defects=subject.defects)
+    request = previous.device or subject.request  # Once the device is known, all other steps measure it.
+    if request:
+        SESSION.use(request, "nb.report()")
+    metrics = tuple(metrics for outcome in previous.steps for metrics in outcome.metrics)
+    options = StepOptions(subject.quick, subject.training, previous.device or "cpu", metrics)
+    result: StepResult = resolve_name(function)(options)
+    known = merge_evidence(subject, previous.device, [outcome.evidence for outcome in previous.steps])
+    readings = read_reports(result.reports, known)
     findings = getattr(result.displayed, "findings", ())
     if callable(findings):
         findings = findings()
