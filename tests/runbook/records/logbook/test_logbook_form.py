@@ -21,6 +21,11 @@ SCRIPTS = Path(__file__).parents[4] / "scripts"
 UNKNOWN_SECTIONS = {"model": None, "dataset": None, "loader": None, "network": None}
 
 
+def render_forms(book):
+    """Return the text, the HTML and the Markdown of a logbook."""
+    return str(book), book._repr_html_(), book.to_markdown()
+
+
 @pytest.fixture(scope="module")
 def schema():
     """Validator of the published schema."""
@@ -83,7 +88,7 @@ def test_text_contains_only_user_settings(logbooks):
 def test_every_format_labels_simulation(logbooks):
     simulated = replace(logbooks.COMPLETE, simulated=True)
 
-    assert all("SIMULATED" in form for form in (str(simulated), simulated.to_markdown(), simulated._repr_html_()))
+    assert all("SIMULATED" in form for form in render_forms(simulated))
     assert simulated.to_dict()["simulated"] is True
 
 
@@ -91,7 +96,7 @@ def test_every_format_labels_simulation(logbooks):
 def test_remote_cache_is_a_warning(logbooks, kind):
     book = logbooks.change_section("", storage=(replace(logbooks.COMPLETE.storage[0], kind=kind),))
 
-    for form in (str(book), book._repr_html_(), book.to_markdown()):
+    for form in render_forms(book):
         assert f"on a {kind} volume" in form
         assert "HF_HOME" in form
     assert (book.to_report().status, logbooks.COMPLETE.to_report().status) == ("warning", "")
@@ -119,15 +124,14 @@ def test_verbose_logging_is_a_warning(logbooks, name):
     for value in VERBOSE[name]:
         book = logbooks.change_section("", environment=sanitize_environ({name: value}))
 
-        assert f"{name} enables verbose logging" in str(book)
-        assert f"{name} enables verbose logging" in book.to_markdown()
+        assert all(f"{name} enables verbose logging" in form for form in render_forms(book))
         assert book.to_report().status == "warning"
 
 
 def test_other_logging_is_no_warning(logbooks):
     book = logbooks.change_section("", environment=sanitize_environ(QUIET))
 
-    assert "enables verbose logging" not in str(book) + book.to_markdown()
+    assert not any("enables verbose logging" in form for form in render_forms(book))
     assert book.to_report().status == ""
 
 

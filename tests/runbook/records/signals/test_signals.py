@@ -59,14 +59,9 @@ H200 = GpuStatus(
 
 
 def read_mac(**outputs):
-    """Return the status of a Mac with the given outputs of commands, and the commands that were run."""
-    commands = []
-
-    def run(command):
-        commands.append(command)
-        return next((outputs.get(name) for name, mac_command in MAC_COMMANDS.items() if mac_command == command), None)
-
-    return read_system_status(MAC, "mps", run), commands
+    """Return the status of a Mac with the given outputs of commands."""
+    by_command = {tuple(command): outputs.get(name) for name, command in MAC_COMMANDS.items()}
+    return read_system_status(MAC, "mps", lambda command: by_command[tuple(command)])
 
 
 def read_nvidia(output, device="cuda:0", environ=None, uuid=None):
@@ -75,7 +70,9 @@ def read_nvidia(output, device="cuda:0", environ=None, uuid=None):
 
 
 def test_read_signals_runs_each_command_of_macos_once():
-    status, commands = read_mac(**LAPTOP)
+    commands = []
+    status = read_mac(**LAPTOP)
+    read_system_status(MAC, "mps", commands.append)
 
     assert status.gpu == M4
     assert (status.memory_pressure, status.memory_free) == ("warning", 70)
@@ -110,7 +107,7 @@ def test_read_signals_reads_no_values_of_a_simulated_mac():
     assert {finding.status for finding in status.findings()} == {NOT_APPLICABLE}
 
 
-PSUTIL_BATTERY = read_mac()[0].battery
+PSUTIL_BATTERY = read_mac().battery
 CALM = load_outputs("therm_calm")
 PRESSURE = "com.apple.system.thermalpressurelevel"
 DEVICE_UTILIZATION = '"Device Utilization %"=30'
@@ -169,7 +166,7 @@ MAC_OUTPUTS = {
 @pytest.mark.parametrize(("command", "field"), MAC_OUTPUTS)
 def test_read_signals_parses_outputs_of_macos(command, field):
     for output, value in MAC_OUTPUTS[command, field]:
-        status, _ = read_mac(**{command: output})
+        status = read_mac(**{command: output})
 
         assert getattr(status, field) == value, output
 
@@ -183,7 +180,7 @@ THERMAL_REPORTS = [
 
 @pytest.mark.parametrize(("output", "pressure", "thermal_state"), THERMAL_REPORTS)
 def test_thermal_state_is_the_worse_of_two_reports(output, pressure, thermal_state):
-    status, _ = read_mac(**{"thermal state": output, "thermal pressure": load_outputs(pressure)})
+    status = read_mac(**{"thermal state": output, "thermal pressure": load_outputs(pressure)})
 
     assert status.thermal_state == thermal_state
 
@@ -194,7 +191,7 @@ UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "
 @pytest.mark.parametrize("output", UNREADABLE)
 def test_read_signals_returns_none_for_unreadable_output(output):
     """Only the values of psutil remain."""
-    status, _ = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
+    status = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
     psutil_alone = read_system_status(BOX, "cpu")
 
     assert replace(status, memory_available=None) == replace(psutil_alone, memory_available=None, chip=MAC.chip)
@@ -208,7 +205,7 @@ def test_read_signals_returns_none_for_unreadable_output(output):
 def test_parsed_values_are_in_their_ranges(text, cells):
     gpu = read_nvidia(",".join(cells))
 
-    assert read_mac(**dict.fromkeys(MAC_COMMANDS, text))[0].chip == MAC.chip
+    assert read_mac(**dict.fromkeys(MAC_COMMANDS, text)).chip == MAC.chip
     assert read_nvidia(text) == GpuStatus()
     assert gpu.utilization is None or 0 <= gpu.utilization <= 100
     assert gpu.memory_total is None or gpu.memory_total > 0
