@@ -406,7 +406,7 @@ def _find_environment_problem(report: DoctorReport, failures: Iterable[str], dev
 
 def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     model: ModelArgument = None,
-    texts: Iterable[object] | None = None,
+    texts: Iterable[Any] | None = None,
     *,
     folder: str | os.PathLike[str] = DEFAULT_FOLDER,
     device: str | None = None,

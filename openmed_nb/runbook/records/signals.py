@@ -549,8 +549,7 @@ def make_utilization_reader(
         return None
     target = get_device(device)
     if not target.is_accelerator:
-        _read_cpu_utilization()  # The first call starts the measurement.
-        return _read_cpu_utilization
+        return _CpuReader() if _cpu_times() else None
 
     def read() -> float | None:
         gpu = GpuStatus()
@@ -563,15 +562,33 @@ def make_utilization_reader(
     return None if read() is None else read
 
 
-def _read_cpu_utilization() -> float | None:
-    """Return the mean utilization of all processor cores since the previous call, or ``None`` if it is unknown."""
+class _CpuReader:
+    """Reader of the mean utilization of all processor cores since its previous call, in any thread.
+
+    ``psutil.cpu_percent`` and ``psutil.cpu_times_percent`` are not used. They keep the counters of the previous call for each
+    thread, and return 0 if the counters did not change between two calls.
+    """
+
+    def __init__(self) -> None:
+        self._before = _cpu_times()
+
+    def __call__(self) -> float | None:
+        before = self._before
+        self._before = _cpu_times()
+        return busy_fraction(before, self._before)
+
+
+def _cpu_times() -> dict[str, float]:
+    """Return the seconds that all cores spent in each state, or an empty mapping if they are unreadable."""
     psutil = import_psutil()
     try:
-        # ``psutil.cpu_percent`` also returns 0 if the counters did not change between two calls.
-        percentages: dict[str, float] = psutil.cpu_times_percent()._asdict()
+        return dict(psutil.cpu_times()._asdict())
     except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
-        return None
-    # psutil divides by at least one second, so the sum can be less than 100.
-    total = sum(percentage for name, percentage in percentages.items() if name not in GUESTS)
-    idle = sum(percentages.get(name, 0.0) for name in IDLE_STATES)
-    return 1 - idle / total if total else None
+        return {}
+
+
+def busy_fraction(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """Return the busy fraction of the processor time between two readings, or ``None`` if no time passed."""
+    spent = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after if name not in GUESTS}
+    total = sum(spent.values())
+    return 1 - sum(spent.get(name, 0.0) for name in IDLE_STATES) / total if total and before else None

@@ -2,9 +2,10 @@
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from openmed_nb.runbook.records.signals import (
     QUERY,
     GpuStatus,
     SystemStatus,
+    busy_fraction,
     make_utilization_reader,
     read_system_status,
 )
@@ -353,29 +355,37 @@ def test_cpu_reader_returns_a_fraction_after_its_counters_change():
     assert 0 <= utilization <= 1
 
 
-CPU_TIMES = [
-    ({"user": 30, "idle": 10}, 0.75),
-    ({"user": 25, "idle": 25, "iowait": 50}, 0.25),
-    ({"user": 50, "idle": 50, "guest": 50}, 0.5),
-    ({"user": 100, "idle": 0}, 1.0),
-    ({"user": 0, "idle": 0}, None),
-]
+@pytest.mark.real_computer
+def test_cpu_reader_measures_across_threads():
+    """The functions of psutil for percentages keep the counters of each thread."""
+    read = make_utilization_reader("cpu", BOX)
+    time.sleep(0.1)
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(read).result() is not None
 
 
 @pytest.mark.real_computer
-@pytest.mark.parametrize(("times", "fraction"), CPU_TIMES)
-def test_cpu_reader_excludes_idle_time_and_counts_guests_once(monkeypatch, times, fraction):
-    """The percentages of a short interval may have a sum below 100."""
-    monkeypatch.setattr(psutil, "cpu_times_percent", lambda: SimpleNamespace(_asdict=lambda: times))
-
-    assert make_utilization_reader("cpu", BOX)() == fraction
-
-
-@pytest.mark.real_computer
-def test_cpu_reader_returns_none_without_counters(monkeypatch):
+def test_cpu_without_counters_has_no_reader(monkeypatch):
     def raise_error():
         raise PermissionError
 
-    monkeypatch.setattr(psutil, "cpu_times_percent", raise_error)
+    monkeypatch.setattr(psutil, "cpu_times", raise_error)
 
-    assert make_utilization_reader("cpu", BOX)() is None
+    assert make_utilization_reader("cpu", BOX) is None
+
+
+# Counters before and after, and the busy fraction between them.
+CPU_TIMES = [
+    ({"user": 1, "idle": 1}, {"user": 4, "idle": 2}, 0.75),
+    ({"user": 1, "idle": 1, "iowait": 0}, {"user": 2, "idle": 2, "iowait": 2}, 0.25),
+    ({"user": 1, "idle": 1, "guest": 0}, {"user": 2, "idle": 2, "guest": 1}, 0.5),
+    ({"user": 1, "idle": 5}, {"user": 2, "idle": 4}, 1.0),
+    ({"user": 1, "idle": 1}, {"user": 1, "idle": 1}, None),
+    ({}, {"user": 1, "idle": 1}, None),
+    ({}, {}, None),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "fraction"), CPU_TIMES)
+def test_busy_fraction_excludes_idle_time_and_counts_guests_once(before, after, fraction):
+    assert busy_fraction(before, after) == fraction
