@@ -1,6 +1,6 @@
 """Run a step of a report in a separate process, and describe its outcome.
 
-The process reads the report so far from a file and writes its answer to another file. Its standard input stays open while the report
+The process reads the report so far as a line of JSON and writes its answer to a file. Its standard input stays open while the report
 runs, so the process exits with the report, whatever ended the report. Every way in which the process can end is an outcome.
 """
 
@@ -18,13 +18,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from ...._render.display import FAILED, to_plain_data, worst_status
 from ...._utils.clock import current_time
-from ...._utils.plain import atomic_write, from_json_data, to_json, utc_timestamp
+from ...._utils.plain import atomic_write, from_json_data, utc_timestamp
 from ...._utils.text import describe_error, short_type_name
 from ....distributed.tethered import exit_on_stdin_close
 from ....errors import OpenMedError
@@ -33,8 +34,7 @@ from ..runner import merge_evidence, read_reports
 from .record import CRASHED, DONE, TIMED_OUT, Outcome, ReportData, StepOutcome, redact, tail_lines
 from .steps import Step, StepOptions, StepResult
 
-# Files with the report so far and the answer of a step, in the temporary directory of its process.
-REPORT_FILE = "report.json"
+# File with the answer of a step, in the temporary directory of its process.
 ANSWER_FILE = "answer.json"
 
 # Time that a killed process may take to exit. A process that waits for a GPU may never exit.
@@ -69,10 +69,12 @@ class ExitDescription(NamedTuple):
 def run_step(step: Step, report: ReportData, environ: Mapping[str, str]) -> StepOutcome:
     """Run the next step of a report in a separate process and return its outcome. An interrupt also kills the process."""
     start = current_time()
+    # The process needs only metrics and evidence of the steps so far. A pipe holds them even if the process does not read.
+    steps = tuple(replace(outcome, output=(), report=None, report_json=None) for outcome in report.steps)
+    line = json.dumps(to_plain_data(replace(report, steps=steps)))
     with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as directory:
         function = f"{step.run.__module__}:{step.run.__qualname__}"
         arguments = (directory, function, step.timeout_seconds)
-        Path(directory, REPORT_FILE).write_text(to_json(report), "utf-8")
         # The process has the import path of this process.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main{arguments!r}"
         output = Path(directory, "output")
@@ -87,6 +89,11 @@ def run_step(step: Step, report: ReportData, environ: Mapping[str, str]) -> Step
             )
             exit_code = None
             try:
+                # The process may have exited before it reads; its status shows the reason.
+                with contextlib.suppress(BrokenPipeError):
+                    if process.stdin:
+                        process.stdin.write(f"{line}\n".encode())
+                        process.stdin.flush()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     exit_code = process.wait(step.timeout_seconds)
             finally:
@@ -123,8 +130,9 @@ def _kill_process(process: subprocess.Popen[bytes]) -> None:
             process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_GRACE_SECONDS)
-    if process.stdin:
-        process.stdin.close()
+    with contextlib.suppress(BrokenPipeError):
+        if process.stdin:
+            process.stdin.close()
 
 
 def describe_exit(
@@ -156,18 +164,18 @@ def describe_exit(
 
 
 def main(directory: str, function: str, limit: float) -> None:
-    """Run a step for the report in a directory, and write its answer to this directory.
+    """Run a step for the report in the standard input, and write its answer to a directory.
 
     An ``OpenMedError`` and an exhausted disk or memory are answers; any other error ends the process.
     """
     from ....devices.memory import is_out_of_memory
 
+    report: ReportData = from_json_data(ReportData, json.loads(sys.stdin.readline()))
     tempfile.tempdir = directory
     threading.Thread(target=exit_on_stdin_close, daemon=True).start()
     faulthandler.dump_traceback_later(TRACEBACK_FRACTION * limit, repeat=True)
     try:
-        stored = json.loads(Path(directory, REPORT_FILE).read_text("utf-8"))
-        answer = _run_function(function, from_json_data(ReportData, stored))
+        answer = _run_function(function, report)
     except OpenMedError as error:
         answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
