@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ...._render.display import Report
 from ...._utils.text import escape_control_characters
+from ....devices.request import MASK
 from ..logbook.privacy import home_folder, redact_secrets
 from ..logbook.sections import ReportMetrics, UtcTimestamp
 from ..runner import ReportSubject
@@ -29,7 +30,6 @@ DONE: Outcome = "done"
 CRASHED: Outcome = "crashed"
 TIMED_OUT: Outcome = "timed out"
 
-MASK = "***"
 MAX_OUTPUT_LINES = 30
 MAX_LINE_LENGTH = 300
 

@@ -23,10 +23,10 @@ from ...._render.display import (
 )
 from ...._render.drawing import Chart, bar_chart
 from ....devices.machine import format_device, is_mps_simulated
+from ....devices.request import MASK
 from ....session import SESSION
 from ..logbook.sections import ReportMetrics
 from ..runner import NamedStage
-from .record import MASK
 
 if TYPE_CHECKING:
     from ...bench.workloads import AnnotationBenchmark
