@@ -6,38 +6,53 @@ The first stage whose criterion is not met stops the bring-up.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Report, Table, pluralize, to_html, to_plain_data
+from ..._render.display import (
+    FAILED,
+    NOT_APPLICABLE,
+    OK,
+    WARNING,
+    Displayable,
+    Report,
+    Table,
+    pluralize,
+    to_html,
+    to_plain_data,
+)
 from ..._render.drawing import Chart, StatusIndicator
 from ..._utils.plain import to_json, utc_timestamp
 from ..._utils.validation import check_bool, check_number, check_path
 from ...devices.environment import CONFLICT, TOO_LATE
-from ...devices.machine import is_mps_simulated
 from ...errors import DeviceError
 from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.epochs import function_name
-from ..bench.workloads import ANNOTATION, Workload
+from ..bench.workloads import Workload
 from ..checks.doctor.report import DoctorReport, doctor
-from ..verdict.metrics import REPORTS, TRAINING, Area
+from ..verdict.metrics import REPORTS, Area
 from ..verdict.rules import KEEP_DEVICE
 from ..verdict.verdict import Verdict, evaluate
 from .logbook.gathering import logbook
 from .logbook.privacy import sanitize_path
 from .logbook.sections import ReportMetrics, UtcTimestamp
 from .runner import (
+    NamedStage,
     ReportSubject,
     StagedReport,
     current_subject,
-    evidence_from_json,
     load_previous,
+    merge_evidence,
     read_reports,
     run_stages,
 )
+
+if TYPE_CHECKING:
+    from .logbook.gathering import ModelArgument
 
 DEFAULT_FOLDER = "openmed_bring_up"
 SCHEMA: Literal["openmed_nb/ladder/1"] = "openmed_nb/ladder/1"
@@ -60,8 +75,8 @@ class BringUpOptions:
         knee: Batch size at the knee, after the sweep.
     """
 
-    model: Any
-    texts: Sequence[Any] | None
+    model: ModelArgument
+    texts: Sequence[object] | None
     device: str
     training: bool
     seconds: float
@@ -69,7 +84,7 @@ class BringUpOptions:
     knee: int | None = None
 
     @property
-    def data(self) -> Sequence[Any] | None:
+    def data(self) -> Sequence[object] | None:
         return None if self.training else self.texts
 
     @contextlib.contextmanager
@@ -83,7 +98,7 @@ class BringUpOptions:
             yield benchmark.data_workload(self.knee or SYNTHETIC_BATCH_SIZE)
 
 
-NamedReports = Iterator[tuple[str, Any]]
+NamedReports = Iterator[tuple[str, Displayable]]
 
 
 def _measure_environment(options: BringUpOptions) -> NamedReports:
@@ -97,25 +112,22 @@ def _measure_correctness(options: BringUpOptions) -> NamedReports:
 
     yield "device", SESSION.device(options.device)
     texts = SYNTHETIC_TEXTS if options.texts is None else options.texts
-    # A pipeline stays on its device.
-    device_argument: dict[str, Any] = {"device": options.device} if is_model_name(options.model) else {}
-    yield (
-        "parity",
-        parity(options.model, texts, gradients=options.training, **device_argument, **options.arguments),
-    )
+    arguments = options.arguments
+    if is_model_name(options.model):  # A pipeline stays on its device.
+        arguments = {"device": options.device, **arguments}
+    yield "parity", parity(options.model, texts, gradients=options.training, **arguments)
 
 
 def _measure_throughput(options: BringUpOptions) -> NamedReports:
     from ..bench.comparison import compare
     from ..bench.sweep import sweep
 
-    settings: dict[str, Any] = {"training": options.training, "seconds": options.seconds, **options.arguments}
+    settings = {"training": options.training, "seconds": options.seconds, **options.arguments}
     sweep_report = sweep(options.model, device=options.device, **settings)
     yield "sweep", sweep_report
-    yield (
-        "comparison",
-        compare(options.model, options.data, devices=[options.device], batch_size=sweep_report.knee, **settings),
-    )
+    devices = [options.device]
+    batch_size = sweep_report.knee
+    yield "comparison", compare(options.model, options.data, devices=devices, batch_size=batch_size, **settings)
 
 
 def _measure_memory(options: BringUpOptions) -> NamedReports:
@@ -136,11 +148,10 @@ def _measure_fallbacks(options: BringUpOptions) -> NamedReports:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(NamedStage):
     """A stage of a bring-up.
 
     Attributes:
-        name: Name of the stage.
         description: Description of the measurements.
         criterion: Exit criterion as text. Names of gates in braces are replaced with their thresholds.
         measure: Function that yields the reports of the stage, with the names of their files.
@@ -148,7 +159,6 @@ class Stage:
         rollback: Action that restores the state before the stage.
     """
 
-    name: str
     description: str
     criterion: str
     measure: Callable[[BringUpOptions], NamedReports]
@@ -292,9 +302,7 @@ class BringUpReport(StagedReport):
     @property
     def verdict(self) -> Verdict:
         """Verdict on all measurements so far."""
-        task = TRAINING if self.subject.training else ANNOTATION
-        known = {name: value for result in self.results for name, value in result.evidence.items()}
-        return evaluate(evidence_from_json(known, device=self.device, task=task, simulated=self.simulated))
+        return evaluate(merge_evidence(self.subject, self.device, [result.evidence for result in self.results]))
 
     @property
     def conclusion(self) -> str:
@@ -305,21 +313,17 @@ class BringUpReport(StagedReport):
         failed = self._failed_result
         return f"No, stopped at {failed.stage}: {failed.message}" if failed else "No, no stage has run yet."
 
-    @property
-    def indicators(self) -> tuple[StatusIndicator, ...]:
-        """Status indicator of each stage."""
-        statuses: dict[str, str] = {result.stage: result.status for result in self.results}
-        indicators = []
-        for stage in STAGES:
-            status = statuses.get(stage.name, NOT_APPLICABLE)
-            indicators.append(StatusIndicator(stage.name, status, STATUS_TEXTS[status]))
-        return tuple(indicators)
-
     def to_report(self) -> Report:
         """Return a report of the conclusion and the stages with their criteria."""
         limits = self.verdict.gates.format_values()
         files = {result.stage: ", ".join(result.files) for result in self.results}
-        indicators = self.indicators
+        statuses: dict[str, str] = {result.stage: result.status for result in self.results}
+        indicators = []
+        stage_rows = []
+        for stage in STAGES:
+            status = statuses.get(stage.name, NOT_APPLICABLE)
+            indicators.append(StatusIndicator(stage.name, status, STATUS_TEXTS[status]))
+            stage_rows.append((stage.name, STATUS_TEXTS[status], stage.criterion.format(**limits)))
         sentences = [self.conclusion]
         failed = self._failed_result
         if failed:
@@ -327,19 +331,15 @@ class BringUpReport(StagedReport):
             sentences += [f"Suggested action: {failed.remedy}", f"Rollback: {rollback}"]
         if self.note:
             sentences.append(self.note)
-        stage_rows = tuple(
-            (stage.name, indicator.detail, stage.criterion.format(**limits))
-            for stage, indicator in zip(STAGES, indicators, strict=True)
-        )
         file_rows = tuple((stage.name, stage.description, files.get(stage.name, "")) for stage in STAGES)
         incomplete_status = FAILED if failed else WARNING
         return Report(
             f"Bring-up on {self.device}: {len(self.passed)} of {pluralize(len(STAGES), 'stage')} passed",
             tuple(sentences),
-            (Table("Stages", ("stage", "status", "criterion"), stage_rows, collapsed=True),),
+            (Table("Stages", ("stage", "status", "criterion"), tuple(stage_rows), collapsed=True),),
             metrics=(Table("Files", ("stage", "measurements", "files"), file_rows, collapsed=True),),
             status=OK if self.complete else incomplete_status,
-            charts=(Chart("Progress", indicators=indicators),),
+            charts=(Chart("Progress", indicators=tuple(indicators)),),
         )
 
     def logbook_metrics(self) -> ReportMetrics:
@@ -350,7 +350,7 @@ class BringUpReport(StagedReport):
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """JSON-compatible values that a saved report must share with this report to be resumed."""
         return {"model": self.model, "texts": self.texts, "device": self.device, **to_plain_data(self.subject)}
 
@@ -405,7 +405,7 @@ def _find_environment_problem(report: DoctorReport, failures: Iterable[str], dev
 
 
 def bring_up(  # noqa: PLR0913 - the arguments are independent user options
-    model: Any = None,
+    model: ModelArgument = None,
     texts: Iterable[Any] | None = None,
     *,
     folder: str | os.PathLike[str] = DEFAULT_FOLDER,
@@ -462,35 +462,33 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     with SESSION.operation(progress):
         text_list = None if texts is None else list(iter_texts(texts))
         options = BringUpOptions(model, text_list, SESSION.device(device).device, training, seconds, arguments)
-        name = sanitize_path(str(model or "bundled")) if is_model_name(model) else function_name(model)
-        subject = replace(current_subject(training, simulated=is_mps_simulated()), request=None)
+        name = function_name(model) if callable(model) else sanitize_path("bundled" if model is None else str(model))
+        subject = replace(current_subject(training), request=None)
         initial = BringUpReport(SCHEMA, name, len(text_list or ()), options.device, subject)
         previous, note = load_previous(initial, directory)
-
-        def measure(stage: Stage, report: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
-            return _run_stage(stage, options, report)
-
+        measure = functools.partial(_run_stage, options)
         return run_stages(replace(previous, note=note), STAGES, measure, directory, stop_on_failure=True)
 
 
-def _run_stage(stage: Stage, options: BringUpOptions, previous: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
+def _run_stage(options: BringUpOptions, stage: Stage, previous: BringUpReport) -> tuple[BringUpReport, dict[str, str]]:
     """Run a stage, and return the report with its result and the contents of its files by name.
 
     Results of a failed stage are discarded, so that it is measured again.
     """
     passed = tuple(result for result in previous.results if result.status == OK)
     knee = next((result.evidence.get("knee") for result in passed if result.stage == "throughput"), None)
-    known = replace(previous, results=passed).verdict.evidence
-    reports: dict[str, Any] = {}
+    known = merge_evidence(previous.subject, previous.device, [result.evidence for result in passed])
+    reports: dict[str, Displayable] = {}
     obstacle = None
     try:
         reports.update(stage.measure(replace(options, knee=knee)))
     except DeviceError as error:
         obstacle = Obstacle(error.message, error.remedy)
     readings = read_reports([report for report in reports.values() if isinstance(report, REPORTS)], known)
-    if obstacle is None and "doctor" in reports:
+    report = reports.get("doctor")
+    if obstacle is None and isinstance(report, DoctorReport):
         failures = readings.new_evidence.get("doctor_failures", ())
-        obstacle = _find_environment_problem(reports["doctor"], failures, options.device)
+        obstacle = _find_environment_problem(report, failures, options.device)
     obstacle = obstacle or unmet_criterion(evaluate(readings.evidence), stage, options.seconds)
     result = StageResult(
         stage=stage.name,

@@ -6,19 +6,20 @@ call therefore resumes after an interruption. If the machine, torch or the workl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import Displayable, pluralize
+from ..._render.display import Displayable, JsonMixin, pluralize
 from ..._utils.plain import find_changes, read_json_file, save_files
-from ...devices.machine import processor_name
+from ...devices.machine import ACTIVE_SIMULATIONS, is_mps_simulated, processor_name
 from ...errors import ConfigurationError, RunInterrupted
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
-from ..verdict.metrics import Evidence
+from ..bench.workloads import ANNOTATION
+from ..verdict.metrics import TRAINING, Evidence
 from .logbook.gathering import package_version, read_software
 from .logbook.sections import Count, ReportMetrics, Software
 
@@ -56,15 +57,17 @@ class ReportSubject:
         return self.chip, release, self.software.system.partition(".")[0]
 
 
-def current_subject(
-    training: bool, quick: bool = False, simulated: bool = False, defects: Sequence[str] = ()
-) -> ReportSubject:
+def current_subject(training: bool, quick: bool = False) -> ReportSubject:
     """Return the subject of a run that starts now, without importing torch."""
     device_manager = SESSION.device_manager
     override = SESSION.override
     machine = device_manager.machine
+    defects: list[str] = []
+    for simulation in ACTIVE_SIMULATIONS:
+        if isinstance(simulation, JsonMixin):
+            defects += simulation.to_dict()["defects"]
     return ReportSubject(
-        simulated=simulated,
+        simulated=is_mps_simulated(),
         defects=tuple(defects),
         request=override.value if override else None,
         quick=quick,
@@ -110,7 +113,7 @@ class StagedReport(Displayable):
         raise NotImplementedError
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """JSON-compatible values that a saved state must share with this state to be resumed."""
         raise NotImplementedError
 
@@ -119,10 +122,19 @@ class StagedReport(Displayable):
         raise NotImplementedError
 
 
-State = TypeVar("State", bound=StagedReport)
+@dataclass(frozen=True)
+class NamedStage:
+    """Base of a row in a table of stages.
 
-# Runs a stage, and returns the state with its result and the contents of additional files by name.
-MeasureFn = Callable[[Any, State], "tuple[State, Mapping[str, str]]"]
+    Attributes:
+        name: Name of the stage.
+    """
+
+    name: str
+
+
+StageT = TypeVar("StageT", bound=NamedStage)
+State = TypeVar("State", bound=StagedReport)
 
 
 def load_previous(initial: State, folder: Path) -> tuple[State, str]:
@@ -144,7 +156,7 @@ def load_previous(initial: State, folder: Path) -> tuple[State, str]:
     return previous, f"Kept from a previous run: {pluralize(count, initial.STAGE)}." if count else ""
 
 
-def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Return the changes between two identities as text, without versions of other packages.
 
     Example:
@@ -160,10 +172,10 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> lis
 
 def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     state: State,
-    stages: Sequence[Any],
-    measure: MeasureFn[State],
+    stages: Sequence[StageT],
+    measure: Callable[[StageT, State], tuple[State, Mapping[str, str]]],
     folder: Path,
-    progress: Callable[[Any, State], str] = lambda stage, _state: stage.name,
+    progress: Callable[[StageT, State], str] | None = None,
     stop_on_failure: bool = False,
 ) -> State:
     """Run the unfinished stages in order and save the state after each stage.
@@ -171,9 +183,10 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     Args:
         state: State to start from.
         stages: All stages, in order.
-        measure: Function that runs a stage.
+        measure: Function that runs a stage, and returns the state with its result and the contents of additional files by
+            name.
         folder: Directory of the saved files.
-        progress: Function that returns the target of the progress event of a stage.
+        progress: Function that returns the target of the progress event of a stage. If ``None``, it is the name of the stage.
         stop_on_failure: Whether to stop at the first stage that is not finished after it ran.
 
     Returns:
@@ -189,7 +202,8 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     for number, stage in enumerate(stages):
         if stage.name in state.finished:
             continue
-        SESSION.notify(ProgressEvent(state.OPERATION, progress(stage, state), number, len(stages), state.STAGE))
+        target = progress(stage, state) if progress else stage.name
+        SESSION.notify(ProgressEvent(state.OPERATION, target, number, len(stages), state.STAGE))
         try:
             state, files = measure(stage, state)
         except KeyboardInterrupt:
@@ -209,10 +223,16 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     return state
 
 
-def evidence_from_json(values: Mapping[str, Any], **metrics: Any) -> Evidence:
-    """Return evidence from JSON values, in which tuples are lists, and additional metrics."""
-    restored = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return Evidence(**{**restored, **metrics})
+def merge_evidence(subject: ReportSubject, device: str | None, stored: Iterable[Mapping[str, Any] | None]) -> Evidence:
+    """Return the evidence of a subject on a device from the JSON values of its stages, in which tuples are lists."""
+    values: dict[str, Any] = {}
+    for stage_values in stored:
+        for name, value in (stage_values or {}).items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+    values["device"] = device or "cpu"
+    values["task"] = TRAINING if subject.training else ANNOTATION
+    values["simulated"] = subject.simulated
+    return Evidence(**values)
 
 
 @dataclass(frozen=True)
@@ -230,7 +250,7 @@ class StageReadings:
     evidence: Evidence
 
 
-def read_reports(reports: Sequence[Any], known: Evidence) -> StageReadings:
+def read_reports(reports: Sequence[Displayable], known: Evidence) -> StageReadings:
     """Return the metrics of reports, given the evidence of previous stages."""
     from ..verdict.figures import extract_metrics
     from ..verdict.verdict import collect_evidence

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..._render.display import (
@@ -35,7 +34,11 @@ from ...training.curve import PRESSURE_LEVELS
 
 NOTHING_REPORTED = "nothing reported"
 THROTTLING_STATES = {True: "limited", False: "nominal", None: None}
-POWER_SOURCES = {True: "adapter", False: "battery", None: None}
+POWER_SOURCES: Mapping[bool | None, Literal["adapter", "battery"] | None] = {
+    True: "adapter",
+    False: "battery",
+    None: None,
+}
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,26 @@ class SystemStatus(Displayable):
     def to_report(self) -> Report:
         """Return the states and the hardware. Only the HTML form contains the measurements."""
         states = tuple((condition.name, condition.get_state(self) or UNKNOWN) for condition in CONDITIONS)
-        hardware = tuple((row.name, text) for row in HARDWARE if (text := row.format(self)))
-        readings = tuple((row.name, row.format(self) or UNKNOWN) for row in METRICS)
+        gpu = self.gpu
+        hardware = (
+            ("processor", self.chip or ""),
+            ("performance cores", _format_number(self.performance_cores)),
+            ("efficiency cores", _format_number(self.efficiency_cores)),
+            ("GPU", gpu.name or ""),
+            ("GPU cores", _format_number(gpu.cores)),
+            ("GPU memory", format_bytes(gpu.memory_total)),
+        )
+        readings = (
+            ("GPU utilization", _format_number(gpu.utilization, " %")),
+            ("GPU memory in use", format_bytes(gpu.memory_used)),
+            ("GPU temperature", _format_number(gpu.temperature, " °C")),
+            ("GPU power", _format_number(gpu.power, " W")),
+            ("free memory", _format_number(self.memory_free, " %")),
+            ("available memory", format_bytes(self.memory_available)),
+            ("swap in use", format_bytes(self.swap_used)),
+            ("battery", _format_number(self.battery, " %")),
+            ("processor speed limit", _format_number(self.cpu_speed_limit, " %")),
+        )
         findings = self.findings()
         warnings = tuple(
             f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
@@ -134,8 +155,17 @@ class SystemStatus(Displayable):
             "System status",
             html_sentences=(f"System status: {summary}", *warnings, *hint),
             status=worst_status(findings),
-            tables=(Table("", ("condition", "state"), states), Table("Hardware", ("component", "value"), hardware)),
-            metrics=(Table("Current readings", ("reading", "value"), readings),),
+            tables=(
+                Table("", ("condition", "state"), states),
+                Table("Hardware", ("component", "value"), tuple(row for row in hardware if row[1])),
+            ),
+            metrics=(
+                Table(
+                    "Current readings",
+                    ("reading", "value"),
+                    tuple((name, value or UNKNOWN) for name, value in readings),
+                ),
+            ),
         )
 
 
@@ -212,44 +242,9 @@ CONDITIONS = (
 )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Row of the report: a field of the status or of its GPU, with the unit."""
-
-    name: str
-    field: str
-    unit: str = ""
-
-    def format(self, status: SystemStatus) -> str:
-        value = attrgetter(self.field)(status)
-        if self.unit == BYTES:
-            return format_bytes(value)
-        if isinstance(value, str):
-            return value
-        return "" if value is None else f"{value:.0f}{self.unit}"
-
-
-BYTES = "bytes"
-
-HARDWARE = (
-    _Row("processor", "chip"),
-    _Row("performance cores", "performance_cores"),
-    _Row("efficiency cores", "efficiency_cores"),
-    _Row("GPU", "gpu.name"),
-    _Row("GPU cores", "gpu.cores"),
-    _Row("GPU memory", "gpu.memory_total", BYTES),
-)
-METRICS = (
-    _Row("GPU utilization", "gpu.utilization", " %"),
-    _Row("GPU memory in use", "gpu.memory_used", BYTES),
-    _Row("GPU temperature", "gpu.temperature", " °C"),
-    _Row("GPU power", "gpu.power", " W"),
-    _Row("free memory", "memory_free", " %"),
-    _Row("available memory", "memory_available", BYTES),
-    _Row("swap in use", "swap_used", BYTES),
-    _Row("battery", "battery", " %"),
-    _Row("processor speed limit", "cpu_speed_limit", " %"),
-)
+def _format_number(value: float | None, unit: str = "") -> str:
+    """Return a number with its unit, or an empty string for ``None``."""
+    return "" if value is None else f"{value:.0f}{unit}"
 
 
 # Runs a command and returns its output, or ``None`` if it cannot be run.
@@ -288,32 +283,28 @@ def read_system_status(
     """Read the status of a machine and of the GPU of a device. The values of a simulated machine are ``None``."""
     if machine.simulated:
         return SystemStatus(simulated=True)
-    values = _read_system()
-    if machine.system == "Darwin":
-        values |= {name: value for name, value in _read_mac(run).items() if value is not None}
-    if get_device(device).sensor == "nvidia-smi":
-        values["gpu"] = _read_nvidia(device, run, environ, uuid)
-    return SystemStatus(chip=machine.chip, **values)
-
-
-def _read_system() -> dict[str, Any]:
-    """Return the values of psutil, available on every system, by field of :class:`SystemStatus`."""
     psutil = import_psutil()
 
-    def query(function: str) -> Any:
+    def query(function: str, value: str) -> Any:
+        """Return a value of psutil, or ``None`` if it is unknown."""
         try:
-            return getattr(psutil, function)()
+            return getattr(getattr(psutil, function)(), value, None)
         except (OSError, RuntimeError, AttributeError, psutil.Error):  # Containers hide files, some have no battery.
             return None
 
-    battery = query("sensors_battery")
-    charge = getattr(battery, "percent", None)
-    return {
-        "memory_available": getattr(query("virtual_memory"), "available", None),
-        "swap_used": getattr(query("swap_memory"), "used", None),
-        "power_source": POWER_SOURCES[getattr(battery, "power_plugged", None)],
-        "battery": round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
-    }
+    charge = query("sensors_battery", "percent")
+    status = SystemStatus(
+        memory_available=query("virtual_memory", "available"),
+        swap_used=query("swap_memory", "used"),
+        power_source=POWER_SOURCES[query("sensors_battery", "power_plugged")],
+        battery=round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
+        chip=machine.chip,
+    )
+    if machine.system == "Darwin":
+        status = replace(status, **_read_mac(run))
+    if get_device(device).sensor == "nvidia-smi":
+        status = replace(status, gpu=_read_nvidia(device, run, environ, uuid))
+    return status
 
 
 # Commands of macOS. Each runs once per snapshot.
@@ -366,10 +357,6 @@ class _Reading:
     max_number: int = 100
     words: Mapping[str, str] | None = None
 
-    def parse(self, outputs: Mapping[str, str | None]) -> str | int | float | None:
-        text = _first_group(self.pattern, outputs[self.command])
-        return _parse_number(text, self.max_number) if self.words is None else self.words.get(text or "")
-
 
 # If several readings of one field have a value, the last value is used.
 MAC_READINGS = (
@@ -400,37 +387,40 @@ def _first_group(pattern: str, text: str | None) -> str | None:
     return match[1] if match else None
 
 
-def _parse_number(text: str | None, max_number: int) -> Any:
+def _parse_number(text: str | None, max_number: int) -> float | None:
     """Return the number in a text, or ``None`` if the text is not a number or the number is too large."""
     if text is None or not re.fullmatch(r"\d{1,15}(\.\d{1,9})?", text, re.ASCII):
         return None
-    number = float(text) if "." in text else int(text)
+    number = float(text)
     return number if number <= max_number else None
 
 
+def _parse_integer(text: str | None, max_number: int) -> int | None:
+    """Return the number in a text, rounded, or ``None`` as in :func:`_parse_number`."""
+    number = _parse_number(text, max_number)
+    return None if number is None else round(number)
+
+
 def _read_mac(run: RunCommand) -> dict[str, Any]:
-    """Return the values of the commands of macOS by field of :class:`SystemStatus`."""
+    """Return the known values of the commands of macOS by field of :class:`SystemStatus`."""
     outputs = {name: run(command) for name, command in MAC_COMMANDS.items()}
     values: dict[str, Any] = {}
     for reading in MAC_READINGS:
-        value = reading.parse(outputs)
+        text = _first_group(reading.pattern, outputs[reading.command])
+        value = _parse_integer(text, reading.max_number) if reading.words is None else reading.words.get(text or "")
         if value is not None:
             values[reading.field] = value
-    limit_state = _thermal_state_from_limit(values.get("cpu_speed_limit"), outputs["thermal state"] or "")
+    # Apple Silicon reports no speed limit even while it throttles (exelban/stats#749, macmade/Hot#80). A missing limit is
+    # therefore "nothing reported", not "nominal".
+    limit = values.get("cpu_speed_limit")
+    limit_state = None
+    if limit is not None:
+        limit_state = "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
+    elif all(note in (outputs["thermal state"] or "") for note in NO_REPORTS):
+        limit_state = NOTHING_REPORTED
     values["thermal_state"] = _worst_thermal_state(values.get("thermal_state"), limit_state)
     values["gpu"] = _parse_ioreg(outputs["ioreg"])
     return values
-
-
-def _thermal_state_from_limit(limit: int | None, output: str) -> str | None:
-    """Return the thermal state according to ``pmset -g therm``.
-
-    Apple Silicon reports no speed limit even while it throttles (exelban/stats#749, macmade/Hot#80). A missing limit is
-    therefore "nothing reported", not "nominal".
-    """
-    if limit is not None:
-        return "limited" if limit < 100 else "nominal"  # noqa: PLR2004 - percent
-    return NOTHING_REPORTED if all(note in output for note in NO_REPORTS) else None
 
 
 def _parse_ioreg(output: str | None) -> GpuStatus:
@@ -443,9 +433,9 @@ def _parse_ioreg(output: str | None) -> GpuStatus:
     )
     return GpuStatus(
         name=_first_group(r'"model"\s*=\s*"([^"\n]+)"', entry),
-        cores=_parse_number(_first_group(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
-        utilization=_parse_number(utilization, 100),
-        memory_used=_parse_number(_first_group(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
+        cores=_parse_integer(_first_group(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
+        utilization=_parse_integer(utilization, 100),
+        memory_used=_parse_integer(_first_group(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
     )
 
 
@@ -491,14 +481,14 @@ def _parse_nvidia_smi(output: str | None) -> list[GpuStatus]:
         if len(cells) != len(NVIDIA_FIELDS):
             continue
         uuid, name, utilization, used, total, temperature, power, *throttling = cells
-        used_mebibytes = _parse_number(used, MAX_MEBIBYTES)
-        total_mebibytes = _parse_number(total, MAX_MEBIBYTES)
+        used_mebibytes = _parse_integer(used, MAX_MEBIBYTES)
+        total_mebibytes = _parse_integer(total, MAX_MEBIBYTES)
         gpu = GpuStatus(
             name=None if name.startswith("[") else name or None,
-            utilization=_parse_number(utilization, 100),
-            memory_used=None if used_mebibytes is None else round(used_mebibytes) << 20,
-            memory_total=round(total_mebibytes or 0) << 20 or None,
-            temperature=_parse_number(temperature, MAX_CELSIUS),
+            utilization=_parse_integer(utilization, 100),
+            memory_used=None if used_mebibytes is None else used_mebibytes << 20,
+            memory_total=total_mebibytes << 20 if total_mebibytes else None,
+            temperature=_parse_integer(temperature, MAX_CELSIUS),
             power=_parse_number(power, MAX_WATTS),
             thermal_throttling="Active" in throttling if {"Active", "Not Active"}.intersection(throttling) else None,
             uuid=None if uuid.startswith("[") else uuid or None,
@@ -573,9 +563,10 @@ def make_utilization_reader(
 
 
 class _CpuReader:
-    """Reader of the mean utilization of all processor cores since its previous call.
+    """Reader of the mean utilization of all processor cores since its previous call, in any thread.
 
-    ``psutil.cpu_percent`` is not used, because it also returns 0 if the counters did not change between two calls.
+    ``psutil.cpu_percent`` and ``psutil.cpu_times_percent`` are not used. They keep the counters of the previous call for each
+    thread, and return 0 if the counters did not change between two calls.
     """
 
     def __init__(self) -> None:

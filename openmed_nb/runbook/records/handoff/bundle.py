@@ -13,7 +13,7 @@ import shutil
 import string
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ README = "README.md"
 WHEELS = "wheels"
 EVIDENCE = "evidence.json"
 SCHEMA_NAME = "logbook.schema.json"
-TRACES = ("trace.json.gz", "trace.json")
+TRACE_EXTENSIONS = (".json.gz", ".json")
 
 MAX_OWNER_LENGTH = 100
 
@@ -88,7 +88,10 @@ FILE_DESCRIPTIONS = {
     LOGBOOK: "the logbook of the golden run, with its metrics",
     EVIDENCE: "the logbook of the original work",
     SCHEMA_NAME: "the JSON Schema of logbooks",
-    **dict.fromkeys(TRACES, "the trace of the torch profiler, which contains the host name of its machine"),
+    **{
+        f"trace{extension}": "the trace of the torch profiler, which contains the host name of its machine"
+        for extension in TRACE_EXTENSIONS
+    },
     TEXTS: "the texts of the golden run",
     f"{MODEL}/": "the model",
     REQUIREMENTS: "the versions of all packages",
@@ -190,10 +193,10 @@ def _describe_texts(golden: GoldenRun) -> str:
 
 def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the user
     folder: str | os.PathLike[str],
-    model: Any = None,
-    dataset: Any = None,
+    model: str | os.PathLike[str] | None = None,
+    dataset: str | os.PathLike[str] | Iterable[object] | None = None,
     *,
-    logbook: Any = None,
+    logbook: Logbook | None = None,
     copy_model: bool = True,
     copy_dataset: bool = False,
     owner: str | None = None,
@@ -248,12 +251,24 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     check_bool("copy_dataset", copy_dataset)
     with SESSION.operation(progress):
         _check_arguments(model, dataset, logbook, copy_dataset, owner)
-        files = {} if trace is None else _trace_file(trace)
+        files: dict[str, Path] = {}  # Copied files by their name in the bundle.
+        if trace is not None:
+            trace_file = check_path(trace, "the file of a trace")
+            extension = next((end for end in TRACE_EXTENSIONS if trace_file.name.endswith(end)), None)
+            if extension is None or not trace_file.is_file():
+                message = f"{describe_file(trace_file)} is not a trace file."
+                raise ConfigurationError(message, "Pass the file of nb.runbook.profile(..., trace='trace.json').")
+            files[f"trace{extension}"] = trace_file
         target = _check_new_folder(folder)
         spec, golden_device = SESSION.load_spec(model, load_arguments)
         SESSION.notify(ProgressEvent("Preparing handoff", model_label(spec.reference.name)))
+        # An uncopied model has its Hub id on another machine, or the name of its directory.
+        name = sanitize_path(Path(spec.reference.name).name)
+        portable_name = MODEL if copy_model or MASK in name else name
+        if spec.reference.on_hub and not copy_model:
+            portable_name = spec.reference.location
         golden = GoldenRun(
-            model=MODEL if copy_model else _portable_model_name(spec),
+            model=portable_name,
             copied=copy_model,
             model_hashes=hash_model_files(model_folder(spec)),
             dtype=spec.dtype,
@@ -299,7 +314,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         return Handoff(target, golden, book, benchmark, sizes)
 
 
-def _check_arguments(model: Any, dataset: Any, logbook: Any, copy_dataset: bool, owner: Any) -> None:
+def _check_arguments(model: object, dataset: object, logbook: object, copy_dataset: bool, owner: object) -> None:
     """Raise ``ConfigurationError`` if an argument is not valid, before the model is loaded."""
     if not is_model_name(model):
         message = f"{short_type_name(model)} is not the name of a model and does not have files to copy."
@@ -320,17 +335,7 @@ def _check_arguments(model: Any, dataset: Any, logbook: Any, copy_dataset: bool,
         raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or remove copy_dataset.")
 
 
-def _trace_file(trace: Any) -> dict[str, Path]:
-    """Return the trace file by its name in the bundle."""
-    file = check_path(trace, "the file of a trace")
-    for name in TRACES:
-        if file.name.endswith(name.removeprefix("trace")) and file.is_file():
-            return {name: file}
-    message = f"{describe_file(file)} is not a trace file."
-    raise ConfigurationError(message, "Pass the file of nb.runbook.profile(..., trace='trace.json').")
-
-
-def _check_new_folder(folder: Any) -> Path:
+def _check_new_folder(folder: str | os.PathLike[str]) -> Path:
     """Return the resolved path of a writable directory that is empty or does not exist.
 
     Raises:
@@ -349,14 +354,6 @@ def _check_new_folder(folder: Any) -> Path:
     if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigurationError(f"{describe_file(existing)} is not writable.", "Pass another folder.")
     return target
-
-
-def _portable_model_name(spec: LoadSpec) -> str:
-    """Return the name of an uncopied model on another machine: its hub id, its name, or the name of its directory."""
-    if spec.reference.on_hub:
-        return spec.reference.location
-    name = sanitize_path(Path(spec.reference.name).name)
-    return MODEL if MASK in name else name
 
 
 def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
@@ -422,8 +419,8 @@ def _render_template(template: str, **values: object) -> str:
     return _BundleTemplate((TEMPLATES / template).read_text("utf-8")).substitute(values)
 
 
-def _pinned_packages() -> dict[str, str]:
-    """Return the installed versions of this package and of its direct and indirect dependencies, without build suffixes."""
+def _requirements() -> str:
+    """Return the versions of this package and of its direct and indirect dependencies, without build suffixes."""
     versions: dict[str, str] = {}
     pending = [DISTRIBUTION_NAME]
     while pending:
@@ -432,13 +429,8 @@ def _pinned_packages() -> dict[str, str]:
         if package is not None and name not in versions:
             versions[name] = package.version.partition("+")[0]
             pending += [Requirement(line).name for line in package.requires or ()]
-    return versions
-
-
-def _requirements() -> str:
-    pins = _pinned_packages()
-    environment = f"Python {platform.python_version()}, {platform.system()}, {len(pins)} packages"
-    lines = [f"{name}=={version}" for name, version in sorted(pins.items())]
+    environment = f"Python {platform.python_version()}, {platform.system()}, {len(versions)} packages"
+    lines = [f"{name}=={version}" for name, version in sorted(versions.items())]
     return "\n".join([f"# The environment of this bundle, locked on {environment}.", *lines, ""])
 
 

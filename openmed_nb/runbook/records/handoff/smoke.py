@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from ...._render.display import (
     FAILED,
@@ -499,7 +498,7 @@ def main(bundle: Path, arguments: list[str]) -> int:
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu (default: the device of the golden run)")
     parser.add_argument("--model", help="directory of the model, if it is not in the bundle")
     options = parser.parse_args(arguments)
-    result: dict[str, Any] = {"passed": False}
+    result: dict[str, object] = {"passed": False}
     try:
         report = run_smoke_test(bundle, options.device, options.model)
         result = report.to_dict()

@@ -9,11 +9,11 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from ...._events.activity import ProgressEvent
@@ -48,6 +48,14 @@ from .logbook import Logbook, report_device
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.data import DataLoader
+
+    from ....annotation.pipeline import AnnotationPipeline
+
+    # Name or directory of a model, or a model in memory.
+    ModelArgument = str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None
+
+Strategy = ActivationCheckpointing | GradientAccumulation | Precision
 
 DISTRIBUTION_NAME = "openmed-nb"  # Distribution name of this package.
 # Packages that affect speed, results or their display.
@@ -68,15 +76,15 @@ PACKAGES = (
 
 
 def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the user
-    *reports: Any,
-    model: Any = None,
-    dataset: Any = None,
+    *reports: object,
+    model: ModelArgument = None,
+    dataset: str | os.PathLike[str] | Iterable[object] | None = None,
     batch_size: int | None = None,
     length: int | None = None,
-    seeds: Any = None,
-    loader: Any = None,
-    strategies: Any = (),
-    hypotheses: Any = (),
+    seeds: int | Mapping[str, int] | None = None,
+    loader: DataLoader[Any] | None = None,
+    strategies: Strategy | Sequence[Strategy] = (),
+    hypotheses: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     applications: bool = False,
     artifact_store: str | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -143,7 +151,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         length = check_optional_integer("length", length, maximum=MAX_INTEGER - 1)
         reported_device = report_device(map(extract_metrics, reports))
         dataset_identity = None if dataset is None else privacy.fingerprint_dataset(dataset)
-        run = sections.Run(batch_size=batch_size, length=length, **_describe_strategies(strategies))
+        run = _add_strategies(sections.Run(batch_size=batch_size, length=length), strategies)
         run_loader = describe_loader(loader)
         named_seeds = _normalize_seeds(seeds)
         rejected_hypotheses = privacy.validate_hypotheses(hypotheses, dataset)
@@ -166,27 +174,27 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         return book.with_reports(*reports)
 
 
-def _resolve_model(model: Any, device: str) -> tuple[sections.Model | None, Path | None]:
+def _resolve_model(model: ModelArgument, device: str) -> tuple[sections.Model | None, Path | None]:
     """Return the identity of a model and the folder of its files. ``None`` is the model that was loaded last."""
     if not is_model_name(model):
         module = get_module(model)
+        folder = None
         identity = privacy.model_from_module(module, getattr(model, "tokenizer", None))
-        return replace(identity, validation=_validation_status(module, device)), None
-    if loaded := SESSION.models.find(None if model is None else str(model)):
-        last = loaded[-1]
-        identity = privacy.model_from_files(last.name, last.folder, dtype_of(last.model))
-        return replace(identity, validation=_validation_status(last.model, device)), last.folder
-    if model is None:
+    elif loaded := SESSION.models.find(None if model is None else str(model)):
+        module = loaded[-1].model
+        folder = loaded[-1].folder
+        identity = privacy.model_from_files(loaded[-1].name, folder, dtype_of(module))
+    elif model is None:
         return None, None
-    folder = model_folder(SESSION.load_spec(str(model), {})[0])
-    return privacy.model_from_files(str(model), folder, None), folder
-
-
-def _validation_status(module: torch.nn.Module, device: str) -> str | None:
-    """Return the status of the dtype validation of a model in a reduced dtype, or ``None`` for other models."""
+    else:
+        folder = model_folder(SESSION.load_spec(str(model), {})[0])
+        return privacy.model_from_files(str(model), folder, None), folder
+    # Only a model in a reduced dtype has a validation.
     key = SESSION.models.key_of(module)
     validation = key and get_dtype_validation(key, key.device or device, SESSION.device_manager, SESSION.environ)
-    return privacy.redact_secrets(validation.reason or "valid") if validation else None
+    if validation:
+        identity = replace(identity, validation=privacy.redact_secrets(validation.reason or "valid"))
+    return identity, folder
 
 
 def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate part of the logbook
@@ -209,8 +217,12 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         code: Directory of the user's code.
         applications: Whether to store the names of the busiest other processes.
     """
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     machine = device_manager.machine
-    status = read_system_status(machine, device, uuid=get_device(device).uuid())
+    target = get_device(device)
+    status = read_system_status(machine, device, uuid=target.uuid())
     conditions = {
         field.name: getattr(status, field.name) for field in fields(sections.SystemConditions) if field.name != "phase"
     }
@@ -225,16 +237,28 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         for setting in device_manager.mps_environment(device).settings
         if setting.effect not in {NOT_FOR_DEVICE, IGNORED}
     )
-    folders = _cache_folders()
+    folders = {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
     if folder:
         folders["model"] = folder
+    mounts: list[Mount] = []
+    with contextlib.suppress(OSError):  # Some containers hide the list.
+        mounts = import_psutil().disk_partitions(all=True)
     return Logbook(
         schema=sections.SCHEMA,
         created_at=utc_timestamp(),
-        simulated=machine.simulated and get_device(device).can_be_simulated,
+        simulated=machine.simulated and target.can_be_simulated,
         software=read_software(device_manager),
         code=read_code(code),
-        hardware=_read_hardware(device_manager, device),
+        hardware=sections.Hardware(
+            device=device,
+            name=target.hardware_name(machine, device_manager.torch),
+            chip=machine.chip or processor_name(),
+            memory_bytes=machine.memory_bytes or total_memory_bytes(),
+            threads=torch.get_num_threads(),
+            memory_limit=device_manager.memory_fraction(device),
+            device_peak_bytes=target.memory().peak,
+            resident_peak_bytes=resident_peak(),
+        ),
         model=model,
         dataset=dataset,
         run=sections.Run(),
@@ -243,8 +267,8 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         environment=privacy.sanitize_environ(device_manager.environ),
         mps_variables=variables,
         conditions=sections.SystemConditions("before", **conditions),
-        background=sections.BackgroundLoad() if machine.simulated else _sample_background_load(applications),
-        storage=locate_storage(folders, _read_mounts()),
+        background=sections.BackgroundLoad() if machine.simulated else sample_background_load(applications),
+        storage=locate_storage(folders, mounts),
     )
 
 
@@ -253,7 +277,8 @@ def read_software(device_manager: DeviceManager) -> sections.Software:
     machine = device_manager.machine
     macos = ".".join(map(str, machine.macos)) if machine.macos else None
     return sections.Software(
-        _package_version(),
+        # The version of the running package, which may differ from the installed version.
+        str(sys.modules[__name__.partition(".")[0]].__version__),
         platform.python_version(),
         device_manager.torch.version,
         package_version("transformers"),
@@ -263,32 +288,10 @@ def read_software(device_manager: DeviceManager) -> sections.Software:
     )
 
 
-def _package_version() -> str:
-    """Return the version of the running package, which may differ from the installed version."""
-    return str(sys.modules[__name__.partition(".")[0]].__version__)
-
-
 def package_version(name: str) -> str | None:
     """Return the version of an installed package, or ``None`` if the package is not installed."""
     distribution = distribution_of(name)
     return None if distribution is None else distribution.version
-
-
-def _read_hardware(device_manager: DeviceManager, device: str) -> sections.Hardware:
-    """Return the hardware of the machine and the peak memory of this process."""
-    import torch
-
-    machine = device_manager.machine
-    return sections.Hardware(
-        device=device,
-        name=get_device(device).hardware_name(machine, device_manager.torch),
-        chip=machine.chip or processor_name(),
-        memory_bytes=machine.memory_bytes or total_memory_bytes(),
-        threads=torch.get_num_threads(),
-        memory_limit=device_manager.memory_fraction(device),
-        device_peak_bytes=get_device(device).memory().peak,
-        resident_peak_bytes=resident_peak(),
-    )
 
 
 def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
@@ -307,7 +310,7 @@ def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def describe_loader(loader: Any) -> sections.Loader | None:
+def describe_loader(loader: DataLoader[Any] | None) -> sections.Loader | None:
     """Return the configuration of a ``DataLoader`` without reading items from it.
 
     Raises:
@@ -336,33 +339,32 @@ def describe_loader(loader: Any) -> sections.Loader | None:
     return description
 
 
-def _describe_strategies(strategies: Any) -> dict[str, Any]:
-    """Return the strategies of a training by field of :class:`.sections.Run`.
+def _add_strategies(run: sections.Run, strategies: Strategy | Sequence[Strategy]) -> sections.Run:
+    """Return a run with the strategies of a training.
 
     Raises:
         ConfigurationError: If a value is not a training strategy.
     """
-    by_field: dict[str, Any] = {}
     for strategy in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
         if isinstance(strategy, ActivationCheckpointing):
-            by_field["checkpointed"] = ", ".join(strategy.modules)
+            run = replace(run, checkpointed=", ".join(strategy.modules))
         elif isinstance(strategy, GradientAccumulation):
-            by_field["accumulation"] = int(strategy.steps)
+            run = replace(run, accumulation=int(strategy.steps))
         elif isinstance(strategy, Precision):
-            by_field["autocast"] = strategy.dtype
+            run = replace(run, autocast=strategy.dtype)
         else:
             raise ConfigurationError(
                 f"{short_type_name(strategy)} is not a training strategy.",
                 "Pass a result of checkpoint_activations(), GradientAccumulation() or precision() of nb.training.",
             )
-    return by_field
+    return run
 
 
 SEED_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
 SEEDS_REMEDY = "Pass an integer, or integers by name, such as {'torch': 1, 'numpy': 2}."
 
 
-def _normalize_seeds(seeds: Any) -> dict[str, int]:
+def _normalize_seeds(seeds: int | Mapping[str, int] | None) -> dict[str, int]:
     """Return the seeds by name.
 
     Raises:
@@ -409,44 +411,31 @@ MAX_NAMES = 5
 MAX_NAME_CHARACTERS = 40
 
 
-class Program(NamedTuple):
-    """Another process, and its load in percent of one processor."""
+def sample_background_load(names: bool) -> sections.BackgroundLoad:
+    """Sample the load of other processes, with the names of the busiest processes if ``names`` is true.
 
-    name: str
-    percent: float
-
-
-def _sample_background_load(names: bool) -> sections.BackgroundLoad:
-    """Sample the load of other processes. Inaccessible processes count only towards the total load."""
+    Inaccessible processes count only towards the total load.
+    """
     psutil = import_psutil()
-    this_process = psutil.Process()
-    family = {this_process, *this_process.children(recursive=True)}
-    processes = [*family, *(process for process in psutil.process_iter() if process not in family)]
-    family_percent = 0.0
-    programs = []
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.cpu_percent()  # The first call starts the measurement.
+    list(psutil.process_iter(["cpu_percent"]))  # The first reading of a process starts its measurement.
     try:
-        total_fraction = psutil.cpu_percent(SAMPLING_SECONDS) / 100
+        total_percent = psutil.cpu_percent(SAMPLING_SECONDS)
     except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
         return sections.BackgroundLoad()
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            percent = process.cpu_percent()
-            if process in family:
-                family_percent += percent
-            else:
-                programs.append(Program(process.name(), percent))
-    return background_load(programs, total_fraction - family_percent / 100 / (psutil.cpu_count() or 1), names)
-
-
-def background_load(programs: list[Program], cpu_fraction: float, names: bool) -> sections.BackgroundLoad:
-    """Return the load of other processes, with the names of the busiest processes if ``names`` is true."""
-    busy = sorted(
-        (program for program in programs if program.percent >= BUSY_PERCENT), key=lambda program: -program.percent
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    family_percent = 0.0
+    busy = []
+    for process in psutil.process_iter(["name", "cpu_percent"]):
+        percent = process.info["cpu_percent"] or 0.0
+        if process.pid in family:
+            family_percent += percent
+        elif percent >= BUSY_PERCENT:
+            busy.append((percent, process.info["name"] or ""))
+    # The load of a process is in percent of one processor, the total load in percent of all processors.
+    cpu_fraction = (total_percent - family_percent / (psutil.cpu_count() or 1)) / 100
+    busiest = tuple(
+        privacy.redact_secrets(name)[:MAX_NAME_CHARACTERS] for _, name in sorted(busy, reverse=True)[:MAX_NAMES]
     )
-    busiest = tuple(privacy.redact_secrets(program.name)[:MAX_NAME_CHARACTERS] for program in busy[:MAX_NAMES])
     return sections.BackgroundLoad(len(busy), round(min(1.0, max(0.0, cpu_fraction)), 3), busiest if names else None)
 
 
@@ -463,24 +452,16 @@ CLOUD_FOLDERS = ("Library/Mobile Documents", "Library/CloudStorage")
 CLOUD_ATTRIBUTE_PATTERN = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
 
 
-def _read_mounts() -> list[Any]:
-    """Return the mounted file systems of this machine, as listed by psutil."""
-    try:
-        return list(import_psutil().disk_partitions(all=True))
-    except OSError:  # Some containers hide the list.
-        return []
+class Mount(Protocol):
+    """Mounted file system, as listed by psutil."""
 
-
-def _cache_folders() -> dict[str, Path]:
-    """Return the cache directories of huggingface_hub and torch."""
-    import torch
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
+    mountpoint: str
+    fstype: str
+    opts: str
 
 
 def locate_storage(
-    folders: Mapping[str, Path], mounts: list[Any], home: Path | None = None, run: RunCommand = run_command
+    folders: Mapping[str, Path], mounts: Sequence[Mount], home: Path | None = None, run: RunCommand = run_command
 ) -> tuple[sections.StorageLocation, ...]:
     """Return the storage of each directory. Links are resolved, and a directory need not exist."""
     home = Path(os.path.realpath(home or privacy.home_folder()))
@@ -488,38 +469,39 @@ def locate_storage(
     for contents, path in folders.items():
         # os.path accepts any path. Path raises for a loop of links and for an unknown user.
         real = Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
-        above = {str(folder) for folder in (real, *real.parents)}
+        above = [str(folder) for folder in (real, *real.parents)]
         # If several file systems have the same mount point, the last mount hides the others.
         mount = max(
             (mount for mount in reversed(mounts) if mount.mountpoint in above),
             key=lambda mount: len(mount.mountpoint),
             default=None,
         )
-        kind: sections.StorageKind = "unknown" if mount is None else _storage_kind(mount, real, home, run)
-        locations.append(sections.StorageLocation(contents, privacy.sanitize_path(path), mount and mount.fstype, kind))
+        filesystem = mount.fstype.lower() if mount else ""
+        options = mount.opts.split(",") if mount else []
+        kind: sections.StorageKind = "local"
+        if mount is None:
+            kind = "unknown"
+        elif NETWORK_PATTERN.fullmatch(filesystem) or "remote" in options:
+            kind = "network"
+        elif filesystem in MEMORY_FILESYSTEMS:
+            kind = "memory"
+        elif mount.mountpoint.startswith(EXTERNAL_PREFIXES) or "removable" in options:
+            kind = "external"
+        elif filesystem == "apfs" and _is_cloud_synced(real, home, run):
+            kind = "cloud"
+        locations.append(
+            sections.StorageLocation(contents, privacy.sanitize_path(path), mount.fstype if mount else None, kind)
+        )
     return tuple(locations)
-
-
-def _storage_kind(mount: Any, path: Path, home: Path, run: RunCommand) -> sections.StorageKind:
-    """Return the kind of storage of a path on a mounted file system."""
-    filesystem = mount.fstype.lower()
-    options = mount.opts.split(",")
-    if NETWORK_PATTERN.fullmatch(filesystem) or "remote" in options:
-        return "network"
-    if filesystem in MEMORY_FILESYSTEMS:
-        return "memory"
-    if mount.mountpoint.startswith(EXTERNAL_PREFIXES) or "removable" in options:
-        return "external"
-    return "cloud" if filesystem == "apfs" and _is_cloud_synced(path, home, run) else "local"
 
 
 def _is_cloud_synced(path: Path, home: Path, run: RunCommand) -> bool:
     """Return whether a path in the home directory is synchronized with iCloud Drive or another provider."""
     if any(path.is_relative_to(home / cloud) for cloud in CLOUD_FOLDERS):
         return True
-    above = [str(folder) for folder in (path, *path.parents) if home in folder.parents]
-    existing = [folder for folder in above if os.path.exists(folder)]  # noqa: PTH110 - Path raises for some paths
-    return bool(existing) and CLOUD_ATTRIBUTE_PATTERN.search(run(["/usr/bin/xattr", *existing]) or "") is not None
+    # os.path.exists accepts any path. Path raises for some paths.
+    folders = [str(folder) for folder in (path, *path.parents) if home in folder.parents and os.path.exists(folder)]  # noqa: PTH110
+    return bool(folders) and CLOUD_ATTRIBUTE_PATTERN.search(run(["/usr/bin/xattr", *folders]) or "") is not None
 
 
 # On a Mac without developer tools, this program opens a dialog that offers to install them.

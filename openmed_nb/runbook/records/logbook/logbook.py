@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from ...._render.display import (
     Table,
     format_bytes,
     pluralize,
-    to_plain_data,
 )
 from ...._utils.plain import find_changes, read_json_file, save_text, to_json
 from ...._utils.text import collapse_whitespace, describe_file, short_type_name
@@ -76,7 +75,7 @@ class Logbook(LogbookData, Displayable):
     The fields are those of :class:`.sections.LogbookData`.
     """
 
-    def with_reports(self, *reports: Any) -> Logbook:
+    def with_reports(self, *reports: object) -> Logbook:
         """Return a copy of the logbook with the metrics of reports. The power and the thermal state do not change.
 
         Args:
@@ -99,7 +98,7 @@ class Logbook(LogbookData, Displayable):
             simulated=self.simulated or any(report.simulated for report in metrics),
         )
 
-    def diff(self, other: Any) -> LogbookDiff:
+    def diff(self, other: object) -> LogbookDiff:
         """Compare with another logbook, and check whether the metrics of the two are comparable.
 
         Args:
@@ -123,14 +122,14 @@ class Logbook(LogbookData, Displayable):
                 cannot be written.
         """
         file = check_path(path, "the file of a logbook")
-        writer = WRITERS.get(file.suffix.lower())
-        if writer is None:
+        suffix = file.suffix.lower()
+        if suffix not in {".json", ".md"}:
             message = f"A logbook cannot be written as {file.suffix or 'a file without an extension'!r}."
             raise ConfigurationError(message, "Use .json or .md.")
         if file.exists() and not _is_logbook(file):
             raise ConfigurationError(f"{describe_file(file)} already exists and is not a logbook.", "Use another name.")
         # A logbook that was built by the caller may contain an unpaired surrogate, which save_text reports.
-        save_text(file, writer(self))
+        save_text(file, to_json(self) if suffix == ".json" else self.to_markdown())
         return str(file)
 
     @classmethod
@@ -223,7 +222,7 @@ def merge_run(metrics: Iterable[ReportMetrics], user_run: Run) -> Run:
     return Run(**{**values, "peak_memory_bytes": max(peaks) or None})
 
 
-def _section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
+def _section_tables(book: Mapping[str, object]) -> Iterator[Table]:
     """Yield one table for each section that has values. Unknown values are omitted.
 
     Example:
@@ -235,7 +234,7 @@ def _section_tables(book: Mapping[str, Any]) -> Iterator[Table]:
             yield Table(caption, ("name", "value"), rows)
 
 
-def _logbook_rows(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _logbook_rows(section: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield one row for each known value of a nested section."""
     if isinstance(section, (list, tuple)):
         section = {str(number): item for number, item in enumerate(section, 1)}
@@ -264,10 +263,6 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
 
 
-# Functions that render a logbook, by file extension.
-WRITERS: dict[str, Callable[[Logbook], str]] = {".json": to_json, ".md": Logbook.to_markdown}
-
-
 def _is_logbook(file: Path) -> bool:
     """Return whether a file is a logbook of any schema version."""
     try:
@@ -286,151 +281,121 @@ NOT_SET = "not set"
 UNKNOWN_IN_BOTH = "unknown in both logbooks"
 KNOWN_IN_ONE = "known in only one of them"
 
-# Values that must be equal in two comparable logbooks, grouped by the reason why their metrics are not comparable otherwise.
-# Each display name maps to the path of its value.
-COMPARABILITY_KEYS = {
-    "simulated measurements do not represent real hardware": {"simulation": "compared.simulation"},
-    "the measurements are from different devices": {
-        "device": "hardware.device",
-        "device name": "hardware.name",
-        "chip": "hardware.chip",
-    },
-    "different versions use different implementations": {
-        "torch": "software.torch",
-        "transformers": "software.transformers",
-    },
-    "the workload is different": {
-        "model": "compared.model",
-        "dtype": "compared.dtype",
-        "dataset": "compared.dataset",
-        "task": "run.task",
-        "batch size": "compared.batch_size",
-        "length": "run.length",
-        "row shape": "compared.row_shape",
-        "workers": "run.workers",
-        "activation checkpointing": "compared.checkpointed",
-        "accumulation": "compared.accumulation",
-        "autocast": "compared.autocast",
-        "loader workers": "loader.workers",
-        "loader batch size": "loader.batch_size",
-    },
-    "the machine does not run at the same speed": {
-        "power source": "conditions.power_source",
-        "power mode": "conditions.power_mode",
-        "thermal state": "compared.thermal_state",
-        "memory pressure": "compared.memory_pressure",
-    },
-    "the settings of torch are different": {
-        "threads": "hardware.threads",
-        "deterministic algorithms": "randomness.deterministic_algorithms",
-        "cuDNN benchmark": "compared.cudnn_benchmark",
-        "matmul precision": "randomness.matmul_precision",
-    },
-}
-# Comparability keys that must be known in both logbooks. The other keys may be unknown in both.
-REQUIRED_KEYS = ("model", "dataset")
-
-# Values that are reported if they differ, but do not prevent a comparison.
-REPORTED_KEYS = {
-    "dtype validation": "model.validation",
-    "openmed_nb": "software.openmed_nb",
-    "Python": "software.python",
-    "system": "software.system",
-    "architecture": "software.architecture",
-    "commit": "compared.commit",
-    "uncommitted changes": "compared.dirty",
-    "machine memory": "hardware.memory_bytes",
-    "memory limit": "hardware.memory_limit",
-    "seeds": "compared.seeds",
-    "cuDNN deterministic": "randomness.cudnn_deterministic",
-    "worker seeding": "loader.worker_seeding",
-    "pinned memory": "loader.pin_memory",
-    "prefetched batches": "loader.prefetch_factor",
-    "persistent workers": "loader.persistent_workers",
-    "worker start method": "loader.start_method",
-    "reported thermal state": "conditions.thermal_state",
-    "speed limit in percent": "conditions.cpu_speed_limit",
-    "phase of the snapshot": "conditions.phase",
-    "storage": "compared.storage",
-}
-# Values that change all the time. They are displayed with the metrics.
-TRANSIENT_KEYS = {
-    "busy processes": "background.busy_processes",
-    "fraction of the processors used by other processes": "background.cpu_fraction",
-    "available memory": "compared.memory_available",
-    "swap": "compared.swap_used",
-    "battery in percent": "conditions.battery",
-    "seconds to connect to the artifact store": "network.median_seconds",
-}
-# Groups of values that do not affect comparability. SETTINGS are packages and variables, which may be absent.
+# Groups of compared values that do not affect comparability. SETTINGS are packages and variables, which may be absent.
+# TRANSIENT values change all the time. They are displayed with the metrics.
 REPORTED = "reported"
 SETTINGS = "settings"
 TRANSIENT = "transient"
-GROUPS = {**COMPARABILITY_KEYS, REPORTED: REPORTED_KEYS, TRANSIENT: TRANSIENT_KEYS}
+OTHER_GROUPS = (REPORTED, SETTINGS, TRANSIENT)
+# Comparability keys that must be known in both logbooks. The other keys may be unknown in both.
+REQUIRED_KEYS = ("model", "dataset")
 
 
-def _collect_facts(book: LogbookData) -> dict[str, dict[str, Any]]:
-    """Return the compared values of a logbook in the groups of ``GROUPS`` and ``SETTINGS``. ``None`` means unknown."""
-    stored = to_plain_data(book)
-    stored["run"] = _merge_report_runs(book)
-    stored["compared"] = _derive_compared_values(book, stored["run"])
-    grouped = {
-        group: {name: _get_path(stored, path) for name, path in paths.items()} for group, paths in GROUPS.items()
-    }
-    grouped[SETTINGS] = {
-        **{f"package {name}": version for name, version in book.software.packages.items()},
-        **{f"variable {name}": value for name, value in book.environment.items()},
-        **{f"MPS variable {variable.name}": f"{variable.value}, {variable.effect}" for variable in book.mps_variables},
-    }
-    return grouped
+def compared_values(book: LogbookData, reports: Iterable[ReportMetrics]) -> dict[str, dict[str, object]]:
+    """Return the compared values of a logbook by group and display name. ``None`` means unknown.
 
-
-def _get_path(stored: Any, path: str) -> Any:
-    for name in path.split("."):
-        stored = stored and stored[name]
-    return stored
-
-
-def _derive_compared_values(book: LogbookData, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are compared in a different form than they are stored in."""
+    The values of each group must be equal in two comparable logbooks, except those of ``REPORTED``, ``SETTINGS`` and
+    ``TRANSIENT``. The name of the group is the reason why metrics are not comparable if the values differ. Run settings
+    are those of the reports, or of the user if no report has them.
+    """
+    software = book.software
+    hardware = book.hardware
     model = book.model
     dataset = book.dataset
+    loader = book.loader
     conditions = book.conditions
-    fingerprints = (model.weights, model.settings, model.tokenizer or "") if model else ()
-    slow_memory = conditions.memory_pressure in {"warning", "critical"}
-    optional = ("row_shape", "checkpointed", "accumulation", "autocast")
-    return {
-        "simulation": "simulated" if book.simulated else "real",
-        "model": model and f"{model.source} {' '.join(value[:FINGERPRINT_CHARACTERS] for value in fingerprints)}",
-        "dtype": run["dtype"] or (model and model.dtype),
-        "dataset": dataset and f"{dataset.kind} {dataset.checksum[:FINGERPRINT_CHARACTERS]}",
-        "batch_size": run["batch_size"] or (book.loader and book.loader.batch_size),
-        **{name: run[name] or NOT_REPORTED for name in optional},
-        "thermal_state": "limited" if conditions.thermal_state == "limited" else "not limited",
-        "memory_pressure": conditions.memory_pressure if slow_memory else "none reported",
-        "cudnn_benchmark": get_device(book.hardware.device).uses_cudnn and book.randomness.cudnn_benchmark,
-        "commit": book.code.commit and book.code.commit[:FINGERPRINT_CHARACTERS],
-        "dirty": book.code.dirty,
-        "seeds": ", ".join(f"{name} {seed}" for name, seed in sorted(book.randomness.seeds.items())) or None,
-        "storage": ", ".join(f"{location.contents} {location.kind}" for location in book.storage) or None,
-        "memory_available": format_bytes(conditions.memory_available) or None,
-        "swap_used": format_bytes(conditions.swap_used) or None,
-    }
-
-
-def _merge_report_runs(book: LogbookData) -> dict[str, Any]:
-    """Return the run values of the reports, or of the logbook if no report has them.
-
-    If the reports have different values, the merged value is a text that lists all of them.
-    """
-    run = {}
-    for name, user_value in vars(book.run).items():
-        reported = {(metrics.report, getattr(metrics.run, name)) for metrics in _by_key(book).values()}
+    randomness = book.randomness
+    run = dict(vars(book.run))
+    last_reports = {metrics.key: metrics for metrics in reports}.values()
+    for name in run:
+        reported = {(metrics.report, getattr(metrics.run, name)) for metrics in last_reports}
         reported = {(report, value) for report, value in reported if value is not None}
         values = {value for _, value in reported}
-        listing = ", ".join(f"{report} {value}" for report, value in sorted(reported))
-        run[name] = listing if len(values) > 1 else next(iter(values), user_value)
-    return run
+        if len(values) > 1:
+            run[name] = ", ".join(f"{report} {value}" for report, value in sorted(reported))
+        elif values:
+            (run[name],) = values
+    fingerprints = (model.weights, model.settings, model.tokenizer or "") if model else ()
+    is_memory_slow = conditions.memory_pressure in {"warning", "critical"}
+    return {
+        "simulated measurements do not represent real hardware": {
+            "simulation": "simulated" if book.simulated else "real",
+        },
+        "the measurements are from different devices": {
+            "device": hardware.device,
+            "device name": hardware.name,
+            "chip": hardware.chip,
+        },
+        "different versions use different implementations": {
+            "torch": software.torch,
+            "transformers": software.transformers,
+        },
+        "the workload is different": {
+            "model": model and f"{model.source} {' '.join(value[:FINGERPRINT_CHARACTERS] for value in fingerprints)}",
+            "dtype": run["dtype"] or (model and model.dtype),
+            "dataset": dataset and f"{dataset.kind} {dataset.checksum[:FINGERPRINT_CHARACTERS]}",
+            "task": run["task"],
+            "batch size": run["batch_size"] or (loader and loader.batch_size),
+            "length": run["length"],
+            "row shape": run["row_shape"] or NOT_REPORTED,
+            "workers": run["workers"],
+            "activation checkpointing": run["checkpointed"] or NOT_REPORTED,
+            "accumulation": run["accumulation"] or NOT_REPORTED,
+            "autocast": run["autocast"] or NOT_REPORTED,
+            "loader workers": loader and loader.workers,
+            "loader batch size": loader and loader.batch_size,
+        },
+        "the machine does not run at the same speed": {
+            "power source": conditions.power_source,
+            "power mode": conditions.power_mode,
+            "thermal state": "limited" if conditions.thermal_state == "limited" else "not limited",
+            "memory pressure": conditions.memory_pressure if is_memory_slow else "none reported",
+        },
+        "the settings of torch are different": {
+            "threads": hardware.threads,
+            "deterministic algorithms": randomness.deterministic_algorithms,
+            "cuDNN benchmark": get_device(hardware.device).uses_cudnn and randomness.cudnn_benchmark,
+            "matmul precision": randomness.matmul_precision,
+        },
+        REPORTED: {
+            "dtype validation": model and model.validation,
+            "openmed_nb": software.openmed_nb,
+            "Python": software.python,
+            "system": software.system,
+            "architecture": software.architecture,
+            "commit": book.code.commit and book.code.commit[:FINGERPRINT_CHARACTERS],
+            "uncommitted changes": book.code.dirty,
+            "machine memory": hardware.memory_bytes,
+            "memory limit": hardware.memory_limit,
+            "seeds": ", ".join(f"{name} {seed}" for name, seed in sorted(randomness.seeds.items())) or None,
+            "cuDNN deterministic": randomness.cudnn_deterministic,
+            "worker seeding": loader and loader.worker_seeding,
+            "pinned memory": loader and loader.pin_memory,
+            "prefetched batches": loader and loader.prefetch_factor,
+            "persistent workers": loader and loader.persistent_workers,
+            "worker start method": loader and loader.start_method,
+            "reported thermal state": conditions.thermal_state,
+            "speed limit in percent": conditions.cpu_speed_limit,
+            "phase of the snapshot": conditions.phase,
+            "storage": ", ".join(f"{location.contents} {location.kind}" for location in book.storage) or None,
+        },
+        SETTINGS: {
+            **{f"package {name}": version for name, version in software.packages.items()},
+            **{f"variable {name}": value for name, value in book.environment.items()},
+            **{
+                f"MPS variable {variable.name}": f"{variable.value}, {variable.effect}"
+                for variable in book.mps_variables
+            },
+        },
+        TRANSIENT: {
+            "busy processes": book.background.busy_processes,
+            "fraction of the processors used by other processes": book.background.cpu_fraction,
+            "available memory": format_bytes(conditions.memory_available) or None,
+            "swap": format_bytes(conditions.swap_used) or None,
+            "battery in percent": conditions.battery,
+            "seconds to connect to the artifact store": book.network and book.network.median_seconds,
+        },
+    }
 
 
 @dataclass(frozen=True)
@@ -503,7 +468,7 @@ class LogbookDiff(Displayable):
     @property
     def reasons(self) -> tuple[Difference, ...]:
         """Differences that prevent a comparison of the metrics. Empty if the metrics are comparable."""
-        reasons = self._find_differences(*COMPARABILITY_KEYS)
+        reasons = tuple(difference for difference in self._find_differences() if difference.reason)
         if self.first.metrics and self.second.metrics:
             unknown = [name for name in REQUIRED_KEYS if name in self.unknown_fields]
             reasons += tuple(Difference(name, UNKNOWN, UNKNOWN, UNKNOWN_IN_BOTH) for name in unknown)
@@ -517,12 +482,13 @@ class LogbookDiff(Displayable):
     @property
     def unknown_fields(self) -> tuple[str, ...]:
         """Names of the comparability keys that are unknown in both logbooks."""
-        first, second = self._compared_facts()
+        first, second = self._compared_values()
         return tuple(
             name
-            for group, paths in COMPARABILITY_KEYS.items()
-            for name in paths
-            if first[group][name] is None and second[group][name] is None
+            for group, values in first.items()
+            if group not in OTHER_GROUPS
+            for name, value in values.items()
+            if value is None and second[group][name] is None
         )
 
     @property
@@ -551,20 +517,13 @@ class LogbookDiff(Displayable):
         unknown = (f"Unknown in both: {', '.join(self.unknown_fields)}.",) if self.unknown_fields else ()
         columns = ("name", "first", "second")
         reason_rows = tuple((reason.name, reason.first, reason.second, reason.reason) for reason in reasons)
-        difference_rows = tuple(
-            (difference.name, difference.first, difference.second) for difference in self.differences
-        )
-        transient_rows = tuple(
-            (difference.name, difference.first, difference.second) for difference in self._find_differences(TRANSIENT)
-        )
+        other_rows = tuple((value.name, value.first, value.second) for value in self.differences)
+        transient_rows = tuple((value.name, value.first, value.second) for value in self._find_differences(TRANSIENT))
         metric_rows = tuple(metric.row for metric in self.metrics)
         return Report(
             title,
             unknown,
-            (
-                Table("Reasons", (*columns, "reason"), reason_rows),
-                Table("Other differences", columns, difference_rows),
-            ),
+            (Table("Reasons", (*columns, "reason"), reason_rows), Table("Other differences", columns, other_rows)),
             metrics=(
                 Table("Metrics", ("report", "subject", "metric", "first", "second", "second / first"), metric_rows),
                 Table("Conditions at the time of the snapshots", columns, transient_rows),
@@ -572,33 +531,31 @@ class LogbookDiff(Displayable):
             status=FAILED if reasons else OK,
         )
 
-    def _compared_facts(self) -> tuple[dict[str, dict[str, Any]], ...]:
+    def _compared_values(self) -> list[dict[str, dict[str, object]]]:
         """Return the compared values of both logbooks. If the logbooks have common metrics, use the runs of these only."""
         keys = _by_key(self.first).keys() & _by_key(self.second).keys()
-        facts = []
-        for book in (self.first, self.second):
-            metrics = tuple(report for report in book.metrics if not keys or report.key in keys)
-            facts.append(_collect_facts(replace(book, metrics=metrics)))
-        return tuple(facts)
+        return [
+            compared_values(book, [metrics for metrics in book.metrics if not keys or metrics.key in keys])
+            for book in (self.first, self.second)
+        ]
 
     def _find_differences(self, *groups: str) -> tuple[Difference, ...]:
-        """Return the differences in the given groups."""
+        """Return the differences in the given groups, or in all groups."""
         differences = []
-        first, second = self._compared_facts()
-        for change in find_changes(first, second):
+        before, after = self._compared_values()
+        for change in find_changes(before, after):
             group, name = change.path
-            if group in groups:
-                absent = NOT_SET if group == SETTINGS else UNKNOWN
-                reason = group if group in COMPARABILITY_KEYS else ""
-                if reason and None in {change.before, change.after}:
-                    reason = KNOWN_IN_ONE
-                differences.append(
-                    Difference(name, _format_value(change.before, absent), _format_value(change.after, absent), reason)
-                )
+            if groups and group not in groups:
+                continue
+            absent = NOT_SET if group == SETTINGS else UNKNOWN
+            first = _format_value(change.before, absent)
+            second = _format_value(change.after, absent)
+            reason = KNOWN_IN_ONE if None in {change.before, change.after} else group
+            differences.append(Difference(name, first, second, "" if group in OTHER_GROUPS else reason))
         return tuple(differences)
 
 
-def _format_value(value: Any, absent: str = UNKNOWN) -> str:
+def _format_value(value: object, absent: str = UNKNOWN) -> str:
     """Return a value of a logbook as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"

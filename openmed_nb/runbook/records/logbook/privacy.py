@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ...._utils.text import collapse_whitespace, short_type_name
@@ -27,6 +27,7 @@ from .sections import Dataset, Hypothesis, Model
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedTokenizerBase
 
 SECRET_PATTERN = re.compile(
     r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # AWS access keys
@@ -186,21 +187,16 @@ def sanitize_value(name: str, value: str) -> str:
     if name in PATH_VARIABLES:  # A list of paths. Other entries, such as URLs, are masked.
         paths = URL_PATTERN.sub(MASK, value[:MAX_VALUE_CHARACTERS]).split(os.pathsep)[:MAX_PATHS]
         return os.pathsep.join(map(sanitize_path, paths))
-    if name == ENDPOINT:
-        return _sanitize_url(value)
+    if name == ENDPOINT:  # User, password, path and query may be secret.
+        try:
+            parts = urlsplit(value)
+            port = f":{parts.port}" if parts.port else ""
+        except ValueError:
+            return MASK
+        return redact_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
     entry = VALUE_PATTERNS[name]
     pattern = re.compile(rf"({entry})(,({entry}))*", re.IGNORECASE | re.ASCII)
     return value if len(value) <= MAX_PATH_CHARACTERS and pattern.fullmatch(value) else MASK
-
-
-def _sanitize_url(value: str) -> str:
-    """Return the scheme, the host and the port of a URL. User, password, path and query may be secret."""
-    try:
-        parts = urlsplit(value)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        return MASK
-    return redact_secrets(f"{parts.scheme}://{parts.hostname}{port}") if parts.hostname else MASK
 
 
 def sanitize_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -228,7 +224,7 @@ MIN_MATCH_CHARACTERS = 12  # Shorter texts can occur in a hypothesis by coincide
 HYPOTHESES_REMEDY = "Pass pairs of a hypothesis and the reason against it, such as [('slow loader', 'data takes 3 %')]."
 
 
-def fingerprint_dataset(data: Any) -> Dataset:
+def fingerprint_dataset(data: object) -> Dataset:
     """Return the fingerprint of a dataset.
 
     Args:
@@ -248,17 +244,15 @@ def fingerprint_dataset(data: Any) -> Dataset:
     if not (path.is_dir() or path.is_file()):
         raise ConfigurationError("The file or folder of the dataset was not found.", DATASET_REMEDY)
     try:
-        return (
-            _fingerprint_folder(path)
-            if path.is_dir()
-            else Dataset("file", file_digest(path, "sha256"), 1, path.stat().st_size)
-        )
+        if path.is_dir():
+            return _fingerprint_folder(path)
+        return Dataset("file", file_digest(path, "sha256"), 1, path.stat().st_size)
     except OSError as error:
         message = f"The dataset cannot be read: {short_type_name(error)}."
         raise ConfigurationError(message, DATASET_REMEDY) from None
 
 
-def _fingerprint_texts(data: Any) -> Dataset:
+def _fingerprint_texts(data: object) -> Dataset:
     texts = iter_texts(data)
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
         message = f"{short_type_name(data)} has no length or no order: it may be endless or readable only once."
@@ -280,28 +274,28 @@ def _fingerprint_texts(data: Any) -> Dataset:
 
 
 def _fingerprint_folder(folder: Path) -> Dataset:
-    files = sorted(path for path in _iter_files(folder) if path.is_file() and not path.name.startswith("."))
-    if not files:
-        raise ConfigurationError("The folder of the dataset does not contain files.", DATASET_REMEDY)
-    shards = tuple(file_digest(path, "sha256") for path in files)
-    entries = (f"{path.relative_to(folder).as_posix()}\0{shard}\0" for path, shard in zip(files, shards, strict=True))
-    checksum = hashlib.sha256("".join(entries).encode("utf-8", "surrogateescape")).hexdigest()
-    return Dataset("folder", checksum, len(files), sum(path.stat().st_size for path in files), shards)
-
-
-def _iter_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a directory and its subdirectories. Links to directories are followed."""
+    """Return the fingerprint of the files in a directory and its subdirectories. Links to directories are followed."""
 
     def fail(error: OSError) -> None:  # Without this function, os.walk ignores unreadable directories.
         raise error
 
     visited = set()
+    files = []
     for directory, _, names in os.walk(folder, onerror=fail, followlinks=True):
-        if (real := os.path.realpath(directory)) in visited:
+        real = os.path.realpath(directory)
+        if real in visited:
             message = "The folder of the dataset contains a folder twice, through links."
             raise ConfigurationError(message, "Pass a folder without such links.")
         visited.add(real)
-        yield from (Path(directory, name) for name in names)
+        paths = (Path(directory, name) for name in names)
+        files += [path for path in paths if path.is_file() and not path.name.startswith(".")]
+    if not files:
+        raise ConfigurationError("The folder of the dataset does not contain files.", DATASET_REMEDY)
+    files.sort()
+    shards = tuple(file_digest(path, "sha256") for path in files)
+    entries = (f"{path.relative_to(folder).as_posix()}\0{shard}\0" for path, shard in zip(files, shards, strict=True))
+    checksum = hashlib.sha256("".join(entries).encode("utf-8", "surrogateescape")).hexdigest()
+    return Dataset("folder", checksum, len(files), sum(path.stat().st_size for path in files), shards)
 
 
 def model_from_files(name: str, folder: Path, dtype: str | None) -> Model:
@@ -316,9 +310,9 @@ def model_from_files(name: str, folder: Path, dtype: str | None) -> Model:
     return Model(sanitize_path(name), "files", hashes.weights, hashes.config, hashes.tokenizer, dtype)
 
 
-def model_from_module(module: torch.nn.Module, tokenizer: Any = None) -> Model:
+def model_from_module(module: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
     """Return the identity of a model in memory. The fingerprint covers all parameters and buffers."""
-    config: Any = getattr(module, "config", None)
+    config = getattr(module, "config", None)
     # The location of the model files is not part of the identity.
     settings = re.sub(r'"_name_or_path": .*', "", config.to_json_string(use_diff=False)) if config else repr(module)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -347,7 +341,7 @@ def hash_parameters(module: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _iter_state(state: Any) -> Iterator[bytes]:
+def _iter_state(state: object) -> Iterator[bytes]:
     """Yield the contents of a module state: containers, and tensors with dtype, shape and data."""
     import torch
 
@@ -385,8 +379,8 @@ def _fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def validate_hypotheses(hypotheses: Any, data: Any = None) -> tuple[Hypothesis, ...]:
-    """Validate and normalize rejected hypotheses.
+def validate_hypotheses(hypotheses: object, data: object = None) -> tuple[Hypothesis, ...]:
+    """Validate rejected hypotheses, and return each text as one line without secrets.
 
     Args:
         hypotheses: Pairs or mapping of a hypothesis and the reason for its rejection.
@@ -400,33 +394,24 @@ def validate_hypotheses(hypotheses: Any, data: Any = None) -> tuple[Hypothesis, 
         >>> validate_hypotheses({"slow loader": "data takes 3 % of a step"})[0].hypothesis
         'slow loader'
     """
-    if isinstance(hypotheses, str) or not isinstance(hypotheses, Iterable):
+    pairs = hypotheses.items() if isinstance(hypotheses, Mapping) else hypotheses
+    if isinstance(pairs, str) or not isinstance(pairs, Iterable):
         raise ConfigurationError("A hypothesis is not a pair of texts.", HYPOTHESES_REMEDY)
-    validated: list[Hypothesis] = []
-    for pair in hypotheses.items() if isinstance(hypotheses, Mapping) else hypotheses:
-        if len(validated) == MAX_HYPOTHESES:  # The iterable may be endless.
+    lines: list[list[str]] = []
+    for pair in pairs:
+        if len(lines) == MAX_HYPOTHESES:  # The iterable may be endless.
             raise ConfigurationError(f"There are more than {MAX_HYPOTHESES} hypotheses.", "Pass fewer hypotheses.")
         if not isinstance(pair, (tuple, list)) or [type(text) for text in pair] != [str, str]:
             raise ConfigurationError("A hypothesis is not a pair of texts.", HYPOTHESES_REMEDY)
-        validated.append(Hypothesis(*(_validate_hypothesis_text(text, data) for text in pair)))
-    return tuple(validated)
-
-
-def _validate_hypothesis_text(text: str, data: Any) -> str:
-    """Return a text of a hypothesis as one line without secrets.
-
-    Raises:
-        ConfigurationError: If the text is too long or contains text of the dataset.
-    """
-    line = collapse_whitespace(text)
-    if len(line) > MAX_HYPOTHESIS_CHARACTERS:
-        message = f"A hypothesis has {len(line):,} characters."
+        lines.append([collapse_whitespace(text) for text in pair])
+    longest = max((len(text) for line in lines for text in line), default=0)
+    if longest > MAX_HYPOTHESIS_CHARACTERS:
         remedy = f"Use at most {MAX_HYPOTHESIS_CHARACTERS} characters, and no text from notes."
-        raise ConfigurationError(message, remedy)
-    hypothesis = line.casefold()
+        raise ConfigurationError(f"A hypothesis has {longest:,} characters.", remedy)
+    folded = [text.casefold() for line in lines for text in line]
     for item in () if data is None or isinstance(data, (str, os.PathLike)) else iter_texts(data):
         note = collapse_whitespace(canonical_text(item)).casefold()
-        shorter = min(hypothesis, note, key=len)
-        if len(shorter) >= MIN_MATCH_CHARACTERS and (shorter in hypothesis and shorter in note):
-            raise ConfigurationError("A hypothesis contains text of the dataset.", "Rewrite it without that text.")
-    return redact_secrets(line)
+        for text in folded:
+            if min(len(text), len(note)) >= MIN_MATCH_CHARACTERS and (text in note or note in text):
+                raise ConfigurationError("A hypothesis contains text of the dataset.", "Rewrite it without that text.")
+    return tuple(Hypothesis(redact_secrets(text), redact_secrets(reason)) for text, reason in lines)

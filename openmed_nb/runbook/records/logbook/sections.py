@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ...._render.display import SIMULATED_SUFFIX
 from ...._utils.plain import Minimum, Pattern
@@ -166,7 +166,7 @@ class ReportMetrics:
         return normalize_device(self.device.removesuffix(SIMULATED_SUFFIX)) if self.device else None
 
 
-def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the values that are finite numbers. A bool is not a number.
 
     Example:

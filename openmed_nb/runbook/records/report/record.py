@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ...._render.display import Report
 from ...._utils.text import escape_control_characters
+from ....devices.request import MASK
 from ..logbook.privacy import home_folder, redact_secrets
 from ..logbook.sections import ReportMetrics, UtcTimestamp
 from ..runner import ReportSubject
@@ -29,7 +30,6 @@ DONE: Outcome = "done"
 CRASHED: Outcome = "crashed"
 TIMED_OUT: Outcome = "timed out"
 
-MASK = "***"
 MAX_OUTPUT_LINES = 30
 MAX_LINE_LENGTH = 300
 
@@ -119,33 +119,35 @@ def _private_names() -> tuple[str, ...]:
     return tuple(sorted({name for name in names if len(name) > 1 and name != "~"}, key=len, reverse=True))
 
 
-def redact(value: Any, home: str | None = None, names: tuple[str, ...] | None = None) -> Any:
+def redact_text(text: str, home: str | None = None, names: tuple[str, ...] | None = None) -> str:
+    """Return a text without user and host names.
+
+    Example:
+        >>> redact_text("File /home/tom/a.py, a janeway", "/home/jane", ("jane",))
+        'File /home/***/a.py, a janeway'
+    """
+    home = home or str(home_folder())
+    if len(home) > 1:
+        text = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", text)
+    text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", text)
+    alternatives = "|".join(map(re.escape, _private_names() if names is None else names)) or r"(?!)"
+    return re.sub(rf"(?<![^\W_])(?:{alternatives})(?![^\W_])", MASK, text)
+
+
+def redact(value: object, home: str | None = None, names: tuple[str, ...] | None = None) -> object:
     """Return a JSON value without user and host names in its strings, and without non-finite numbers.
 
     Example:
         >>> redact({"where": ["/Users/jane/x.py", "jane on janes-mac"], "n": float("nan")}, "/Users/jane", ("janes-mac", "jane"))
         {'where': ['~/x.py', '*** on ***'], 'n': None}
-        >>> redact("File /home/tom/a.py, a janeway", "/home/jane", ("jane",))
-        'File /home/***/a.py, a janeway'
     """
-    home = home or str(home_folder())
-    names = _private_names() if names is None else names
-    alternatives = "|".join(map(re.escape, names)) or r"(?!)"
-    name_pattern = re.compile(rf"(?<![^\W_])(?:{alternatives})(?![^\W_])")
-    home_pattern = re.compile(rf"{re.escape(home)}(?![\w.-])" if len(home) > 1 else r"(?!)")
-
-    def redact_part(part: Any) -> Any:
-        if isinstance(part, str):
-            text = home_pattern.sub("~", part)
-            text = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", text)
-            return name_pattern.sub(MASK, text)
-        if isinstance(part, Mapping):
-            return {name: redact_part(item) for name, item in part.items()}
-        if isinstance(part, (list, tuple)):
-            return [redact_part(item) for item in part]
-        return None if isinstance(part, float) and not math.isfinite(part) else part
-
-    return redact_part(value)
+    if isinstance(value, str):
+        return redact_text(value, home, names)
+    if isinstance(value, Mapping):
+        return {name: redact(item, home, names) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(item, home, names) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def tail_lines(file: Path, max_bytes: int = 65_536) -> tuple[str, ...]:
@@ -158,5 +160,5 @@ def tail_lines(file: Path, max_bytes: int = 65_536) -> tuple[str, ...]:
     fault = max((number for number, line in enumerate(lines) if FAULT_PATTERN.match(line)), default=len(lines))
     start = min(max(0, fault - LINES_BEFORE_FAULT), max(0, len(lines) - MAX_OUTPUT_LINES))
     tail = lines[start : start + MAX_OUTPUT_LINES]
-    redacted = redact([redact_secrets(PATH_PREFIX_PATTERN.sub("", line)) for line in tail])
+    redacted = (redact_text(redact_secrets(PATH_PREFIX_PATTERN.sub("", line))) for line in tail)
     return tuple(line[:MAX_LINE_LENGTH] for line in redacted)

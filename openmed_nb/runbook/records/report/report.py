@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ...._render.display import FAILED, WARNING, Report, Table, format_bytes, pluralize, to_plain_data
 from ...._utils.plain import read_json_file, to_json, utc_timestamp
 from ...._utils.validation import check_bool, check_path
-from ....devices.machine import ACTIVE_SIMULATIONS
 from ....session import SESSION
-from ...bench.workloads import ANNOTATION
-from ...verdict.metrics import TRAINING
 from ...verdict.verdict import Verdict, evaluate
 from ..runner import (
     RESTARTED_PREFIX,
     ReportSubject,
     StagedReport,
     current_subject,
-    evidence_from_json,
     load_previous,
+    merge_evidence,
     run_stages,
 )
 from .page import render_issue, render_page
@@ -116,13 +112,6 @@ class DeviceReport(ReportData, StagedReport):
         report: DeviceReport = read_json_file(cls, path, cls.CONTENT, cls.REMEDY)
         return report
 
-    @property
-    def evidence_values(self) -> dict[str, Any]:
-        """Metrics of the steps for a verdict."""
-        values = {name: value for step in self.steps for name, value in (step.evidence or {}).items()}
-        task = TRAINING if self.subject.training else ANNOTATION
-        return {**values, "device": self.device or "cpu", "task": task}
-
     def with_outcome(self, outcome: StepOutcome) -> DeviceReport:
         """Return the report with the outcome of a step and an updated verdict.
 
@@ -138,7 +127,7 @@ class DeviceReport(ReportData, StagedReport):
                 notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
         steps = sorted((*other_steps, outcome), key=lambda step: self.planned_steps.index(step.step))
         report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
-        verdict = evaluate(evidence_from_json(report.evidence_values, simulated=self.simulated))
+        verdict = evaluate(merge_evidence(report.subject, report.device, [step.evidence for step in report.steps]))
         return replace(
             report,
             verdict=_summarize_verdict(report, verdict),
@@ -147,7 +136,7 @@ class DeviceReport(ReportData, StagedReport):
         )
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """JSON-compatible values that a saved report must share with this report to be resumed."""
         return {**to_plain_data(self.subject), "planned_steps": self.planned_steps}
 
@@ -299,51 +288,26 @@ def report(
 
 def run_report(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
     """Run steps in order and return their report; see :func:`report`."""
-    simulation: dict[str, Any] = ACTIVE_SIMULATIONS[0].to_dict() if ACTIVE_SIMULATIONS else {}  # type: ignore[attr-defined]
-    subject = current_subject(training, quick, bool(simulation), simulation.get("defects", ()))
+    subject = current_subject(training, quick)
     planned_steps = tuple(step.name for step in steps)
 
+    expected = {step.name: step.expected_seconds for step in steps}
+
     def measure(step: Step, previous: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
-        outcome = run_step(step, _make_task(previous, simulation), SESSION.device_manager.user_environ)
-        return previous.with_outcome(outcome), {}
+        return previous.with_outcome(run_step(step, previous, SESSION.device_manager.user_environ)), {}
 
     def describe_progress(step: Step, previous: DeviceReport) -> str:
         """Return the name of a step with the estimated remaining time, at the pace of the steps that have run."""
-        expected = {step.name: step.expected_seconds for step in steps}
         pace = QUICK_FRACTION if quick else 1.0
         if previous.steps:
             pace = sum(outcome.seconds for outcome in previous.steps) / sum(
                 expected[outcome.step] for outcome in previous.steps
             )
         remaining = pace * sum(expected[name] for name in previous.missing_steps)
-        return f"{step.name}, {_format_eta(remaining)}"
+        rounded = 10 * math.ceil(remaining / 10)
+        eta = f"{rounded} s" if rounded < 60 else f"{math.ceil(remaining / 60)} min"  # noqa: PLR2004 - a minute
+        return f"{step.name}, about {eta} left"
 
     initial, note = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
     notes = (note,) if note else ()
     return run_stages(replace(initial, notes=notes), steps, measure, folder, describe_progress)
-
-
-def _format_eta(seconds: float) -> str:
-    """Return a remaining time as text.
-
-    Example:
-        >>> _format_eta(7), _format_eta(50), _format_eta(200)
-        ('about 10 s left', 'about 50 s left', 'about 4 min left')
-    """
-    rounded = 10 * math.ceil(seconds / 10)
-    return f"about {rounded} s left" if rounded < 60 else f"about {math.ceil(seconds / 60)} min left"  # noqa: PLR2004 - a minute
-
-
-def _make_task(report: DeviceReport, simulation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task for the process of a step, as JSON-compatible data."""
-    subject = report.subject
-    return {
-        "quick": subject.quick,
-        "training": subject.training,
-        # Once the device is known, all other steps measure it.
-        "request": report.device or subject.request,
-        "simulated": {"memory": simulation["installed"], "defects": simulation["defects"]} if simulation else {},
-        "device": report.device or "cpu",
-        "metrics": to_plain_data([metrics for step in report.steps for metrics in step.metrics]),
-        "evidence": to_plain_data(report.evidence_values),
-    }

@@ -1,6 +1,6 @@
 """Run a step of a report in a separate process, and describe its outcome.
 
-The process reads its task as a line of JSON and writes its answer to a file. Its standard input stays open while the report
+The process reads the report so far as a line of JSON and writes its answer to a file. Its standard input stays open while the report
 runs, so the process exits with the report, whatever ended the report. Every way in which the process can end is an outcome.
 """
 
@@ -18,9 +18,10 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from ...._render.display import FAILED, to_plain_data, worst_status
 from ...._utils.clock import current_time
@@ -29,9 +30,8 @@ from ...._utils.text import describe_error, short_type_name
 from ....distributed.tethered import exit_on_stdin_close
 from ....errors import OpenMedError
 from ....session import SESSION
-from ..logbook.sections import ReportMetrics
-from ..runner import evidence_from_json, read_reports
-from .record import CRASHED, DONE, TIMED_OUT, Outcome, StepOutcome, redact, tail_lines
+from ..runner import merge_evidence, read_reports
+from .record import CRASHED, DONE, TIMED_OUT, Outcome, ReportData, StepOutcome, redact, tail_lines
 from .steps import Step, StepOptions, StepResult
 
 # File with the answer of a step, in the temporary directory of its process.
@@ -66,21 +66,39 @@ class ExitDescription(NamedTuple):
     remedy: str
 
 
-def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) -> StepOutcome:
-    """Run a step in a separate process and return its outcome. An interrupt also kills the process."""
+def run_step(step: Step, report: ReportData, environ: Mapping[str, str]) -> StepOutcome:
+    """Run the next step of a report in a separate process and return its outcome. An interrupt also kills the process."""
     start = current_time()
+    # The process needs only metrics and evidence of the steps so far. A pipe holds them even if the process does not read.
+    steps = tuple(replace(outcome, output=(), report=None, report_json=None) for outcome in report.steps)
+    line = json.dumps(to_plain_data(replace(report, steps=steps)))
     with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as directory:
-        output = Path(directory, "output")
-        answer_file = Path(directory, ANSWER_FILE)
         function = f"{step.run.__module__}:{step.run.__qualname__}"
+        arguments = (directory, function, step.timeout_seconds)
+        # The process has the import path of this process.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main{arguments!r}"
+        output = Path(directory, "output")
         with output.open("wb") as stream:
-            process = _start_process(stream, environ)
+            process = subprocess.Popen(  # noqa: S603 - the command is a constant of this module
+                [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # Ctrl-C does not reach the process.
+                env=environ,
+            )
+            exit_code = None
             try:
-                code = _wait_for_process(
-                    process, {**task, "run": function, "limit": step.timeout_seconds, "directory": directory}
-                )
+                # The process may have exited before it reads; its status shows the reason.
+                with contextlib.suppress(BrokenPipeError):
+                    if process.stdin:
+                        process.stdin.write(f"{line}\n".encode())
+                        process.stdin.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    exit_code = process.wait(step.timeout_seconds)
             finally:
                 _kill_process(process)
+        answer_file = Path(directory, ANSWER_FILE)
         answer: dict[str, Any] = json.loads(answer_file.read_text("utf-8")) if answer_file.exists() else {}
         lines = tail_lines(output)
         is_disk_full = shutil.disk_usage(directory).free < MIN_FREE_BYTES
@@ -96,36 +114,11 @@ def run_step(step: Step, task: Mapping[str, Any], environ: Mapping[str, str]) ->
         "remedy": "",
         "output": [],
     }
-    if code != 0 or "report" not in answer:
-        description = describe_exit(code, step.timeout_seconds, answer, lines, is_disk_full)
+    if exit_code != 0 or "report" not in answer:
+        description = describe_exit(exit_code, step.timeout_seconds, answer, lines, is_disk_full)
         stored |= {**description._asdict(), "output": list(lines)}
     outcome: StepOutcome = from_json_data(StepOutcome, stored)
     return outcome
-
-
-def _start_process(stream: BinaryIO, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process of a step with the import path of this process, shielded from Ctrl-C."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
-    return subprocess.Popen(  # noqa: S603 - the command is a constant of this module
-        [sys.executable, "-u", "-X", "faulthandler", "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=stream,
-        stderr=stream,
-        start_new_session=True,
-        env=environ,
-    )
-
-
-def _wait_for_process(process: subprocess.Popen[bytes], task: Mapping[str, Any]) -> int | None:
-    """Send the task to a process and return its exit status, or ``None`` if it exceeds its time limit."""
-    with contextlib.suppress(BrokenPipeError):  # The process may have exited already; its status shows the reason.
-        if process.stdin:
-            process.stdin.write(f"{json.dumps(task)}\n".encode())
-            process.stdin.flush()
-    try:
-        return process.wait(task["limit"])
-    except subprocess.TimeoutExpired:
-        return None
 
 
 def _kill_process(process: subprocess.Popen[bytes]) -> None:
@@ -170,65 +163,60 @@ def describe_exit(
     return ExitDescription("failed", f"The process exited with status {code}{last_line}.", remedy)
 
 
-def main() -> None:
-    """Run the task of this process and write its answer.
+def main(directory: str, function: str, limit: float) -> None:
+    """Run a step for the report in the standard input, and write its answer to a directory.
 
     An ``OpenMedError`` and an exhausted disk or memory are answers; any other error ends the process.
     """
-    task = json.loads(sys.stdin.readline())
-    tempfile.tempdir = task["directory"]
+    from ....devices.memory import is_out_of_memory
+
+    report: ReportData = from_json_data(ReportData, json.loads(sys.stdin.readline()))
+    tempfile.tempdir = directory
     threading.Thread(target=exit_on_stdin_close, daemon=True).start()
-    faulthandler.dump_traceback_later(TRACEBACK_FRACTION * task["limit"], repeat=True)
+    faulthandler.dump_traceback_later(TRACEBACK_FRACTION * limit, repeat=True)
     try:
-        answer = _run_task(task)
+        answer = _run_function(function, report)
     except OpenMedError as error:
         answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
-        exhausted = _exhausted_resource(error)
-        if exhausted is None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
+            answer = {"message": f"The disk is full: {describe_error(error)}.", "remedy": DISK_FULL_REMEDY}
+        elif is_out_of_memory(error):
+            answer = {"message": f"Out of memory: {describe_error(error)}.", "remedy": OUT_OF_MEMORY_REMEDY}
+        else:
             raise
-        problem, remedy = exhausted
-        answer = {"message": f"{problem}: {describe_error(error)}.", "remedy": remedy}
-    atomic_write(Path(task["directory"], ANSWER_FILE), json.dumps(redact(answer), allow_nan=False))
+    atomic_write(Path(directory, ANSWER_FILE), json.dumps(redact(answer), allow_nan=False))
 
 
-def _exhausted_resource(error: MemoryError | OSError | RuntimeError) -> tuple[str, str] | None:
-    """Return a problem and remedy if the disk or the memory is full, or ``None`` for other errors."""
-    from ....devices.memory import is_out_of_memory
-
-    if isinstance(error, OSError):
-        return ("The disk is full", DISK_FULL_REMEDY) if error.errno in DISK_FULL_ERRORS else None
-    return ("Out of memory", OUT_OF_MEMORY_REMEDY) if is_out_of_memory(error) else None
-
-
-def _run_task(task: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of a step as JSON-compatible data."""
+def _run_function(function: str, previous: ReportData) -> dict[str, Any]:
+    """Run the function of a step, and return its result with metrics for a logbook and a verdict, as JSON-compatible data."""
+    subject = previous.subject
     SESSION.start()
-    if task["simulated"]:
-        SESSION.simulate(**task["simulated"])
-    if task["request"]:
-        SESSION.use(task["request"], "nb.report()")
-    metrics = tuple(from_json_data(ReportMetrics, stored) for stored in task["metrics"])
-    options = StepOptions(task["quick"], task["training"], task["device"], metrics)
-    result: StepResult = resolve_name(task["run"])(options)
-    answer: dict[str, Any] = to_plain_data(_answer_to_json(result, task))
-    SESSION.end_simulation()
-    return answer
-
-
-def _answer_to_json(result: StepResult, task: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a step with its metrics for a logbook and a verdict."""
-    readings = read_reports(result.reports, evidence_from_json(task["evidence"]))
-    findings: Any = getattr(result.displayed, "findings", ())
-    findings = findings() if callable(findings) else findings
+    if subject.simulated and subject.memory_bytes:
+        SESSION.simulate(subject.memory_bytes, defects=subject.defects)
+    request = previous.device or subject.request  # Once the device is known, all other steps measure it.
+    if request:
+        SESSION.use(request, "nb.report()")
+    metrics = tuple(metrics for outcome in previous.steps for metrics in outcome.metrics)
+    options = StepOptions(subject.quick, subject.training, previous.device or "cpu", metrics)
+    result: StepResult = resolve_name(function)(options)
+    known = merge_evidence(subject, previous.device, [outcome.evidence for outcome in previous.steps])
+    readings = read_reports(result.reports, known)
+    findings = getattr(result.displayed, "findings", ())
+    if callable(findings):
+        findings = findings()
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
     report = result.displayed.to_report()  # Without the simulation notice, which the whole report has once.
     summary = result.summary or " ".join((f"{report.title}.", *report.sentences[:1]))
-    return {
-        "message": f"{summary} Failed: {failed}." if failed else summary,
-        "status": worst_status(findings) if findings else result.status,
-        "report": result.displayed.final_report(),
-        "report_json": result.displayed,
-        "metrics": result.metrics or readings.metrics,
-        "evidence": readings.new_evidence,
-    }
+    answer: dict[str, Any] = to_plain_data(
+        {
+            "message": f"{summary} Failed: {failed}." if failed else summary,
+            "status": worst_status(findings) if findings else result.status,
+            "report": result.displayed.final_report(),
+            "report_json": result.displayed,
+            "metrics": result.metrics or readings.metrics,
+            "evidence": readings.new_evidence,
+        }
+    )
+    SESSION.end_simulation()
+    return answer

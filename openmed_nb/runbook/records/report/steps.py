@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...._render.display import (
     FAILED,
@@ -23,9 +23,10 @@ from ...._render.display import (
 )
 from ...._render.drawing import Chart, bar_chart
 from ....devices.machine import format_device, is_mps_simulated
+from ....devices.request import MASK
 from ....session import SESSION
 from ..logbook.sections import ReportMetrics
-from .record import MASK
+from ..runner import NamedStage
 
 if TYPE_CHECKING:
     from ...bench.workloads import AnnotationBenchmark
@@ -63,25 +64,23 @@ class StepResult:
     """
 
     displayed: Displayable
-    reports: tuple[Any, ...] = ()
+    reports: tuple[Displayable, ...] = ()
     metrics: tuple[ReportMetrics, ...] = ()
     summary: str = ""
     status: str = OK
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(NamedStage):
     """Row of the table of steps.
 
     Attributes:
-        name: Name of the step.
         title: Heading of its section.
         run: Function of the step. Its process finds it by module and name.
         expected_seconds: Expected duration in seconds, for the remaining time.
         timeout_seconds: Time after which the process is killed.
     """
 
-    name: str
     title: str
     run: Callable[[StepOptions], StepResult]
     expected_seconds: float
@@ -167,7 +166,7 @@ class Measurement(Displayable):
         return ReportMetrics(report, MODEL, self.device, None, self.simulated, dict(self.values))
 
 
-def _open_benchmark(options: StepOptions, training: bool = False) -> AbstractContextManager[Any]:
+def _open_benchmark(options: StepOptions, training: bool = False) -> AbstractContextManager[AnnotationBenchmark]:
     """Return a context manager with a benchmark of the model on the device, for annotation or training."""
     from ...bench.workloads import open_benchmark
 
@@ -323,8 +322,11 @@ def _compare(options: StepOptions) -> StepResult:
 def _sweep(options: StepOptions) -> StepResult:
     from ...bench.sweep import sweep
 
-    limits: dict[str, Any] = {"max_batch_size": 32, "seconds": 5.0} if options.quick else {"seconds": 30.0}
-    report = sweep(MODEL, training=options.training, device=options.device, **limits)
+    max_batch_size = 32 if options.quick else None
+    seconds = 5.0 if options.quick else 30.0
+    report = sweep(
+        MODEL, training=options.training, device=options.device, max_batch_size=max_batch_size, seconds=seconds
+    )
     if report.knee is None:
         summary = f"No best batch size found. {report.knee_reason} Run nb.sweep() with more seconds."
         return StepResult(report, (report,), summary=summary, status=WARNING)

@@ -8,39 +8,44 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
-from openmed_nb.runbook.records.logbook.logbook import COMPARABILITY_KEYS, REPORTED_KEYS, UNKNOWN_IN_BOTH
+from openmed_nb.runbook.records.logbook.logbook import OTHER_GROUPS, UNKNOWN_IN_BOTH, compared_values
 from openmed_nb.runbook.records.logbook.sections import Run
 
+# Name of the difference for each path whose value prevents a comparison if it differs.
+COMPARED_PATHS = {
+    "hardware.device": "device",
+    "hardware.name": "device name",
+    "hardware.chip": "chip",
+    "hardware.threads": "threads",
+    "software.torch": "torch",
+    "software.transformers": "transformers",
+    "model.weights": "model",
+    "model.tokenizer": "model",
+    "model.source": "model",
+    "run.dtype": "dtype",
+    "dataset.checksum": "dataset",
+    "run.task": "task",
+    "run.batch_size": "batch size",
+    "run.length": "length",
+    "run.row_shape": "row shape",
+    "run.workers": "workers",
+    "run.accumulation": "accumulation",
+    "run.autocast": "autocast",
+    "loader.workers": "loader workers",
+    "loader.batch_size": "loader batch size",
+    "conditions.power_source": "power source",
+    "conditions.power_mode": "power mode",
+    "randomness.deterministic_algorithms": "deterministic algorithms",
+    "randomness.matmul_precision": "matmul precision",
+}
+# Name of the difference, path and value.
 INCOMPARABLE = [
-    # Name of the difference, path and value.
+    *((name, path, "other") for path, name in COMPARED_PATHS.items()),
     ("simulation", "simulated", True),
-    ("device", "hardware.device", "cpu"),
-    ("device name", "hardware.name", "Apple M1"),
-    ("chip", "hardware.chip", "Apple M1"),
-    ("threads", "hardware.threads", 1),
-    ("torch", "software.torch", "2.12.0"),
-    ("transformers", "software.transformers", "5.0.0"),
-    ("model", "model.weights", "00" * 16),
-    ("model", "model.tokenizer", "00" * 16),
-    ("model", "model.source", "memory"),
-    ("dtype", "run.dtype", "float16"),
-    ("dataset", "dataset.checksum", "00" * 32),
-    ("task", "run.task", "training step"),
-    ("batch size", "run.batch_size", 8),
-    ("length", "run.length", 64),
-    ("row shape", "run.row_shape", "3x16x16"),
-    ("workers", "run.workers", 4),
     ("activation checkpointing", "run.checkpointed", None),
-    ("accumulation", "run.accumulation", 8),
-    ("autocast", "run.autocast", "float32"),
-    ("loader workers", "loader.workers", 0),
-    ("loader batch size", "loader.batch_size", 8),
-    ("power source", "conditions.power_source", "battery"),
-    ("power mode", "conditions.power_mode", "low"),
     ("thermal state", "conditions.thermal_state", "limited"),
     ("memory pressure", "conditions.memory_pressure", "critical"),
-    ("deterministic algorithms", "randomness.deterministic_algorithms", True),
-    ("matmul precision", "randomness.matmul_precision", "high"),
+    # A value that is known in only one logbook.
     ("dataset", "dataset", None),
     ("power source", "conditions.power_source", None),
     ("torch", "software.torch", None),
@@ -49,7 +54,7 @@ INCOMPARABLE = [
 
 @pytest.mark.parametrize(("name", "path", "value"), INCOMPARABLE)
 def test_diff_has_no_metrics_for_different_workloads(logbooks, name, path, value):
-    """A value that differs or is known in only one logbook prevents the comparison in both directions."""
+    """A difference prevents the comparison in both directions."""
     other = logbooks.change_value(path, value)
 
     for diff in (logbooks.COMPLETE.diff(other), other.diff(logbooks.COMPLETE)):
@@ -61,11 +66,12 @@ def test_diff_has_no_metrics_for_different_workloads(logbooks, name, path, value
         assert name in str(diff)
 
 
-def test_comparability_keys_are_unique_and_tested():
-    names = [name for paths in COMPARABILITY_KEYS.values() for name in paths]
+def test_comparability_keys_are_unique_and_tested(logbooks):
+    groups = compared_values(logbooks.COMPLETE, ())
+    names = [name for group, values in groups.items() if group not in OTHER_GROUPS for name in values]
 
     assert {*names} == {name for name, _, _ in INCOMPARABLE} | {"cuDNN benchmark"}
-    assert len({*names, *REPORTED_KEYS}) == len(names) + len(REPORTED_KEYS)
+    assert len({*names, *groups["reported"]}) == len(names) + len(groups["reported"])
 
 
 @pytest.mark.parametrize(("device", "reasons"), [("cuda:0", ["cuDNN benchmark"]), ("mps", []), ("cpu", [])])
@@ -149,24 +155,28 @@ def test_diff_rejects_other_types(logbooks, other):
         logbooks.COMPLETE.diff(other)
 
 
+# Name of the difference for each path whose value is reported if it differs.
+REPORTED_PATHS = {
+    "software.openmed_nb": "openmed_nb",
+    "software.python": "Python",
+    "software.system": "system",
+    "model.validation": "dtype validation",
+    "code.commit": "commit",
+    "hardware.memory_limit": "memory limit",
+    "conditions.thermal_state": "reported thermal state",
+    "conditions.cpu_speed_limit": "speed limit in percent",
+    "loader.worker_seeding": "worker seeding",
+    "loader.prefetch_factor": "prefetched batches",
+    "loader.persistent_workers": "persistent workers",
+    "loader.start_method": "worker start method",
+}
 REPORTED = [
-    ("openmed_nb", "software.openmed_nb", "0.2.0"),
-    ("Python", "software.python", "3.12.0"),
-    ("system", "software.system", "macOS 15.0"),
-    ("dtype validation", "model.validation", "there is no validation record"),
-    ("commit", "code.commit", "00" * 20),
+    *((name, path, "other") for path, name in REPORTED_PATHS.items()),
     ("uncommitted changes", "code.changed", 0),
     ("seeds", "randomness.seeds", {"torch": 2}),
     ("package numpy", "software.packages", {"numpy": "2.0.0"}),
     ("variable OMP_NUM_THREADS", "environment", {}),
     ("MPS variable PYTORCH_ENABLE_MPS_FALLBACK", "mps_variables", ()),
-    ("memory limit", "hardware.memory_limit", 0.8),
-    ("reported thermal state", "conditions.thermal_state", "nothing reported"),
-    ("worker seeding", "loader.worker_seeding", "torch"),
-    ("prefetched batches", "loader.prefetch_factor", 8),
-    ("persistent workers", "loader.persistent_workers", False),
-    ("worker start method", "loader.start_method", "spawn"),
-    ("speed limit in percent", "conditions.cpu_speed_limit", 40),
 ]
 
 

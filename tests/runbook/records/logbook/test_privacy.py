@@ -23,61 +23,64 @@ from openmed_nb.runbook.records.logbook.privacy import (
 
 NOTE = "The patient John Smith has diabetes mellitus."
 KEY = "wJalrXUtnFEMI+K7MDENG+bPxRfiCYEXAMPLEKEY"
-UNCHANGED = None
 MASK = "***"
-VALUES = [
-    ("OMP_NUM_THREADS", "8", UNCHANGED),
+VALID_VALUES = {
+    "OMP_NUM_THREADS": ["8"],
+    "TOKENIZERS_PARALLELISM": ["False"],
+    "KMP_BLOCKTIME": ["infinite"],
+    "KMP_AFFINITY": ["granularity=fine,compact,1,0"],
+    "PYTHONHASHSEED": ["random"],
+    "CUBLAS_WORKSPACE_CONFIG": [":4096:8"],
+    "PYTORCH_ENABLE_MPS_FALLBACK": ["1"],
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO": ["0.0"],
+    "PYTORCH_ALLOC_CONF": [
+        "max_split_size_mb:128,expandable_segments:True",
+        "backend:cudaMallocAsync",
+        "roundup_power2_divisions:[256:1,512:2,>:4]",
+    ],
+    "ATEN_CPU_CAPABILITY": ["avx512"],
+    "ONEDNN_MAX_CPU_ISA": ["AVX512_CORE_VNNI"],
+    "CUDA_VISIBLE_DEVICES": ["0,1", "", "GPU-8a3c1e2f-1234-5678-9abc-def012345678"],
+    "OPENMED_DEVICE": ["cuda:1"],
+    "LD_LIBRARY_PATH": ["/opt/lib:/usr/lib", ""],
+    "TMPDIR": ["/opt/café"],
+    "TRANSFORMERS_VERBOSITY": ["debug"],
+    "TORCH_LOGS": ["+dynamo,aot"],
+    "PYTORCH_DEBUG_MPS_ALLOCATOR": ["3"],
+}
+MASKED_VALUES = {
+    "OMP_NUM_THREADS": ["hunter2secretpw", NOTE],
+    "KMP_BLOCKTIME": [KEY],
+    "KMP_AFFINITY": ["John.Smith.has.asthma"],
+    "PYTORCH_ALLOC_CONF": ["max_split_size_mb:John"],
+    "CUDA_VISIBLE_DEVICES": ["hf_abcdefgh12345678"],
+    "PYTHONHOME": ["//user:pw@server/share"],
+    "HF_ENDPOINT": ["https://hub.example:x/", NOTE],
+    "TORCH_LOGS": ["asthma"],
+}
+SANITIZED_VALUES = [
     ("OMP_NUM_THREADS", " 4,2 ", "4,2"),
-    ("OMP_NUM_THREADS", "hunter2secretpw", MASK),
-    ("OMP_NUM_THREADS", NOTE, MASK),
-    ("TOKENIZERS_PARALLELISM", "False", UNCHANGED),
-    ("KMP_BLOCKTIME", "infinite", UNCHANGED),
-    ("KMP_BLOCKTIME", KEY, MASK),
-    ("KMP_AFFINITY", "granularity=fine,compact,1,0", UNCHANGED),
-    ("KMP_AFFINITY", "John.Smith.has.asthma", MASK),
-    ("PYTHONHASHSEED", "random", UNCHANGED),
-    ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", UNCHANGED),
-    ("PYTORCH_ENABLE_MPS_FALLBACK", "1", UNCHANGED),
-    ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", UNCHANGED),
-    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:True", UNCHANGED),
-    ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", UNCHANGED),
-    ("PYTORCH_ALLOC_CONF", "roundup_power2_divisions:[256:1,512:2,>:4]", UNCHANGED),
-    ("PYTORCH_ALLOC_CONF", "max_split_size_mb:John", MASK),
-    ("ATEN_CPU_CAPABILITY", "avx512", UNCHANGED),
-    ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", UNCHANGED),
-    ("CUDA_VISIBLE_DEVICES", "0,1", UNCHANGED),
-    ("CUDA_VISIBLE_DEVICES", "", UNCHANGED),
-    ("CUDA_VISIBLE_DEVICES", "GPU-8a3c1e2f-1234-5678-9abc-def012345678", UNCHANGED),
-    ("CUDA_VISIBLE_DEVICES", "hf_abcdefgh12345678", MASK),
-    ("OPENMED_DEVICE", "cuda:1", UNCHANGED),
-    ("LD_LIBRARY_PATH", "/opt/lib:/usr/lib", UNCHANGED),
     ("LD_LIBRARY_PATH", f"/opt/lib:{NOTE}", "/opt/lib:***"),
-    ("LD_LIBRARY_PATH", "", UNCHANGED),
     ("PYTHONPATH", "/opt/ghp_0123456789abcdef/lib", "/opt/***/lib"),
     ("PYTHONPATH", "/opt:https://me:word@host/simple:/usr", "/opt:***"),
     ("PYTHONPATH", "/opt/0a1b2c3d4e5f60718293a4b5c6d7e8f9/lib", "/opt/***/lib"),
     ("PYTHONPATH", "/opt/AKIAIOSFODNN7EXAMPLE", "/opt/***"),
     ("PYTHONPATH", "/opt?token=abc", "/***"),
     ("PYTHONPATH", "/data/notes of John Smith, asthma, MRN 1234567", "/data/***"),
-    ("PYTHONHOME", "//user:pw@server/share", MASK),
     ("TORCH_HOME", "/opt/caf\udce9", "/opt/***"),
-    ("TMPDIR", "/opt/café", UNCHANGED),
     ("HF_ENDPOINT", "https://me:word@hub.example/models?key=a#b", "https://hub.example"),
     ("HF_ENDPOINT", "https://hub.example/npm_AbCdEfGhIjKlMnOp", "https://hub.example"),
-    ("HF_ENDPOINT", "https://hub.example:x/", MASK),
-    ("HF_ENDPOINT", NOTE, MASK),
-    ("TRANSFORMERS_VERBOSITY", "debug", UNCHANGED),
-    ("TORCH_LOGS", "+dynamo,aot", UNCHANGED),
-    ("TORCH_LOGS", "asthma", MASK),
-    ("PYTORCH_DEBUG_MPS_ALLOCATOR", "3", UNCHANGED),
+]
+VALUES = [
+    *((name, value, value) for name, values in VALID_VALUES.items() for value in values),
+    *((name, value, MASK) for name, values in MASKED_VALUES.items() for value in values),
+    *SANITIZED_VALUES,
 ]
 
 
 @pytest.mark.parametrize(("name", "value", "expected"), VALUES)
 def test_sanitize_environ_masks_unexpected_values(name, value, expected):
     """Sanitizing twice gives the same result."""
-    expected = value if expected is UNCHANGED else expected
-
     assert sanitize_environ({name: value}) == {name: expected}
     assert sanitize_environ({name: expected}) == {name: expected}
 
@@ -171,24 +174,24 @@ def test_fingerprint_dataset_rejects_other_values_without_quoting_them(data):
     assert "Smith" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("hypotheses", "data"),
-    [
-        ("slow", None),
-        (3, None),
-        ([("slow",)], None),
-        ([("slow", 3)], None),
-        ([("slow", "x" * (MAX_HYPOTHESIS_CHARACTERS + 1))], None),
-        ([("slow", "no")] * (MAX_HYPOTHESES + 1), None),
-        (itertools.repeat(("slow", "no")), None),
-        ([("john smith  has\nDIABETES", "no")], [NOTE]),
-        ([("slow", "John Smith has diabetes")], ["The patient\nJohn Smith\n has diabetes mellitus."]),
-        ([("slow", f"seen in: {NOTE}")], [NOTE]),
-    ],
-)
-def test_validate_hypotheses_rejects_other_values_and_dataset_text(hypotheses, data):
+INVALID_HYPOTHESES = [
+    "slow",
+    3,
+    [("slow",)],
+    [("slow", 3)],
+    [("slow", "x" * (MAX_HYPOTHESIS_CHARACTERS + 1))],
+    [("slow", "no")] * (MAX_HYPOTHESES + 1),
+    itertools.repeat(("slow", "no")),
+    [("john smith  has\nDIABETES", "no")],
+    [("slow", "John Smith has diabetes")],
+    [("slow", f"seen in: {NOTE}")],
+]
+
+
+@pytest.mark.parametrize("hypotheses", INVALID_HYPOTHESES, ids=itertools.count())
+def test_validate_hypotheses_rejects_other_values_and_dataset_text(hypotheses):
     with pytest.raises(ConfigurationError) as caught:
-        validate_hypotheses(hypotheses, data)
+        validate_hypotheses(hypotheses, ["The patient\nJohn Smith\n has diabetes mellitus."])
     assert "Smith" not in str(caught.value)
 
 

@@ -7,21 +7,22 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import psutil
 import pytest
 import torch
 
 import openmed_nb as nb
 from openmed_nb.runbook.records.logbook.gathering import (
-    Program,
-    background_load,
     describe_loader,
     git_program,
     locate_storage,
     measure_latency,
     read_code,
     read_randomness,
+    sample_background_load,
 )
 from openmed_nb.runbook.records.logbook.sections import BackgroundLoad, Code
 
@@ -240,12 +241,30 @@ def test_logbook_counts_busy_processes(tmp_path):
     assert book.background.names
 
 
-def test_background_load_names_the_busiest_processes_on_request():
-    programs = [Program("idle", 1.0), Program("mail", 20.0), Program("hf_token123456", 100.0)]
+def make_process(pid, name, percent):
+    return SimpleNamespace(pid=pid, info={"name": name, "cpu_percent": percent})
 
-    assert background_load(programs, 0.5, names=False) == BackgroundLoad(2, 0.5, None)
-    assert background_load(programs, 1.7, names=True).names == ("***", "mail")
-    assert background_load([], -0.1, names=True).cpu_fraction == 0
+
+@pytest.mark.parametrize(
+    ("total_percent", "own_percent", "fraction"), [(50.0, 40.0, 0.4), (170.0, None, 1.0), (5.0, 40.0, 0.0)]
+)
+def test_background_load_names_the_busiest_other_processes_on_request(
+    monkeypatch, total_percent, own_percent, fraction
+):
+    """The load of this process is subtracted from the load of all four processors."""
+    processes = [
+        make_process(os.getpid(), "python", own_percent),
+        make_process(-1, "idle", 1.0),
+        make_process(-2, "mail", 20.0),
+        make_process(-3, "hf_token123456", 100.0),
+        make_process(-4, None, None),
+    ]
+    monkeypatch.setattr(psutil, "process_iter", lambda _attributes: processes)
+    monkeypatch.setattr(psutil, "cpu_percent", lambda _seconds: total_percent)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
+
+    assert sample_background_load(names=False) == BackgroundLoad(2, fraction, None)
+    assert sample_background_load(names=True).names == ("***", "mail")
 
 
 def test_measure_latency_counts_failures():

@@ -55,10 +55,18 @@ def home(tmp_path_factory):
         yield folder
 
 
-@pytest.fixture
-def make_steps(planted_steps, home):  # noqa: ARG001 - the processes of the steps use this home directory
-    """Function that returns planted steps by name."""
-    return lambda *names: [Step(name, name, getattr(planted_steps, name), 1, 60.0) for name in names]
+@pytest.fixture(scope="module")
+def run_steps(planted_steps, home):  # noqa: ARG001 - the processes of the steps use this home directory
+    """Function that runs a quick report of planted steps, and returns it. A name can be that of another step."""
+
+    def run_steps(folder, *functions, quick=True, names=()):
+        steps = []
+        for name, function in zip(names or functions, functions, strict=True):
+            timeout = 5.0 if name == "hang" else 60.0
+            steps.append(Step(name, name, getattr(planted_steps, function), 1, timeout))
+        return run_report(folder, quick, False, steps)
+
+    return run_steps
 
 
 def find_running_processes(home):
@@ -97,13 +105,9 @@ def planted_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def planted_report(planted_steps, planted_folder, home):  # noqa: ARG001 - the processes use this home directory
+def planted_report(run_steps, planted_folder):
     """Report of steps that end in every way, between two steps with results."""
-    steps = [
-        Step(name, name, getattr(planted_steps, name), 1, timeout_seconds=5.0 if name == "hang" else 60.0)
-        for name in ("succeed", *OUTCOMES, "report_failure")
-    ]
-    return run_report(planted_folder, True, False, steps)
+    return run_steps(planted_folder, "succeed", *OUTCOMES, "report_failure")
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
@@ -183,16 +187,15 @@ def test_gpu_of_the_system_status_is_reported(planted_report):
     assert "GPU" not in describe_system(GpuStatus())
 
 
-def test_second_run_resumes_and_other_arguments_restart(make_steps, tmp_path):
-    steps = make_steps("succeed", "fail")
+def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
     events = []
-    first = run_report(tmp_path, True, False, steps)
+    first = run_steps(tmp_path, "succeed", "fail")
     unsubscribe = SESSION.subscribe(lambda event: events.append(str(event)) if event else None)
     try:
-        second = run_report(tmp_path, True, False, steps)
+        second = run_steps(tmp_path, "succeed", "fail")
     finally:
         unsubscribe()
-    restarted = run_report(tmp_path, False, False, steps[:1])
+    restarted = run_steps(tmp_path, "succeed", quick=False)
 
     assert second.outcome_for("succeed") == first.outcome_for("succeed")
     assert re.fullmatch(r"Reporting: fail, about \d+ \w+ left \(step 2 of 2\)", events[0])
@@ -202,10 +205,10 @@ def test_second_run_resumes_and_other_arguments_restart(make_steps, tmp_path):
     assert (restarted.exit_code, restarted.missing_steps) == (0, ())
 
 
-def test_interrupt_kills_the_step_and_keeps_results(make_steps, home, tmp_path, interruptible):  # noqa: ARG001
+def test_interrupt_kills_the_step_and_keeps_results(run_steps, home, tmp_path, interruptible):  # noqa: ARG001
     (home / "pids").unlink(missing_ok=True)  # A process id of an earlier step may be in use again.
     with pytest.raises(RunInterrupted, match=r"after 1 step\..* run the same report again"):
-        run_report(tmp_path, True, False, make_steps("succeed", "interrupt"))
+        run_steps(tmp_path, "succeed", "interrupt")
 
     assert [step.step for step in DeviceReport.read(tmp_path / "report.json").steps] == ["succeed"]
     assert not find_running_processes(home)
@@ -227,10 +230,9 @@ def test_step_exits_with_a_killed_report(home, tmp_path):
             process.wait(60)
 
 
-def test_unavailable_device_falls_back_to_the_cpu(make_steps, tmp_path):
+def test_unavailable_device_falls_back_to_the_cpu(run_steps, tmp_path):
     """If the device step crashes, the other steps measure the CPU. If it succeeds later, they run again."""
-    device_step = replace(make_steps("abort")[0], name="device")
-    report = run_report(tmp_path, True, False, [device_step, *make_steps("succeed")])
+    report = run_steps(tmp_path, "abort", "succeed", names=("device", "succeed"))
     available = replace(report.steps[0], outcome="done", report_json={"device": "mps"})
 
     assert report.outcome_for("succeed").message == "Found on cpu. All is <b>well</b>."
@@ -239,23 +241,23 @@ def test_unavailable_device_falls_back_to_the_cpu(make_steps, tmp_path):
     assert report.with_outcome(available).notes == (f"{RESTARTED_PREFIX}the device was cpu and is mps.",)
 
 
-def test_steps_continue_while_saving_fails(make_steps, home):
+def test_steps_continue_while_saving_fails(run_steps, home):
     """A failed save is retried after the next step, and raises only at the end."""
     folder = home / "blocked"
     with pytest.raises(ConfigurationError, match="'blocked'"):
-        run_report(folder, True, False, make_steps("block_page", "succeed"))
+        run_steps(folder, "block_page", "succeed")
 
     assert DeviceReport.read(folder / "report.json").missing_steps == ()
 
 
-def test_unusable_folder_raises_before_any_step(make_steps, tmp_path, capsys):
+def test_unusable_folder_raises_before_any_step(run_steps, tmp_path, capsys):
     (tmp_path / "file").write_text("mine", "utf-8")
     (tmp_path / "report.json").write_text("{}", "utf-8")
 
     assert main(["report", str(tmp_path / "file")]) == 2
     assert "cannot be written" in capsys.readouterr().err
     with pytest.raises(ConfigurationError, match=r"is not a report of nb\.report"):
-        run_report(tmp_path, True, False, make_steps("succeed"))
+        run_steps(tmp_path, "succeed")
     assert (tmp_path / "report.json").read_text("utf-8") == "{}"
 
 

@@ -1,10 +1,13 @@
-"""System status: parsing of recorded outputs, findings, and display."""
+"""System status and utilization: parsing of recorded outputs, findings, and display."""
 
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,17 +16,21 @@ import openmed_nb as nb
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.runbook.records.signals import (
+    CONDITIONS,
     MAC_COMMANDS,
     NVIDIA_SMI,
     QUERY,
     GpuStatus,
     SystemStatus,
+    busy_fraction,
+    make_utilization_reader,
     read_system_status,
 )
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
 BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
+SIMULATED_MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
 
 
 def load_outputs(*names):
@@ -54,14 +61,9 @@ H200 = GpuStatus(
 
 
 def read_mac(**outputs):
-    """Return the status of a Mac with the given outputs of commands, and the commands that were run."""
-    commands = []
-
-    def run(command):
-        commands.append(command)
-        return next((outputs.get(name) for name, mac_command in MAC_COMMANDS.items() if mac_command == command), None)
-
-    return read_system_status(MAC, "mps", run), commands
+    """Return the status of a Mac with the given outputs of commands."""
+    by_command = {tuple(command): outputs.get(name) for name, command in MAC_COMMANDS.items()}
+    return read_system_status(MAC, "mps", lambda command: by_command[tuple(command)])
 
 
 def read_nvidia(output, device="cuda:0", environ=None, uuid=None):
@@ -70,7 +72,9 @@ def read_nvidia(output, device="cuda:0", environ=None, uuid=None):
 
 
 def test_read_signals_runs_each_command_of_macos_once():
-    status, commands = read_mac(**LAPTOP)
+    commands = []
+    status = read_mac(**LAPTOP)
+    read_system_status(MAC, "mps", commands.append)
 
     assert status.gpu == M4
     assert (status.memory_pressure, status.memory_free) == ("warning", 70)
@@ -97,8 +101,7 @@ def test_read_signals_searches_nvidia_smi():
 
 
 def test_read_signals_reads_no_values_of_a_simulated_mac():
-    simulated = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
-    status = read_system_status(simulated, "mps", pytest.fail)
+    status = read_system_status(SIMULATED_MAC, "mps", pytest.fail)
 
     assert status == SystemStatus(simulated=True)
     assert "SIMULATED" in str(status)
@@ -106,67 +109,80 @@ def test_read_signals_reads_no_values_of_a_simulated_mac():
     assert {finding.status for finding in status.findings()} == {NOT_APPLICABLE}
 
 
-PSUTIL_BATTERY = read_mac()[0].battery
+PSUTIL_BATTERY = read_mac().battery
 CALM = load_outputs("therm_calm")
 PRESSURE = "com.apple.system.thermalpressurelevel"
 DEVICE_UTILIZATION = '"Device Utilization %"=30'
 IOREG = LAPTOP["ioreg"]
-MAC_OUTPUTS = [
-    ("ioreg", load_outputs("ioreg_m1"), "gpu", GpuStatus(utilization=2, memory_used=340983808)),
-    ("ioreg", IOREG.replace(DEVICE_UTILIZATION, '"Device Utilization %"=130'), "gpu", replace(M4, utilization=None)),
-    ("ioreg", IOREG.replace(DEVICE_UTILIZATION, '"Device Utilization %"=x'), "gpu", replace(M4, utilization=29)),
-    ("ioreg", IOREG.replace("AGXAcceleratorG16G", "IntelAccelerator"), "gpu", GpuStatus()),
-    ("ioreg", IOREG.replace("}", ""), "gpu", GpuStatus("Apple M4", 10)),
-    ("ioreg", f'"IOReportLegend" = ({{{DEVICE_UTILIZATION}}})', "gpu", GpuStatus()),
-    ("sysctl", "hw.perflevel0.physicalcpu: 0\n", "performance_cores", None),
-    ("sysctl", "hw.perflevel1.physicalcpu: 9999\n", "efficiency_cores", None),
-    ("memory", "System-wide memory free percentage: 170%", "memory_free", None),
-    ("battery", load_outputs("batt_charging"), "power_source", "adapter"),
-    ("battery", load_outputs("batt_charging"), "battery", 90),
-    ("battery", load_outputs("batt_not_charging"), "power_source", "adapter"),
-    ("battery", load_outputs("batt_not_charging"), "battery", 7),
-    ("battery", load_outputs("batt_desktop"), "power_source", "adapter"),
-    ("battery", load_outputs("batt_none"), "power_source", "adapter"),
-    ("battery", "Now drawing from 'UPS Power'\n", "power_source", "UPS"),
-    ("battery", " -Back-UPS ES 700\t64%; charged present: true", "battery", PSUTIL_BATTERY),
-    ("battery", " -InternalBattery-0 (id=1)\t178%; discharging", "battery", PSUTIL_BATTERY),
-    ("power", load_outputs("power_powermode"), "power_mode", "automatic"),
-    ("power", load_outputs("power_desktop"), "power_mode", None),
-    ("power", " lowpowermode         0\n", "power_mode", "automatic"),
-    ("power", " powermode            1\n", "power_mode", "low"),
-    ("power", " lowpowermode         0\n powermode            2\n", "power_mode", "high"),
-    ("power", " powermode            7\n", "power_mode", None),
-    ("thermal state", CALM, "thermal_state", "nothing reported"),
-    ("thermal state", CALM, "cpu_speed_limit", None),
-    ("thermal state", "CPU_Speed_Limit \t= 100\n", "thermal_state", "nominal"),
-    ("thermal state", f"{CALM}CPU_Speed_Limit \t= 100\n", "thermal_state", "nominal"),
-    ("thermal state", "CPU_Speed_Limit \t= 162\n", "cpu_speed_limit", None),
-    ("thermal state", "Note: No thermal warning level has been recorded\n", "thermal_state", None),
-    ("thermal pressure", load_outputs("pressure_moderate"), "thermal_state", "moderate"),
-    ("thermal pressure", f"{PRESSURE} 2\n", "thermal_state", "limited"),
-    ("thermal pressure", f"{PRESSURE} 4\n", "thermal_state", "limited"),
-    ("thermal pressure", f"{PRESSURE} 5\n", "thermal_state", None),
-    ("thermal pressure", "com.apple.system.thermalpressure 1\n", "thermal_state", None),
+# Outputs of a command, and the value of a field for each of them.
+MAC_OUTPUTS = {
+    ("ioreg", "gpu"): [
+        (load_outputs("ioreg_m1"), GpuStatus(utilization=2, memory_used=340983808)),
+        (IOREG.replace(DEVICE_UTILIZATION, '"Device Utilization %"=130'), replace(M4, utilization=None)),
+        (IOREG.replace(DEVICE_UTILIZATION, '"Device Utilization %"=x'), replace(M4, utilization=29)),
+        (IOREG.replace("AGXAcceleratorG16G", "IntelAccelerator"), GpuStatus()),
+        (IOREG.replace("}", ""), GpuStatus("Apple M4", 10)),
+        (f'"IOReportLegend" = ({{{DEVICE_UTILIZATION}}})', GpuStatus()),
+    ],
+    ("sysctl", "performance_cores"): [("hw.perflevel0.physicalcpu: 0\n", None)],
+    ("sysctl", "efficiency_cores"): [("hw.perflevel1.physicalcpu: 9999\n", None)],
+    ("memory", "memory_free"): [("System-wide memory free percentage: 170%", None)],
+    ("battery", "power_source"): [
+        (load_outputs("batt_charging"), "adapter"),
+        (load_outputs("batt_not_charging"), "adapter"),
+        (load_outputs("batt_desktop"), "adapter"),
+        (load_outputs("batt_none"), "adapter"),
+        ("Now drawing from 'UPS Power'\n", "UPS"),
+    ],
+    ("battery", "battery"): [
+        (load_outputs("batt_charging"), 90),
+        (load_outputs("batt_not_charging"), 7),
+        (" -Back-UPS ES 700\t64%; charged present: true", PSUTIL_BATTERY),
+        (" -InternalBattery-0 (id=1)\t178%; discharging", PSUTIL_BATTERY),
+    ],
+    ("power", "power_mode"): [
+        (load_outputs("power_powermode"), "automatic"),
+        (load_outputs("power_desktop"), None),
+        (" lowpowermode         0\n", "automatic"),
+        (" powermode            1\n", "low"),
+        (" lowpowermode         0\n powermode            2\n", "high"),
+        (" powermode            7\n", None),
+    ],
+    ("thermal state", "thermal_state"): [
+        (CALM, "nothing reported"),
+        ("CPU_Speed_Limit \t= 100\n", "nominal"),
+        (f"{CALM}CPU_Speed_Limit \t= 100\n", "nominal"),
+        ("Note: No thermal warning level has been recorded\n", None),
+    ],
+    ("thermal state", "cpu_speed_limit"): [(CALM, None), ("CPU_Speed_Limit \t= 162\n", None)],
+    ("thermal pressure", "thermal_state"): [
+        (load_outputs("pressure_moderate"), "moderate"),
+        (f"{PRESSURE} 2\n", "limited"),
+        (f"{PRESSURE} 4\n", "limited"),
+        (f"{PRESSURE} 5\n", None),
+        ("com.apple.system.thermalpressure 1\n", None),
+    ],
+}
+
+
+@pytest.mark.parametrize(("command", "field"), MAC_OUTPUTS)
+def test_read_signals_parses_outputs_of_macos(command, field):
+    for output, value in MAC_OUTPUTS[command, field]:
+        status = read_mac(**{command: output})
+
+        assert getattr(status, field) == value, output
+
+
+THERMAL_REPORTS = [
+    (CALM, "pressure_nominal", "nominal"),
+    (CALM, "pressure_moderate", "moderate"),
+    (load_outputs("therm_limited"), "pressure_nominal", "limited"),
 ]
 
 
-@pytest.mark.parametrize(("command", "output", "field", "value"), MAC_OUTPUTS)
-def test_read_signals_parses_outputs_of_macos(command, output, field, value):
-    status, _ = read_mac(**{command: output})
-
-    assert getattr(status, field) == value
-
-
-@pytest.mark.parametrize(
-    ("output", "pressure", "thermal_state"),
-    [
-        (CALM, "pressure_nominal", "nominal"),
-        (CALM, "pressure_moderate", "moderate"),
-        (load_outputs("therm_limited"), "pressure_nominal", "limited"),
-    ],
-)
+@pytest.mark.parametrize(("output", "pressure", "thermal_state"), THERMAL_REPORTS)
 def test_thermal_state_is_the_worse_of_two_reports(output, pressure, thermal_state):
-    status, _ = read_mac(**{"thermal state": output, "thermal pressure": load_outputs(pressure)})
+    status = read_mac(**{"thermal state": output, "thermal pressure": load_outputs(pressure)})
 
     assert status.thermal_state == thermal_state
 
@@ -177,7 +193,7 @@ UNREADABLE = ["", "not found", "Error: could not get the value", "\0\0", "-1", "
 @pytest.mark.parametrize("output", UNREADABLE)
 def test_read_signals_returns_none_for_unreadable_output(output):
     """Only the values of psutil remain."""
-    status, _ = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
+    status = read_mac(**dict.fromkeys(MAC_COMMANDS, output))
     psutil_alone = read_system_status(BOX, "cpu")
 
     assert replace(status, memory_available=None) == replace(psutil_alone, memory_available=None, chip=MAC.chip)
@@ -191,7 +207,7 @@ def test_read_signals_returns_none_for_unreadable_output(output):
 def test_parsed_values_are_in_their_ranges(text, cells):
     gpu = read_nvidia(",".join(cells))
 
-    assert read_mac(**dict.fromkeys(MAC_COMMANDS, text))[0].chip == MAC.chip
+    assert read_mac(**dict.fromkeys(MAC_COMMANDS, text)).chip == MAC.chip
     assert read_nvidia(text) == GpuStatus()
     assert gpu.utilization is None or 0 <= gpu.utilization <= 100
     assert gpu.memory_total is None or gpu.memory_total > 0
@@ -239,38 +255,36 @@ def test_gpu_is_selected_by_uuid_or_order(gpus, device, environ, uuid, expected)
     assert read_nvidia(output, device, environ, uuid).uuid == expected
 
 
-CONDITIONS = [
-    ({"memory_pressure": "normal"}, "memory pressure", OK),
-    ({"memory_pressure": "warning"}, "memory pressure", WARNING),
-    ({"memory_pressure": "critical"}, "memory pressure", WARNING),
-    ({}, "memory pressure", NOT_APPLICABLE),
-    ({"power_source": "adapter"}, "power", OK),
-    ({"power_source": "battery"}, "power", WARNING),
-    ({"power_source": "UPS"}, "power", WARNING),
-    ({}, "power", NOT_APPLICABLE),
-    ({"power_mode": "automatic"}, "power mode", OK),
-    ({"power_mode": "high"}, "power mode", OK),
-    ({"power_mode": "low"}, "power mode", WARNING),
-    ({}, "power mode", NOT_APPLICABLE),
-    ({"thermal_state": "nominal"}, "thermal state", OK),
-    ({"thermal_state": "nothing reported"}, "thermal state", NOT_APPLICABLE),
-    ({"gpu": GpuStatus(thermal_throttling=False), "thermal_state": "nothing reported"}, "thermal state", OK),
-    ({"gpu": GpuStatus(thermal_throttling=True), "thermal_state": "nothing reported"}, "thermal state", WARNING),
-    ({"thermal_state": "limited"}, "thermal state", WARNING),
-    ({"thermal_state": "moderate"}, "thermal state", WARNING),
-    ({"gpu": GpuStatus(thermal_throttling=False), "thermal_state": "moderate"}, "thermal state", WARNING),
-    ({"gpu": GpuStatus(thermal_throttling=True), "thermal_state": "nominal"}, "thermal state", WARNING),
-    ({}, "thermal state", NOT_APPLICABLE),
+# Status of the finding for each state of a condition.
+STATES = {
+    "memory_pressure": {"normal": OK, "warning": WARNING, "critical": WARNING},
+    "power_source": {"adapter": OK, "battery": WARNING, "UPS": WARNING},
+    "power_mode": {"automatic": OK, "high": OK, "low": WARNING},
+    "thermal_state": {"nominal": OK, "nothing reported": NOT_APPLICABLE, "limited": WARNING, "moderate": WARNING},
+}
+# Thermal state of the system, whether the GPU throttles, and status of the finding.
+GPU_STATES = [
+    ("nothing reported", False, OK),
+    ("nothing reported", True, WARNING),
+    ("moderate", False, WARNING),
+    ("nominal", True, WARNING),
 ]
 
 
-@pytest.mark.parametrize(("state", "name", "status"), CONDITIONS)
-def test_findings_warn_of_slow_states_with_a_remedy(state, name, status):
-    (finding,) = (finding for finding in SystemStatus(**state).findings() if finding.name == name)
+@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda condition: condition.name)
+def test_finding_warns_of_slow_states_with_a_remedy(condition):
+    cases = [(SystemStatus(**{condition.field: state}), status) for state, status in STATES[condition.field].items()]
+    if condition.field == "thermal_state":
+        cases += [
+            (SystemStatus(GpuStatus(thermal_throttling=throttling), thermal_state=state), status)
+            for state, throttling, status in GPU_STATES
+        ]
+    for system_status, status in [(SystemStatus(), NOT_APPLICABLE), *cases]:
+        (finding,) = (finding for finding in system_status.findings() if finding.name == condition.name)
 
-    assert finding.status == status
-    assert bool(finding.remedy) is (status == WARNING)
-    assert not any(character.isdigit() for character in finding.evidence)
+        assert finding.status == status
+        assert bool(finding.remedy) is (status == WARNING)
+        assert not any(character.isdigit() for character in finding.evidence)
 
 
 def test_report_displays_measurements_only_in_html():
@@ -303,3 +317,75 @@ def test_readme_names_every_recorded_file():
     documented = re.findall(r"`(\w+\.txt)`", (RECORDED / "README.md").read_text("utf-8"))
 
     assert sorted(documented) == sorted(file.name for file in RECORDED.glob("*.txt"))
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize(
+    ("device", "machine", "output", "utilization"),
+    [
+        ("mps", MAC, "ioreg_m4", 0.3),
+        ("mps", MAC, "ioreg_m1", 0.02),
+        ("cuda", BOX, "nvidia_h200", 0.0),
+    ],
+)
+def test_utilization_reader_runs_the_command_of_its_device(device, machine, output, utilization):
+    read = make_utilization_reader(device, machine, lambda _command: load_outputs(output), {})
+
+    assert read() == pytest.approx(utilization)
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1", "lazy:0"])
+def test_utilization_reader_needs_a_usable_output(device):
+    assert make_utilization_reader(device, MAC, lambda _command: None, {}) is None
+    assert make_utilization_reader(device, BOX, lambda _command: "no such command", {}) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
+def test_utilization_reader_runs_no_command_on_a_simulated_machine(device):
+    assert make_utilization_reader(device, SIMULATED_MAC, pytest.fail, {}) is None
+
+
+@pytest.mark.real_computer
+def test_cpu_reader_returns_a_fraction_after_its_counters_change():
+    read = make_utilization_reader("cpu", BOX)
+    while (utilization := read()) is None:
+        pass
+
+    assert 0 <= utilization <= 1
+
+
+@pytest.mark.real_computer
+def test_cpu_reader_measures_across_threads():
+    """The functions of psutil for percentages keep the counters of each thread."""
+    read = make_utilization_reader("cpu", BOX)
+    time.sleep(0.1)
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(read).result() is not None
+
+
+@pytest.mark.real_computer
+def test_cpu_without_counters_has_no_reader(monkeypatch):
+    def raise_error():
+        raise PermissionError
+
+    monkeypatch.setattr(psutil, "cpu_times", raise_error)
+
+    assert make_utilization_reader("cpu", BOX) is None
+
+
+# Counters before and after, and the busy fraction between them.
+CPU_TIMES = [
+    ({"user": 1, "idle": 1}, {"user": 4, "idle": 2}, 0.75),
+    ({"user": 1, "idle": 1, "iowait": 0}, {"user": 2, "idle": 2, "iowait": 2}, 0.25),
+    ({"user": 1, "idle": 1, "guest": 0}, {"user": 2, "idle": 2, "guest": 1}, 0.5),
+    ({"user": 1, "idle": 5}, {"user": 2, "idle": 4}, 1.0),
+    ({"user": 1, "idle": 1}, {"user": 1, "idle": 1}, None),
+    ({}, {"user": 1, "idle": 1}, None),
+    ({}, {}, None),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "fraction"), CPU_TIMES)
+def test_busy_fraction_excludes_idle_time_and_counts_guests_once(before, after, fraction):
+    assert busy_fraction(before, after) == fraction
