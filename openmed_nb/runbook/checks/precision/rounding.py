@@ -16,7 +16,7 @@ ROUNDED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 EXCLUDED_OPERATORS = ("aten::_to_copy", "aten::copy_", "aten::mkldnn", "mkldnn::", "onednn::")
 
 
-class Float64RoundingMode(TorchDispatchMode):  # type: ignore[misc]
+class Float64RoundingMode(TorchDispatchMode):
     """Mode in which each operator computes in float64 and rounds its result once to the original dtype.
 
     The mode covers the backward pass and the optimizer as well. In float64, differences in summation order disappear after
