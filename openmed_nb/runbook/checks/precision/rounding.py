@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -23,7 +24,13 @@ class Float64RoundingMode(TorchDispatchMode):
     rounding. The result therefore differs from that of the CPU about as much as that of a device with accurate rounding.
     """
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        operator: OpOverload,
+        _types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run an operator in float64. Views, random operators and calls without reduced-precision tensors run unchanged."""
         kwargs = kwargs or {}
         is_random = torch.Tag.nondeterministic_seeded in operator.tags
