@@ -50,6 +50,7 @@ from .table import (
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from .recorders import CallRecorder
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
 
 
-def _synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
+def _synthetic_example(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelInputs:
     """Return a batch of two synthetic sentences for a transformers model, with labels if the model accepts them."""
     import torch
 
@@ -69,26 +70,6 @@ def _synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
     if "labels" in (accepted_arguments(type(model).forward) or ()):
         kwargs["labels"] = torch.zeros_like(batch["input_ids"])
     return ModelInputs(kwargs=kwargs)
-
-
-def _trace(
-    model: torch.nn.Module, example: ModelInputs, table: OperatorTable, training: bool
-) -> tuple[CallRecorder, tuple[str, ...]]:
-    """Trace copies of a model on the CPU and return the recorded calls, and notes on what was not traced.
-
-    The model and the random number generators stay unchanged.
-    """
-    import torch
-
-    from .recorders import CallRecorder
-
-    with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
-        recorder = CallRecorder(table)
-        # Each run uses a separate copy, because a step changes the weights.
-        _trace_inference(_verified_copy(model, example), example.copy(), recorder)
-        if not training:
-            return recorder, (NO_TRAINING_NOTICE,)
-        return recorder, _trace_training(_verified_copy(model, example), example.copy(), recorder)
 
 
 def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Module:
@@ -123,16 +104,16 @@ def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: Cal
     from .recorders import record_calls
 
     recorder.phase = INFERENCE
-    for name, location in _float64_tensors(model, example, recorder):
+    for name, location in _mark_float64(model, example, recorder):
         recorder.record_limitation(name, [FLOAT64], location)
     calls = Counter(recorder.calls)
-    refusals = Counter(recorder.limitations)
+    limitations = Counter(recorder.limitations)
     try:
         with torch.inference_mode(), record_calls(recorder, model):
             example(model)
     except RuntimeError:  # The model computes gradients itself, which inference mode does not support.
         recorder.calls = calls
-        recorder.limitations = refusals
+        recorder.limitations = limitations
         with torch.no_grad(), record_calls(recorder, model):
             example(model)
 
@@ -147,7 +128,7 @@ def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: Call
 
     from .recorders import record_calls
 
-    _float64_tensors(model, example, recorder)
+    _mark_float64(model, example, recorder)
     if not any(parameter.requires_grad for parameter in model.train().parameters()):
         return ("No training step was traced: no parameter of the model requires gradients.",)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -185,26 +166,20 @@ def _step(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) 
     return ()
 
 
-def _float64_tensors(
+def _mark_float64(
     model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder
 ) -> list[tuple[str, ModuleLocation]]:
-    """Return and record the tensors of a model and its inputs whose dtype MPS does not support."""
+    """Mark the tensors of a model and its inputs whose dtype MPS does not support as recorded, and return their names."""
     from .recorders import UNSUPPORTED_DTYPES
 
-    wide: list[tuple[str, ModuleLocation]] = []
-
-    def record_wide(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], location: ModuleLocation) -> None:
-        for name, tensor in tensors:
-            if tensor.dtype in UNSUPPORTED_DTYPES:
-                recorder.wide[tensor] = True
-                wide.append((f"{kind} {name}", location))
-
+    tensors = [(f"example input {name}", tensor, ModuleLocation()) for name, tensor in named_tensors(example.tensors)]
     for path, module in model.named_modules():
         location = ModuleLocation(path, type(module).__name__)
-        record_wide("parameter", module.named_parameters(recurse=False), location)
-        record_wide("buffer", module.named_buffers(recurse=False), location)
-    record_wide("example input", named_tensors(example.tensors), ModuleLocation())
-    return wide
+        for kind, own in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            tensors += ((f"{kind} {name}", tensor, location) for name, tensor in own(recurse=False))
+    wide = [(name, tensor, location) for name, tensor, location in tensors if tensor.dtype in UNSUPPORTED_DTYPES]
+    recorder.wide.update((tensor, True) for _, tensor, _ in wide)
+    return [(name, location) for name, _, location in wide]
 
 
 # Classifications of an operator, worst first.
@@ -353,18 +328,16 @@ class Forecast(Displayable):
         # The phases of one operator in one module are combined into one row.
         groups: dict[tuple[str, ...], list[OperatorForecast]] = {}
         for row in self.problems:
-            groups.setdefault((row.operator, row.verdict, str(row.module_location), row.reason, row.remedy), []).append(
-                row
-            )
+            key = (row.operator, row.verdict, str(row.module_location), row.reason, row.remedy)
+            groups.setdefault(key, []).append(row)
         problem_rows = [
             (*key[:3], ", ".join(row.phase for row in group), ", ".join(str(row.count) for row in group), *key[3:])
             for key, group in groups.items()
         ]
         hidden = len(problem_rows) - MAX_ROWS
         omitted = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
-        release = ".".join(
-            map(str, parse_release(self.torch))
-        )  # Not the build, so that texts of two builds are the same.
+        # The release and not the build, so that the texts of two builds are the same.
+        release = ".".join(map(str, parse_release(self.torch)))
         source = f"Source: {self.source}, torch {release}."
         columns = ("operator", "on MPS", "module", "phase", "count", "reason", "suggested action")
         phases = []
@@ -373,9 +346,8 @@ class Forecast(Displayable):
             called = {row.operator for row in calls}
             if called:
                 num_calls = sum(row.count for row in calls)
-                phases.append(
-                    (phase, str(num_calls), str(len(called)), str(len(called.intersection(self.cpu_operators))))
-                )
+                on_cpu = called.intersection(self.cpu_operators)
+                phases.append((phase, str(num_calls), str(len(called)), str(len(on_cpu))))
         tables = (
             Table("Operators with problems on MPS", columns, tuple(problem_rows[:MAX_ROWS])),
             Table("Calls by phase", ("phase", "calls", "operators", "fall back to the CPU"), tuple(phases)),
@@ -409,18 +381,8 @@ def build_rows(
         remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
         rows.append(OperatorForecast(operator, verdict, phase, location, count, "", reason, remedy))
     for (limitation, (operator, phase, location)), count in limitations.items():
-        rows.append(
-            OperatorForecast(
-                operator=operator,
-                verdict=limitation.verdict,
-                phase=phase,
-                module_location=location,
-                count=count,
-                limitation=limitation.name,
-                reason=limitation.reason,
-                remedy=limitation.remedy,
-            )
-        )
+        texts = (limitation.name, limitation.reason, limitation.remedy)
+        rows.append(OperatorForecast(operator, limitation.verdict, phase, location, count, *texts))
     return tuple(sorted(rows, key=_order_row))
 
 
@@ -485,12 +447,21 @@ def forecast(
             example = parse_example_inputs(example_inputs)
         elif tokenizer is None or module is model:
             message = f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them."
-            raise ConfigurationError(
-                message, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them."
-            )
+            remedy = "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them."
+            raise ConfigurationError(message, remedy)
         else:
             example = _synthetic_example(module, tokenizer)
+        import torch
+
+        from .recorders import CallRecorder
+
+        with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
+            recorder = CallRecorder(table)
+            # Each run uses a separate copy, because a step changes the weights.
+            _trace_inference(_verified_copy(module, example), example.copy(), recorder)
+            notes: tuple[str, ...] = (NO_TRAINING_NOTICE,)
+            if training:
+                notes = _trace_training(_verified_copy(module, example), example.copy(), recorder)
         inner = getattr(module, "_orig_mod", module)  # The module without torch.compile.
-        recorder, notes = _trace(module, example, table, training)
         rows = build_rows(recorder.calls, recorder.limitations, table)
         return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, is_mps_simulated())

@@ -17,13 +17,14 @@ import functools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -43,7 +44,9 @@ from .table import (
     FUNCTION_RULES,
     NOT_DENSE,
     OPERATOR_RULES,
+    Arguments,
     CallSite,
+    Keywords,
     ModuleLocation,
     MpsLimitation,
     OperatorTable,
@@ -52,6 +55,8 @@ from .table import (
     find_limitation,
     find_shape_limitation,
 )
+
+Types = Sequence[type]
 
 # Dtypes that MPS does not support.
 UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))
@@ -100,12 +105,12 @@ class ModuleTracker:
             pre_hook.remove()
             post_hook.remove()
 
-    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+    def _enter(self, module: torch.nn.Module, _args: object) -> None:
         if self._names_outermost and not self._stack.modules:
             self._name_modules(module)
         self._stack.modules.append(module)
 
-    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+    def _leave(self, module: torch.nn.Module, _args: object, _output: object) -> None:
         modules = self._stack.modules
         # If an earlier hook failed, the end of an inner module was missed.
         while modules and modules.pop() is not module:
@@ -124,7 +129,7 @@ class CallRecorder:
         phase: Current phase of the model.
         module_tracker: Tracker of the running module.
         calls: Number of calls by operator, phase and module.
-        refusals: Number of calls that MPS does not support, by limitation and call site.
+        limitations: Number of calls that MPS does not support, by limitation and call site.
         names: Names of operators above autograd, given by the running function.
         wide: Tensors of unsupported dtypes that are already recorded.
     """
@@ -165,18 +170,24 @@ class OperatorTracer(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, record: CallRecorder) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)  # Type checkers do not know that of super(), because it has no annotations.
         self._record = record
         self._decomposing: list[str] = []
         self._classify = functools.cache(record.table.classify)
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: OpOverload, _types: Types, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         """Run an operator, or the operators of its composite kernel on MPS."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - otherwise a mode would call the operator, not the kernel
             return self._record_call(operator, _convert_numbers(operator, args), kwargs or {})
 
-    def _record_call(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        name = self._name_on_mps(operator.name())
+    def _record_call(self, operator: OpOverload, args: Arguments, kwargs: Keywords) -> object:
+        name = operator.name()
+        # Autograd may have decomposed the operator that MPS would run.
+        whole_name = self._record.names.get(name, name)
+        if self._classify(whole_name) == ALWAYS_ON_CPU and not torch.is_inference_mode_enabled():
+            name = whole_name
         inputs = iter_operator_tensors([args, kwargs])
         if any(tensor.layout != torch.strided or tensor.is_nested for tensor in inputs):
             # The table covers dense tensors only.
@@ -188,17 +199,18 @@ class OperatorTracer(TorchDispatchMode):
         key = composite_key(name) if is_decomposed else ""
         if not key:
             result = operator(*args, **kwargs)
-        elif key == "CompositeImplicitAutograd":
-            # Not recorded: autograd decomposes these operators before dispatch.
-            with self:
-                return _get_kernel(operator, key)(*args, **kwargs)
         else:
-            self._decomposing.append(name)
-            try:
-                with self:
-                    result = _get_kernel(operator, key)(*args, **kwargs)
-            finally:
-                self._decomposing.pop()
+            # The kernel has no Python decompositions, which only compilers use.
+            kernel = functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - not public
+            with self:
+                if key == "CompositeImplicitAutograd":
+                    # Not recorded: autograd decomposes these operators before dispatch.
+                    return kernel(*args, **kwargs)
+                self._decomposing.append(name)
+                try:
+                    result = kernel(*args, **kwargs)
+                finally:
+                    self._decomposing.pop()
         outputs = iter_operator_tensors(result)
         call_site = CallSite(name, self._record.phase, self._record.module_tracker.current)
         self._record.calls[call_site] += 1
@@ -206,13 +218,6 @@ class OperatorTracer(TorchDispatchMode):
         if not self._decomposing:
             self._record.record_dtypes(name, inputs, outputs)
         return result
-
-    def _name_on_mps(self, operator: str) -> str:
-        """Return the operator that MPS would run, because autograd may have decomposed it on the CPU."""
-        name = self._record.names.get(operator, operator)
-        if self._classify(name) == ALWAYS_ON_CPU and not torch.is_inference_mode_enabled():
-            return name
-        return operator
 
 
 class FunctionTracer(TorchFunctionMode):
@@ -222,7 +227,9 @@ class FunctionTracer(TorchFunctionMode):
         super().__init__()
         self._record = record
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., object], _types: Types, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         """Run a function and record its limitations on MPS."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
@@ -250,12 +257,7 @@ def record_calls(record: CallRecorder, model: torch.nn.Module | None = None) -> 
         yield
 
 
-def _get_kernel(operator: Any, key: str) -> Callable[..., Any]:
-    """Return the kernel of an operator for a dispatch key, without Python decompositions, which only compilers use."""
-    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no public API for it
-
-
-def _convert_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _convert_numbers(operator: OpOverload, args: Arguments) -> Arguments:
     """Convert numbers to tensors where an operator does not accept numbers.
 
     Inside its operators, torch passes a number as a tensor, but a mode receives it as a number again.
@@ -335,9 +337,11 @@ class FallbackRecorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __post_init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: OpOverload, _types: Types, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         """Run an operator and record it if it has an MPS tensor."""
         kwargs = kwargs or {}
         if not any(
@@ -404,7 +408,7 @@ class WarningInterceptor:
     recorder: FallbackRecorder
     original_showwarning: Callable[..., None]
 
-    def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, message: Warning | str, *args: object, **kwargs: object) -> None:
         """Record a fallback, or show any other warning. An enclosing fallback log receives both."""
         match = FALLBACK_PATTERN.search(str(message)) if threading.get_ident() == self.recorder.thread else None
         if match:

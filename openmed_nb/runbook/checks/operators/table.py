@@ -16,7 +16,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypedDict
 
 from ...._events.activity import IMPORTING, ProgressEvent
 from ...._render.display import JsonMixin
@@ -196,7 +196,15 @@ def functions_file(version: str) -> Path:
     raise TorchImportError(message, reinstall_remedy(version))
 
 
-def read_functions(file: Path) -> dict[str, dict[str, Any]]:
+class FunctionEntry(TypedDict, total=False):
+    """Entry of torch's list of operators, without the keys that are not read."""
+
+    func: str
+    structured_delegate: str
+    dispatch: dict[str, str]
+
+
+def read_functions(file: Path) -> dict[str, FunctionEntry]:
     """Return the entries of torch's list by operator name."""
     import yaml
 
@@ -205,12 +213,12 @@ def read_functions(file: Path) -> dict[str, dict[str, Any]]:
     return {f"aten::{entry['func'].partition('(')[0]}": entry for entry in entries}
 
 
-def _parse_delegates(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _parse_delegates(functions: Mapping[str, FunctionEntry]) -> dict[str, str]:
     delegates = ((name, entry.get("structured_delegate")) for name, entry in functions.items())
     return {name: f"aten::{delegate}" for name, delegate in delegates if delegate}
 
 
-def native_operators(functions: Mapping[str, Mapping[str, Any]], key: str) -> frozenset[str]:
+def native_operators(functions: Mapping[str, FunctionEntry], key: str) -> frozenset[str]:
     """Return the operators that have a kernel for a dispatch key, such as ``"MPS"``, according to torch's list."""
     registered = {
         name
@@ -307,38 +315,42 @@ NOT_DENSE = MpsLimitation(
 )
 
 
-def _is_integer(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> bool:
+# Arguments of an operator or a torch function, and those that are passed by name.
+Arguments = tuple[Any, ...]
+Keywords = Mapping[str, Any]
+Rules = Mapping[str, tuple[MpsLimitation, Callable[[Arguments, Keywords], bool]]]
+
+
+def _is_integer(args: Arguments, _keywords: Keywords) -> bool:
+    tensor = args[0]
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _has_uneven_windows(tensor: torch.Tensor, sizes: Iterable[int], *_args: Any, **_kwargs: Any) -> bool:
+def _has_uneven_windows(args: Arguments, keywords: Keywords) -> bool:
     """Return whether pooling windows differ in size, or one dimension grows while the other shrinks."""
-    pairs = [pair for pair in zip(tensor.shape[-2:], sizes, strict=True) if all(pair)]
-    return _scales_in_both_directions(tensor, sizes) or any(max(pair) % min(pair) for pair in pairs)
+    pairs = [pair for pair in zip(args[0].shape[-2:], args[1], strict=True) if all(pair)]
+    return _scales_in_both_directions(args, keywords) or any(max(pair) % min(pair) for pair in pairs)
 
 
-def _scales_in_both_directions(tensor: torch.Tensor, sizes: Iterable[int], *_args: Any, **_kwargs: Any) -> bool:
-    changes = [input_size - output_size for input_size, output_size in zip(tensor.shape[-2:], sizes, strict=True)]
+def _scales_in_both_directions(args: Arguments, _keywords: Keywords) -> bool:
+    changes = [input_size - output_size for input_size, output_size in zip(args[0].shape[-2:], args[1], strict=True)]
     return bool(min(changes) < 0 < max(changes))
 
 
-def _has_projection(*args: Any, **_kwargs: Any) -> bool:
+def _has_projection(args: Arguments, _keywords: Keywords) -> bool:
     """Return whether an LSTM has a projection, so that its hidden state is smaller than its cell state."""
     states = next((value for value in args if isinstance(value, (tuple, list)) and len(value) == 2), None)  # noqa: PLR2004
     return states is not None and bool(states[0].shape[-1] != states[1].shape[-1])
 
 
-def _has_dropout_without_gradients(*args: Any, **kwargs: Any) -> bool:
+def _has_dropout_without_gradients(args: Arguments, keywords: Keywords) -> bool:
     import torch
 
-    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
-    needs_gradients = torch.is_grad_enabled() and any(
-        arguments[name].requires_grad for name in ("query", "key", "value")
-    )
+    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | {**keywords}
+    inputs = (arguments[name] for name in ("query", "key", "value"))
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     return bool(arguments.get("dropout_p", 0.0)) and not needs_gradients
 
-
-Rules = Mapping[str, tuple[MpsLimitation, Callable[..., bool]]]
 
 # Limitations that can be detected from an operator and its arguments.
 OPERATOR_RULES: Rules = {
@@ -355,10 +367,10 @@ FUNCTION_RULES: Rules = {
 }
 
 
-def find_limitation(rules: Rules, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[MpsLimitation]:
+def find_limitation(rules: Rules, name: str, args: Arguments, keywords: Keywords) -> list[MpsLimitation]:
     """Return the limitation of a call according to ``rules``, apart from general dtypes and shapes."""
     limitation, applies = rules.get(name, (None, None))
-    return [limitation] if limitation and applies and applies(*args, **kwargs) else []
+    return [limitation] if limitation and applies and applies(args, keywords) else []
 
 
 def find_shape_limitation(tensors: Iterable[torch.Tensor]) -> list[MpsLimitation]:
