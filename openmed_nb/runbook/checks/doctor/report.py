@@ -75,10 +75,10 @@ class DoctorReport(Displayable):
         simulated: Whether the machine is a simulated Mac.
 
     Example:
-        >>> print(DoctorReport((Finding("torch", OK, "2.13.0"), Finding("MPS", FAILED, "no Metal device", "Ask a Mac."))))
+        >>> print(DoctorReport((Finding("torch", OK, "2.13.0"), Finding("MPS", FAILED, "no Metal device", "Use 'cpu'."))))
         Doctor
           1 ok, 0 warnings, 1 failed.
-          MPS, failed: no Metal device. Ask a Mac.
+          MPS, failed: no Metal device. Use 'cpu'.
         All checks
           check  result  evidence
           torch  ok      2.13.0

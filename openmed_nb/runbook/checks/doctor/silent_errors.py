@@ -126,9 +126,8 @@ def gradient_beyond_a_page(rows: torch.Tensor, weight: torch.Tensor) -> torch.Te
 
 
 def masked_attention(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    with (
-        torch.no_grad()
-    ):  # MPS has a separate kernel without gradients. Infinite and very large mask values hide an error.
+    # MPS has a separate kernel without gradients. pytorch#184400 needs small mask values: infinite and very large ones hide it.
+    with torch.no_grad():
         return functional.scaled_dot_product_attention(query / 2, key / 2, key / 2 + 1, attn_mask=mask)
 
 
@@ -169,9 +168,9 @@ def later_tokens(query: torch.Tensor) -> torch.Tensor:
 
 
 def into_transposed(values: torch.Tensor, product: torch.Tensor, quotient: torch.Tensor) -> torch.Tensor:
-    return torch.stack(
-        (product.T.addcmul_(values + 3, values + 3), quotient.T.addcdiv_(values + 3, values + 4)),
-    )
+    multiplied = product.T.addcmul_(values + 3, values + 3)
+    divided = quotient.T.addcdiv_(values + 3, values + 4)
+    return torch.stack((multiplied, divided))
 
 
 def random_transposed(*tensors: torch.Tensor) -> torch.Tensor:
@@ -193,12 +192,9 @@ def recurrent_dropout(inputs: torch.Tensor) -> torch.Tensor:
 def normalized_channels(
     images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gradient: torch.Tensor
 ) -> torch.Tensor:
-    inputs = [
-        images.contiguous(memory_format=torch.channels_last).requires_grad_(),
-        weight.requires_grad_(),
-        bias.requires_grad_(),
-    ]
-    output = functional.batch_norm(inputs[0], None, None, weight, bias, training=True)
+    images = images.contiguous(memory_format=torch.channels_last)
+    inputs = [tensor.requires_grad_() for tensor in (images, weight, bias)]
+    output = functional.batch_norm(images, None, None, weight, bias, training=True)
     return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(output, inputs, gradient)])
 
 

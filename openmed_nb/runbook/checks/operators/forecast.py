@@ -26,15 +26,11 @@ from ....session import SESSION
 from ...bench.workloads import ModelInputs, loss_or_mean, parse_example_inputs
 from .table import (
     ALWAYS_ON_CPU,
-    BACKWARD,
     COMPOSITE,
     FALLS_BACK,
     FLOAT64,
-    FORWARD,
-    INFERENCE,
     MAY_BE_INCORRECT,
     NATIVE,
-    OPTIMIZER,
     PHASES,
     UNKNOWN,
     UNSUPPORTED,
@@ -103,7 +99,7 @@ def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: Cal
 
     from .recorders import record_calls
 
-    recorder.phase = INFERENCE
+    recorder.phase = "inference"
     for name, location in _mark_float64(model, example, recorder):
         recorder.record_limitation(name, [FLOAT64], location)
     calls = Counter(recorder.calls)
@@ -151,15 +147,15 @@ def _step(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) 
     """
     import torch
 
-    recorder.phase = FORWARD
+    recorder.phase = "forward"
     output = example(model)
     loss = loss_or_mean(output)
     if loss is None:
         problem = f"the model output, a {short_type_name(output)}, has no tensor that depends on the parameters"
         return (f"No training step was traced: {problem}.",)
-    recorder.phase = BACKWARD
+    recorder.phase = "backward"
     loss.backward()
-    recorder.phase = OPTIMIZER
+    recorder.phase = "optimizer"
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
     torch.optim.AdamW(parameters, foreach=False, fused=False).step()

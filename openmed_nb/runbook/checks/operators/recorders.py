@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,11 +35,9 @@ from ....devices.registry import get_device
 from ....simulation.operators import names_above_autograd
 from .table import (
     ALWAYS_ON_CPU,
-    BACKWARD,
     COMPOSITE,
     FALLS_BACK,
     FLOAT64,
-    FORWARD,
     FUNCTION_RULES,
     NOT_DENSE,
     OPERATOR_RULES,
@@ -60,7 +57,6 @@ Types = Sequence[type]
 
 # Dtypes that MPS does not support.
 UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))
-ELSEWHERE: Final = "elsewhere"
 
 
 class _ModuleStack(threading.local):
@@ -135,7 +131,7 @@ class CallRecorder:
     """
 
     table: OperatorTable
-    phase: Phase = FORWARD
+    phase: Phase = "forward"
     module_tracker: ModuleTracker = field(default_factory=ModuleTracker)
     calls: Counter[CallSite] = field(default_factory=Counter)
     limitations: Counter[tuple[MpsLimitation, CallSite]] = field(default_factory=Counter)
@@ -351,7 +347,7 @@ class FallbackRecorder(TorchDispatchMode):
         call = self.begin(operator.name())
         # A fallback waits for queued work, which must not count as its duration. In a backward pass, another thread may hold
         # the lock and wait for this one.
-        if call.name and call.phase != BACKWARD:
+        if call.name and call.phase != "backward":
             get_device("mps").synchronize()
         start = current_time()
         try:
@@ -390,9 +386,9 @@ class FallbackRecorder(TorchDispatchMode):
 
     def _create_call(self, name: str) -> OperatorCall:
         location = self.module_tracker.current
-        phase: Phase = FORWARD if location.kind else ELSEWHERE
+        phase: Phase = "forward" if location.kind else "elsewhere"
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - used by torch.utils.module_tracker as well
-            phase = BACKWARD
+            phase = "backward"
         return OperatorCall(name, location, phase)
 
 

@@ -47,13 +47,8 @@ UNKNOWN: Final = "unknown"
 UNSUPPORTED: Final = "unsupported"
 MAY_BE_INCORRECT: Final = "may be incorrect"
 
-INFERENCE: Final = "inference"
-FORWARD: Final = "forward"
-BACKWARD: Final = "backward"
-OPTIMIZER: Final = "optimizer"
-
 # Phases in the order of the report: a forward pass without gradients, and the three phases of a training step.
-PHASES: tuple[Phase, ...] = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
+PHASES: tuple[Phase, ...] = ("inference", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, order=True)

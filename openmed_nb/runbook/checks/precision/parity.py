@@ -80,7 +80,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model. A pipeline of
             :func:`load_pipeline` is compared unmodified with a float32 copy of its model on the CPU.
-        texts: Any iterable of texts, at least one.
+        texts: Any iterable of texts, at least one. With ``gold``, they are stored in memory.
         device: Device of the candidate. If ``None``, use the device of the session.
         dtype: Dtype of the candidate: ``"float32"`` (the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or
             ``"auto"``.

@@ -44,6 +44,7 @@ SEEN = {
 
 
 UNKNOWN = "PYTORCH_MPS_LOG_LEVEL"
+PACKAGES = (Finding("packages", OK, "9 packages fit together"),)
 
 ON_MPS = ComputationCheck(
     "mps",
@@ -64,13 +65,23 @@ def make_mac_facts(**changes):
         choice=select_device(DeviceRequest("auto", "nobody"), DeviceContext(MAC, MAC_TORCH, {})),
         environment=plan_mps_variables(environ, "mps", state),
         computation=ON_MPS,
-        packages=(Finding("packages", OK, "9 packages fit together"),),
+        packages=PACKAGES,
         system_status=SystemStatus(
             memory_pressure="normal", power_source="adapter", power_mode="automatic", thermal_state="nominal"
         ),
         models=(Finding("bundled", OK, "float32 on mps"),),
     )
     return replace(facts, **changes)
+
+
+def seeing(name, value):
+    """Return the facts of an environment variable that torch has read."""
+    return {"environment": {name: value}, "seen": {**SEEN, name: frozenset({value})}}
+
+
+def computing(**changes):
+    """Return the facts of computations on MPS with changes."""
+    return {"computation": replace(ON_MPS, **changes)}
 
 
 def make_cpu_facts(machine, torch, **changes):
@@ -82,7 +93,7 @@ def make_cpu_facts(machine, torch, **changes):
         choice=DeviceChoice("cpu", "auto", "nobody", "mps and cuda cannot be used here.", confirmed=True),
         environment=plan_mps_variables({}, "cpu"),
         computation=ComputationCheck("cpu", "cpu", dtypes=dict.fromkeys(TYPES, "")),
-        packages=(Finding("packages", OK, "9 packages fit together"),),
+        packages=PACKAGES,
     )
     return replace(facts, **changes)
 
@@ -122,24 +133,24 @@ PLANTED = [
     ("GPU that fails", make_cpu_facts(BOX, replace(BOX_TORCH, probes=(("cuda:0", "no kernel"),))), {"CUDA": FAILED}),
     (
         "computation fails",
-        make_mac_facts(computation=replace(ON_MPS, failure="the results differ")),
+        make_mac_facts(**computing(failure="the results differ")),
         {"computation": FAILED},
     ),
-    ("result elsewhere", make_mac_facts(computation=replace(ON_MPS, result_device="cpu")), {"computation": FAILED}),
+    ("result elsewhere", make_mac_facts(**computing(result_device="cpu")), {"computation": FAILED}),
     (
         "odd fallback",
-        make_mac_facts(environment={FALLBACK_VARIABLE: "true"}, seen={**SEEN, FALLBACK_VARIABLE: frozenset({"true"})}),
+        make_mac_facts(**seeing(FALLBACK_VARIABLE, "true")),
         {FALLBACK_VARIABLE: WARNING},
     ),
     ("variable that torch does not have", make_mac_facts(environment={UNKNOWN: "debug"}), {UNKNOWN: WARNING}),
     (
         "no float32",
-        make_mac_facts(computation=replace(ON_MPS, dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
+        make_mac_facts(**computing(dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
         {"float32": FAILED},
     ),
     (
         "no bfloat16",
-        make_mac_facts(computation=replace(ON_MPS, dtypes={"float32": "", "bfloat16": "needs macOS 14"})),
+        make_mac_facts(**computing(dtypes={"float32": "", "bfloat16": "needs macOS 14"})),
         {"bfloat16": WARNING},
     ),
     (
@@ -149,9 +160,7 @@ PLANTED = [
     ),
     (
         "silent error",
-        make_mac_facts(
-            computation=replace(ON_MPS, probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "returns different values"),))
-        ),
+        make_mac_facts(**computing(probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "returns different values"),))),
         {KNOWN_BUGS[0].name: FAILED},
     ),
     ("mismatched packages", make_mac_facts(packages=(MISMATCH,)), {MISMATCH.name: FAILED}),
@@ -294,9 +303,7 @@ EVIDENCE = [
     ),
     (make_cpu_facts(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
     (
-        make_mac_facts(
-            environment={HIGH_WATERMARK_VARIABLE: "0.0"}, seen={**SEEN, HIGH_WATERMARK_VARIABLE: frozenset({"0.0"})}
-        ),
+        make_mac_facts(**seeing(HIGH_WATERMARK_VARIABLE, "0.0")),
         HIGH_WATERMARK_VARIABLE,
         f"0.0, set by you: {ACTIVE}; no limit",
     ),
