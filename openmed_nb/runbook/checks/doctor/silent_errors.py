@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, Finding
@@ -34,7 +35,7 @@ from ....session import SESSION
 from ....training.batch_checks import REDUCTION_LIMIT
 from ....training.guards import LSTM_REMEDY
 
-Probe = Callable[..., torch.Tensor]
+Probe = Callable[..., Tensor]
 
 ACCELERATOR_TYPES = tuple(name for name, device in DEVICE_TYPES.items() if device.is_accelerator)
 
@@ -86,71 +87,71 @@ class KnownBug:
     status: str = FAILED
 
 
-def _integer_tensor(*shape: int) -> torch.Tensor:
+def _integer_tensor(*shape: int) -> Tensor:
     """Return integers from -2 to 2 without a simple pattern, as float32 on the CPU."""
     indices = torch.arange(math.prod(shape), device="cpu")
     return ((indices * 7919 + indices // 3) % 5 - 2).to(torch.float32).reshape(shape)
 
 
-def long_product(rows: torch.Tensor) -> torch.Tensor:
+def long_product(rows: Tensor) -> Tensor:
     return rows.T @ rows  # The product of a weight gradient with many tokens.
 
 
-def long_weight_gradient(tokens: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def long_weight_gradient(tokens: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
     output = functional.linear(tokens, weight.requires_grad_())
     return torch.autograd.grad(output, weight, gradient.T.contiguous())[0]
 
 
-def long_batched_product(rows: torch.Tensor) -> torch.Tensor:
+def long_batched_product(rows: Tensor) -> Tensor:
     return rows.transpose(1, 2) @ rows
 
 
-def token_without_embedding(table: torch.Tensor) -> torch.Tensor:
+def token_without_embedding(table: Tensor) -> Tensor:
     return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(table.device), table)
 
 
-def label_without_logit(logits: torch.Tensor) -> torch.Tensor:
+def label_without_logit(logits: Tensor) -> Tensor:
     return functional.cross_entropy(logits, torch.tensor([7, 7], device="cpu").to(logits.device))
 
 
-def transposed_weight(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def transposed_weight(inputs: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(inputs, weight.T)
 
 
-def biased_linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def biased_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.linear(inputs, weight, bias)
 
 
-def gradient_beyond_a_page(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def gradient_beyond_a_page(rows: Tensor, weight: Tensor) -> Tensor:
     return torch.autograd.grad(functional.linear(rows.requires_grad_(), weight).sum(), rows)[0]
 
 
-def masked_attention(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_attention(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     # MPS has a separate kernel without gradients. pytorch#184400 needs small mask values: infinite and very large ones hide it.
     with torch.no_grad():
         return functional.scaled_dot_product_attention(query / 2, key / 2, key / 2 + 1, attn_mask=mask)
 
 
-def masked_row(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def masked_row(query: Tensor, key: Tensor) -> Tensor:
     mask = torch.tensor([[False, False], [True, True]], device="cpu")  # The mask of a padded row.
     return masked_attention(query, key, mask.reshape(1, 1, 2, 2).to(query.device))
 
 
-def mask_for_all_heads(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def mask_for_all_heads(query: Tensor, key: Tensor) -> Tensor:
     mask = torch.zeros(2, 1, 8, 8, device="cpu", dtype=torch.float32)
     mask[0, 0, 4:, :4] = -math.inf
     return masked_attention(query, key, mask.to(query.device))
 
 
-def mask_for_short_query(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def mask_for_short_query(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     return masked_attention(query, key, mask > 0)
 
 
-def bert_rows(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def bert_rows(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     # A batch of two rows with the text of the issue, and the sizes of BERT base.
     weights = [weight.cpu().roll(shift, 0).to(weight.device) / 32 for shift in range(4)]
 
-    def run_layer(hidden: torch.Tensor) -> torch.Tensor:
+    def run_layer(hidden: Tensor) -> Tensor:
         """Return the output of the first layer without its feed-forward layers."""
         projections = (functional.linear(hidden, weight, bias).unflatten(-1, (12, -1)) for weight in weights[:3])
         attended = functional.scaled_dot_product_attention(*(tensor.transpose(1, 2) for tensor in projections))
@@ -161,25 +162,25 @@ def bert_rows(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) ->
         return torch.cat([run_layer(inputs / 2), *(run_layer(row / 2) for row in inputs.split(1))])
 
 
-def later_tokens(query: torch.Tensor) -> torch.Tensor:
+def later_tokens(query: Tensor) -> Tensor:
     query = (query / 4).to(torch.float16)
     with torch.no_grad():
         return functional.scaled_dot_product_attention(query, query, query, is_causal=True).float()
 
 
-def into_transposed(values: torch.Tensor, product: torch.Tensor, quotient: torch.Tensor) -> torch.Tensor:
+def into_transposed(values: Tensor, product: Tensor, quotient: Tensor) -> Tensor:
     multiplied = product.T.addcmul_(values + 3, values + 3)
     divided = quotient.T.addcdiv_(values + 3, values + 4)
     return torch.stack((multiplied, divided))
 
 
-def random_transposed(*tensors: torch.Tensor) -> torch.Tensor:
+def random_transposed(*tensors: Tensor) -> Tensor:
     zeros = [tensor.zero_().T for tensor in tensors]
     samples = (zeros[0].uniform_(1, 2), zeros[1].normal_(9, 0.01), zeros[2].bernoulli_(1.0))
     return torch.stack([(values > 0).all() for values in samples])
 
 
-def recurrent_dropout(inputs: torch.Tensor) -> torch.Tensor:
+def recurrent_dropout(inputs: Tensor) -> Tensor:
     # A dropout of 1 drops every value, so that the result does not depend on random numbers.
     network = torch.nn.LSTM(4, 4, num_layers=2, dropout=1.0, device="cpu", dtype=torch.float32)
     with torch.no_grad():
@@ -189,41 +190,39 @@ def recurrent_dropout(inputs: torch.Tensor) -> torch.Tensor:
     return torch.cat([output.detach().flatten(), torch.autograd.grad(output.sum(), inputs)[0].flatten()])
 
 
-def normalized_channels(
-    images: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, gradient: torch.Tensor
-) -> torch.Tensor:
+def normalized_channels(images: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> Tensor:
     images = images.contiguous(memory_format=torch.channels_last)
     inputs = [tensor.requires_grad_() for tensor in (images, weight, bias)]
     output = functional.batch_norm(images, None, None, weight, bias, training=True)
     return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(output, inputs, gradient)])
 
 
-def sliced_kernel(images: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+def sliced_kernel(images: Tensor, kernel: Tensor) -> Tensor:
     return functional.conv2d(images, kernel[:, :, 1])
 
 
-def cpu_scalar(values: torch.Tensor) -> torch.Tensor:
+def cpu_scalar(values: Tensor) -> Tensor:
     factors = torch.tensor([9.0, 2.0, 7.0], device="cpu", dtype=torch.float32)
     return values * factors[1] + factors[2]
 
 
-def filled_slice(values: torch.Tensor) -> torch.Tensor:
+def filled_slice(values: Tensor) -> Tensor:
     flags = torch.zeros_like(values, device="cpu", dtype=torch.bool).to(values.device)
     flags[1:].fill_(True)
     return flags
 
 
-def masked_slice(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_slice(values: Tensor, mask: Tensor) -> Tensor:
     values[:, 2:5].masked_fill_(mask > 0, 7.0)
     return values
 
 
-def added_to_slice(values: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+def added_to_slice(values: Tensor, added: Tensor) -> Tensor:
     values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(values.device), added)
     return values
 
 
-def argmax_index(rows: torch.Tensor) -> torch.Tensor:
+def argmax_index(rows: Tensor) -> Tensor:
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])
 
 
@@ -294,7 +293,7 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
     return tuple(outcomes)
 
 
-def run_probe(bug: KnownBug, device: str) -> torch.Tensor | BaseException:
+def run_probe(bug: KnownBug, device: str) -> Tensor | BaseException:
     """Return the result of the probe of an error on the host, or the exception that torch raises."""
     try:
         inputs = (_integer_tensor(*shape).to(device) for shape in bug.inputs)
@@ -303,9 +302,7 @@ def run_probe(bug: KnownBug, device: str) -> torch.Tensor | BaseException:
         return error
 
 
-def describe_mismatch(
-    expected: torch.Tensor | BaseException, actual: torch.Tensor | BaseException, tolerance: float
-) -> str:
+def describe_mismatch(expected: Tensor | BaseException, actual: Tensor | BaseException, tolerance: float) -> str:
     """Return the difference between the results of the CPU and of a device, or an empty string if they match."""
     if isinstance(expected, BaseException):
         name = type(expected).__name__

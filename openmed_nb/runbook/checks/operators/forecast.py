@@ -6,7 +6,6 @@ A copy of the model runs on the CPU with example inputs from the user or a token
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,7 @@ from .table import (
 )
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn import Module
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from .recorders import CallRecorder
@@ -68,7 +67,7 @@ def _synthetic_example(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     return ModelInputs(kwargs=kwargs)
 
 
-def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Module:
+def _verified_copy(model: Module, example: ModelInputs) -> Module:
     """Return a copy of the model after one untraced forward pass.
 
     The pass initializes lazy parameters and separates errors in the model from errors in the tracer.
@@ -85,12 +84,12 @@ def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Mod
     return copied
 
 
-def _model_error(operation: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
+def _model_error(operation: str, model: Module, error: Exception, remedy: str) -> ConfigurationError:
     problem = f"{operation} of {short_type_name(model)} failed on the CPU"
     return ConfigurationError(f"{problem}: {short_type_name(error)}: {describe_error(error)}.", remedy)
 
 
-def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> None:
+def _trace_inference(model: Module, example: ModelInputs, recorder: CallRecorder) -> None:
     """Trace a forward pass without gradients.
 
     The pass runs in inference mode if the model supports it, because the kernels of MPS are selected below autograd.
@@ -100,21 +99,20 @@ def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: Cal
     from .recorders import record_calls
 
     recorder.phase = "inference"
-    for name, location in _mark_float64(model, example, recorder):
-        recorder.record_limitation(name, [FLOAT64], location)
-    calls = Counter(recorder.calls)
-    limitations = Counter(recorder.limitations)
+    wide_tensors = _mark_float64(model, example, recorder)
     try:
         with torch.inference_mode(), record_calls(recorder, model):
             example(model)
     except RuntimeError:  # The model computes gradients itself, which inference mode does not support.
-        recorder.calls = calls
-        recorder.limitations = limitations
+        recorder.calls.clear()
+        recorder.limitations.clear()
         with torch.no_grad(), record_calls(recorder, model):
             example(model)
+    for name, location in wide_tensors:
+        recorder.record_limitation(name, [FLOAT64], location)
 
 
-def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
+def _trace_training(model: Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
     """Trace a training step and return notes on what was not traced.
 
     Attention is decomposed, as on MPS if gradients are required.
@@ -140,7 +138,7 @@ def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: Call
             raise
 
 
-def _step(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
+def _step(model: Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
     """Run a training step.
 
     ``torch.utils._foreach_utils`` does not support MPS, so gradient clipping and AdamW process each parameter separately.
@@ -162,9 +160,7 @@ def _step(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) 
     return ()
 
 
-def _mark_float64(
-    model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder
-) -> list[tuple[str, ModuleLocation]]:
+def _mark_float64(model: Module, example: ModelInputs, recorder: CallRecorder) -> list[tuple[str, ModuleLocation]]:
     """Mark the tensors of a model and its inputs whose dtype MPS does not support as recorded, and return their names."""
     from .recorders import UNSUPPORTED_DTYPES
 

@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch._ops import OpOverload
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -63,14 +64,14 @@ class _ModuleStack(threading.local):
     """Running modules of a thread, innermost last."""
 
     def __init__(self) -> None:
-        self.modules: list[torch.nn.Module] = []
+        self.modules: list[Module] = []
 
 
 class ModuleTracker:
     """Tracker of the running module in each thread."""
 
     def __init__(self) -> None:
-        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._names: WeakKeyDictionary[Module, str] = WeakKeyDictionary()
         self._names_outermost = False
         self._stack = _ModuleStack()
 
@@ -83,7 +84,7 @@ class ModuleTracker:
         return ModuleLocation(self._names.get(module, ""), type(module).__name__)
 
     @contextmanager
-    def track(self, model: torch.nn.Module | None = None) -> Iterator[None]:
+    def track(self, model: Module | None = None) -> Iterator[None]:
         """Track running modules.
 
         Names are relative to ``model``. If ``model`` is ``None``, they are relative to the outermost running module.
@@ -101,18 +102,18 @@ class ModuleTracker:
             pre_hook.remove()
             post_hook.remove()
 
-    def _enter(self, module: torch.nn.Module, _args: object) -> None:
+    def _enter(self, module: Module, _args: object) -> None:
         if self._names_outermost and not self._stack.modules:
             self._name_modules(module)
         self._stack.modules.append(module)
 
-    def _leave(self, module: torch.nn.Module, _args: object, _output: object) -> None:
+    def _leave(self, module: Module, _args: object, _output: object) -> None:
         modules = self._stack.modules
         # If an earlier hook failed, the end of an inner module was missed.
         while modules and modules.pop() is not module:
             pass
 
-    def _name_modules(self, model: torch.nn.Module) -> None:
+    def _name_modules(self, model: Module) -> None:
         self._names.update({module: name for name, module in model.named_modules()})
 
 
@@ -239,7 +240,7 @@ class FunctionTracer(TorchFunctionMode):
 
 
 @contextmanager
-def record_calls(record: CallRecorder, model: torch.nn.Module | None = None) -> Iterator[None]:
+def record_calls(record: CallRecorder, model: Module | None = None) -> Iterator[None]:
     """Record every operator of this thread as it would run on MPS. ``model`` is the model whose modules are named."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:

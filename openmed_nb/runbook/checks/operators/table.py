@@ -364,8 +364,10 @@ FUNCTION_RULES: Rules = {
 
 def find_limitation(rules: Rules, name: str, args: Arguments, keywords: Keywords) -> list[MpsLimitation]:
     """Return the limitation of a call according to ``rules``, apart from general dtypes and shapes."""
-    limitation, applies = rules.get(name, (None, None))
-    return [limitation] if limitation and applies and applies(args, keywords) else []
+    if name not in rules:
+        return []
+    limitation, applies = rules[name]
+    return [limitation] if applies(args, keywords) else []
 
 
 def find_shape_limitation(tensors: Iterable[torch.Tensor]) -> list[MpsLimitation]:

@@ -62,7 +62,7 @@ MIN_GRADIENT_FRACTION = 1e-2
 
 def parity(  # noqa: PLR0913 - each is an independent option of the public API
     model: Any = None,
-    texts: Iterable[str] | None = None,
+    texts: Iterable[Any] | None = None,
     *,
     device: str | None = None,
     dtype: str | None = None,

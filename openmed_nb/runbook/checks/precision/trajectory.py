@@ -45,12 +45,13 @@ from .report import REFERENCE
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn import Module
 
     from ....annotation.pipeline import AnnotationPipeline
 
     Batch = Any  # Whatever the loss function takes, such as a mapping, a tuple or a tensor.
     ContextFactory = Callable[[], contextlib.AbstractContextManager[object]]
-    LossFunction = Callable[[torch.nn.Module, Batch], torch.Tensor | None]
+    LossFunction = Callable[[Module, Batch], torch.Tensor | None]
     OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 DEFAULT_STEPS = 200
@@ -307,13 +308,13 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
         )
 
 
-def _compute_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor | None:
+def _compute_loss(model: Module, batch: Batch) -> torch.Tensor | None:
     return loss_or_mean(model_inputs(batch)(model))
 
 
 def _training_target(
     model: Any, batches: Iterable[Batch] | None, arguments: Mapping[str, object]
-) -> tuple[torch.nn.Module, Iterable[Batch], str]:
+) -> tuple[Module, Iterable[Batch], str]:
     """Return the module to train, its batches and its name."""
     if is_model_name(model):
         spec = SESSION.load_spec(model, arguments)[0]
@@ -354,7 +355,7 @@ class _Replica:
     def __init__(  # noqa: PLR0913, PLR0917 - the settings of one training
         self,
         name: str,
-        model: torch.nn.Module,
+        model: Module,
         loss: LossFunction,
         optimizer: OptimizerFactory,
         device: str,
@@ -432,7 +433,7 @@ def _alternate_thread_count() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _disable_dropout(model: torch.nn.Module) -> None:
+def _disable_dropout(model: Module) -> None:
     """Set a model to training mode without dropout, whose random numbers differ between devices."""
     from torch import nn
 

@@ -117,7 +117,7 @@ class PrecisionVerdict(Displayable):
 
 def validate_precision(  # noqa: PLR0913 - each is an independent option of the public API
     model: Any = None,
-    texts: Iterable[str] | None = None,
+    texts: Iterable[Any] | None = None,
     dtype: str = "bfloat16",
     *,
     device: str | None = None,
