@@ -1,6 +1,7 @@
 """Checks of incompatible packages, and of imported packages that were replaced."""
 
 import sys
+from email.message import Message
 from importlib.metadata import Distribution
 from types import SimpleNamespace
 
@@ -38,25 +39,18 @@ NEEDED = {
 """Selected requirements of real packages."""
 
 
-class Installed(Distribution):
-    """An installed package with a version and requirements."""
-
-    def __init__(self, version, requirements):
-        self.text = "\n".join(
-            [f"Version: {version}" * bool(version), *(f"Requires-Dist: {text}" for text in requirements)]
-        ).strip()
-
-    def read_text(self, filename):
-        return self.text if filename == "METADATA" else None
-
-    def locate_file(self, path):
-        raise NotImplementedError
+def make_distribution(version, requirements=()):
+    """Return the metadata of an installed package, without a version if it is empty."""
+    metadata = Message()
+    if version:
+        metadata["Version"] = version
+    return SimpleNamespace(metadata=metadata, requires=requirements)
 
 
 def find_problems(versions, requirements=NEEDED, loaded=None, **options):
     """Return the findings about packages with these versions, ``None`` for a missing package."""
     installed = {
-        name: Installed(version, requirements.get(name, ()))
+        name: make_distribution(version, requirements.get(name, ()))
         for name, version in versions.items()
         if version is not None
     }
@@ -154,7 +148,7 @@ def test_compatible_packages_are_ok():
 def test_package_check_imports_nothing():
     before = set(sys.modules)
     asked = []
-    package_findings(find=lambda name: asked.append(name) or Installed(torch.__version__, ["numpy"]))
+    package_findings(find=lambda name: asked.append(name) or make_distribution(torch.__version__, ["numpy"]))
 
     assert {"torch", "numpy"} <= set(asked)
     assert {name.partition(".")[0] for name in set(sys.modules) - before}.isdisjoint({"torchvision", "tensorflow"})
