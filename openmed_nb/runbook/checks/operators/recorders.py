@@ -42,9 +42,7 @@ from .table import (
     FUNCTION_RULES,
     NOT_DENSE,
     OPERATOR_RULES,
-    Arguments,
     CallSite,
-    Keywords,
     ModuleLocation,
     MpsLimitation,
     OperatorTable,
@@ -55,6 +53,8 @@ from .table import (
 )
 
 Types = Sequence[type]
+Arguments = tuple[object, ...]
+Keywords = Mapping[str, object]
 
 # Dtypes that MPS does not support.
 UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))

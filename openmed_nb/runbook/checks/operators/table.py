@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypedDict
@@ -310,64 +310,73 @@ NOT_DENSE = MpsLimitation(
 )
 
 
-# Arguments of an operator or a torch function, and those that are passed by name.
-Arguments = tuple[Any, ...]
-Keywords = Mapping[str, Any]
-Rules = Mapping[str, tuple[MpsLimitation, Callable[[Arguments, Keywords], bool]]]
+# Arguments of an operator or a torch function by the names in its rule.
+Arguments = Mapping[str, Any]
 
 
-def _is_integer(args: Arguments, _keywords: Keywords) -> bool:
-    tensor = args[0]
+def _is_integer(arguments: Arguments) -> bool:
+    tensor = arguments["input"]
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _has_uneven_windows(args: Arguments, keywords: Keywords) -> bool:
+def _has_uneven_windows(arguments: Arguments) -> bool:
     """Return whether pooling windows differ in size, or one dimension grows while the other shrinks."""
-    pairs = [pair for pair in zip(args[0].shape[-2:], args[1], strict=True) if all(pair)]
-    return _scales_in_both_directions(args, keywords) or any(max(pair) % min(pair) for pair in pairs)
+    sizes = zip(arguments["input"].shape[-2:], arguments["output_size"], strict=True)
+    return _scales_in_both_directions(arguments) or any(max(pair) % min(pair) for pair in sizes if all(pair))
 
 
-def _scales_in_both_directions(args: Arguments, _keywords: Keywords) -> bool:
-    changes = [input_size - output_size for input_size, output_size in zip(args[0].shape[-2:], args[1], strict=True)]
+def _scales_in_both_directions(arguments: Arguments) -> bool:
+    sizes = zip(arguments["input"].shape[-2:], arguments["output_size"], strict=True)
+    changes = [input_size - output_size for input_size, output_size in sizes]
     return bool(min(changes) < 0 < max(changes))
 
 
-def _has_projection(args: Arguments, _keywords: Keywords) -> bool:
+def _has_projection(arguments: Arguments) -> bool:
     """Return whether an LSTM has a projection, so that its hidden state is smaller than its cell state."""
-    states = next((value for value in args if isinstance(value, (tuple, list)) and len(value) == 2), None)  # noqa: PLR2004
+    # The position of the states differs for packed sequences.
+    pairs = (value for value in arguments.values() if isinstance(value, (tuple, list)) and len(value) == 2)  # noqa: PLR2004
+    states = next(pairs, None)
     return states is not None and bool(states[0].shape[-1] != states[1].shape[-1])
 
 
-def _has_dropout_without_gradients(args: Arguments, keywords: Keywords) -> bool:
+def _has_dropout_without_gradients(arguments: Arguments) -> bool:
     import torch
 
-    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | {**keywords}
     inputs = (arguments[name] for name in ("query", "key", "value"))
     needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     return bool(arguments.get("dropout_p", 0.0)) and not needs_gradients
 
 
+# Limitation, names of the first parameters, and a function that returns whether the limitation applies.
+Rules = Mapping[str, tuple[MpsLimitation, tuple[str, ...], Callable[[Arguments], bool]]]
+
 # Limitations that can be detected from an operator and its arguments.
 OPERATOR_RULES: Rules = {
-    "aten::convolution": (INTEGER_CONVOLUTION, _is_integer),
-    "aten::_adaptive_avg_pool2d": (ADAPTIVE_POOL, _has_uneven_windows),
-    "aten::adaptive_max_pool2d": (ADAPTIVE_POOL, _scales_in_both_directions),
+    "aten::convolution": (INTEGER_CONVOLUTION, ("input",), _is_integer),
+    "aten::_adaptive_avg_pool2d": (ADAPTIVE_POOL, ("input", "output_size"), _has_uneven_windows),
+    "aten::adaptive_max_pool2d": (ADAPTIVE_POOL, ("input", "output_size"), _scales_in_both_directions),
 }
 
 # Limitations that can be detected from a torch function and its arguments.
 FUNCTION_RULES: Rules = {
-    "linear": (INTEGER_LINEAR, _is_integer),
-    "lstm": (LSTM_PROJECTION, _has_projection),
-    "scaled_dot_product_attention": (ATTENTION_DROPOUT, _has_dropout_without_gradients),
+    "linear": (INTEGER_LINEAR, ("input",), _is_integer),
+    "lstm": (LSTM_PROJECTION, ("input", "batch_sizes", "hx"), _has_projection),
+    "scaled_dot_product_attention": (
+        ATTENTION_DROPOUT,
+        ("query", "key", "value", "attn_mask", "dropout_p"),
+        _has_dropout_without_gradients,
+    ),
 }
 
 
-def find_limitation(rules: Rules, name: str, args: Arguments, keywords: Keywords) -> list[MpsLimitation]:
+def find_limitation(
+    rules: Rules, name: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[MpsLimitation]:
     """Return the limitation of a call according to ``rules``, apart from general dtypes and shapes."""
     if name not in rules:
         return []
-    limitation, applies = rules[name]
-    return [limitation] if applies(args, keywords) else []
+    limitation, parameters, applies = rules[name]
+    return [limitation] if applies({**dict(zip(parameters, args, strict=False)), **kwargs}) else []
 
 
 def find_shape_limitation(tensors: Iterable[torch.Tensor]) -> list[MpsLimitation]:

@@ -334,6 +334,7 @@ def many_dimensions(numbers):
         (Calling(make_attention(0.1)), NUMBERS, DROPOUT),
         (Calling(make_attention(0.0)), NUMBERS, set()),
         (Calling(integer_linear), NUMBERS, {("integer linear layer", "linear")}),
+        (Calling(lambda numbers: functional.linear(weight=torch.ones(2, 4), input=numbers)), NUMBERS, set()),
         (Calling(integer_convolution), PICTURE, {("integer convolution", "aten::convolution")}),
         (Calling(many_dimensions), NUMBERS, {("more than 16 dimensions", "aten::view")}),
     ],
