@@ -9,6 +9,5 @@ Where to add a check:
 - Packages: ``package_findings`` (``checks.py``).
 - Power, thermal state and background load: a row of ``CONDITIONS`` (``runbook/records/signals.py``).
 - A model: a function in ``MODEL_CHECKS`` (``checks.py``).
-- Incorrect results without an error: a function with ``@register_probe`` (``silent_errors.py``) and its row
-  (``silent_errors.json``).
+- Incorrect results without an error: a row of ``silent_errors.json``, and the function that it names in ``silent_errors.py``.
 """

@@ -6,15 +6,13 @@ the check and those that make it meaningless.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -23,7 +21,7 @@ from ....devices import causes, cuda, mps
 from ....devices.backend import TENSOR_LOCK, TorchInfo
 from ....devices.causes import DeviceContext, RejectionRule
 from ....devices.choice import DeviceChoice
-from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan
+from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan, EnvSetting
 from ....devices.machine import MachineInfo, distribution_of, format_device
 from ....devices.moving import get_module, unwrap_model
 from ....devices.registry import get_device
@@ -40,8 +38,14 @@ COMPUTATION = "computation"
 SILENT_ERRORS = "known silent errors"
 
 if TYPE_CHECKING:
-    import torch
+    from importlib.metadata import Distribution
+    from types import ModuleType
 
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from ....annotation.pipeline import AnnotationPipeline
+    from ....models.loading import LoadedModel
     from .silent_errors import ProbeOutcome
 
 
@@ -188,7 +192,7 @@ def run_checks(facts: SystemFacts) -> Iterator[Finding]:
     yield from _check_system(facts)
     yield _check_active_device(facts)
     yield _check_computation(facts)
-    yield from _check_variables(facts.environment)
+    yield from map(_variable_finding, facts.environment.settings)
     yield from _check_dtypes(facts)
     tested = facts.rejected_computation or facts.computation
     if tested is None:
@@ -226,22 +230,22 @@ def _check_computation(facts: SystemFacts) -> Finding:
         return _not_applicable(COMPUTATION, facts)
     device = format_device(check.device)
     result_device = format_device(check.result_device)
-    restart = "Restart the kernel; if it fails again, use 'cpu'."
     if check.failure:
-        return Finding(COMPUTATION, FAILED, f"{device} fails: {check.failure}", restart)
-    if normalize_device(check.result_device) != normalize_device(check.device):
-        return Finding(COMPUTATION, FAILED, f"requested on {device}, but the result is on {result_device}", restart)
-    return Finding(COMPUTATION, OK, f"correct; the result is on {result_device}")
+        problem = f"{device} fails: {check.failure}"
+    elif normalize_device(check.result_device) != normalize_device(check.device):
+        problem = f"requested on {device}, but the result is on {result_device}"
+    else:
+        return Finding(COMPUTATION, OK, f"correct; the result is on {result_device}")
+    return Finding(COMPUTATION, FAILED, problem, "Restart the kernel; if it fails again, use 'cpu'.")
 
 
-def _check_variables(plan: EnvPlan) -> Iterator[Finding]:
-    """Yield the effect of each MPS environment variable."""
-    for setting in plan.settings:
-        status = WARNING if setting.remedy else OK
-        status = {CONFLICT: FAILED, NOT_FOR_DEVICE: NOT_APPLICABLE}.get(setting.effect, status)
-        value = "not set" if setting.value is None else f"{setting.display_value}, set by {SET_BY[setting.source]}"
-        evidence = "; ".join(filter(None, (f"{value}: {setting.effect}", setting.note)))
-        yield Finding(setting.name, status, evidence, setting.remedy)
+def _variable_finding(setting: EnvSetting) -> Finding:
+    """Return the effect of an MPS environment variable."""
+    status = WARNING if setting.remedy else OK
+    status = {CONFLICT: FAILED, NOT_FOR_DEVICE: NOT_APPLICABLE}.get(setting.effect, status)
+    value = "not set" if setting.value is None else f"{setting.display_value}, set by {SET_BY[setting.source]}"
+    evidence = "; ".join(filter(None, (f"{value}: {setting.effect}", setting.note)))
+    return Finding(setting.name, status, evidence, setting.remedy)
 
 
 # Models need these dtypes. Without one of the others a device is only slower.
@@ -278,48 +282,49 @@ class ModelUnderTest:
         tokenizer: Tokenizer of the model, or ``None``.
         device: Active device.
         validation: State of its validation in a reduced dtype, or ``None`` if it was not loaded by name.
+        tensors: Parameters and buffers by name.
+        dtypes: Floating-point dtypes of the model. A quantized model counts as int8 only.
     """
 
     model: torch.nn.Module
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase | None
     device: str
-    validation: DtypeValidation | None = None
-
-    def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the parameters and buffers with their names."""
-        return [*self.model.named_parameters(), *self.model.named_buffers()]
-
-    def dtypes(self) -> list[str]:
-        """Return the floating-point dtypes of the model. A quantized model counts as int8 only."""
-        if is_quantized(self.model):
-            return [INT8]
-        dtypes = {tensor.dtype for _, tensor in self.tensors() if tensor.is_floating_point() or tensor.is_complex()}
-        return sorted(map(normalize_dtype, dtypes))
+    validation: DtypeValidation | None
+    tensors: Mapping[str, torch.Tensor]
+    dtypes: list[str]
 
 
 def model_findings(
-    name: str, model: Any, tokenizer: Any = None, device: str = "mps", validation: DtypeValidation | None = None
+    name: str,
+    model: torch.nn.Module | AnnotationPipeline | LoadedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str = "mps",
+    validation: DtypeValidation | None = None,
 ) -> tuple[Finding, ...]:
     """Return the problems of a module, a pipeline or a loaded model, or one finding that all checks passed."""
-    tokenizer = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
-    examined = ModelUnderTest(unwrap_model(get_module(model)), tokenizer, device, validation)
+    module = unwrap_model(get_module(model))
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()}
+    dtype_names = [INT8] if is_quantized(module) else sorted(map(normalize_dtype, dtypes))
+    tokenizer = tokenizer or getattr(model, "tokenizer", None)
+    examined = ModelUnderTest(module, tokenizer, device, validation, tensors, dtype_names)
     with TENSOR_LOCK:
-        problems = tuple(finding for check in MODEL_CHECKS for finding in check(examined))
+        problems = [finding for check in MODEL_CHECKS for finding in check(examined)]
     if problems:
         return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in problems)
-    devices = sorted({format_device(str(tensor.device)) for _, tensor in examined.tensors()})
-    summary = " and ".join(examined.dtypes()) or "no weights"
+    devices = sorted({format_device(str(tensor.device)) for tensor in tensors.values()})
+    summary = " and ".join(dtype_names) or "no weights"
     summary += f" on {' and '.join(devices)}" if devices else ""
     return (Finding(name, OK, f"{summary}; {len(MODEL_CHECKS)} checks passed"),)
 
 
 def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find float64 and complex128 tensors, which MPS does not support."""
-    tensors = examined.tensors()
-    names = [name for name, tensor in tensors if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
-    if names:
-        fraction = f"{len(names):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(names) == 1 else 'are'}"
-        evidence = f"{fraction} float64 or complex128, which MPS does not support: {_join_first(names)}"
+    tensors = examined.tensors
+    wide = [name for name, tensor in tensors.items() if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
+    if wide:
+        fraction = f"{len(wide):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(wide) == 1 else 'are'}"
+        evidence = f"{fraction} float64 or complex128, which MPS does not support: {_join_first(wide)}"
         status = FAILED if get_device(examined.device).dtype_fallbacks else WARNING
         remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
         yield Finding("float64", status, evidence, remedy)
@@ -327,25 +332,24 @@ def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
 
 def _check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find weights in a reduced dtype that is not validated, so that results may differ."""
-    types = [dtype for dtype in examined.dtypes() if dtype in REDUCED_DTYPES]
+    dtypes = [dtype for dtype in examined.dtypes if dtype in REDUCED_DTYPES]
     validation = examined.validation
-    evidence = f"weights are {' and '.join(types)}, which can shift or lose entities"
-    if validation and [validation.dtype] == types:
+    evidence = f"weights are {' and '.join(dtypes)}, which can shift or lose entities"
+    if validation and [validation.dtype] == dtypes:
         if validation.reason:
-            yield Finding(
-                "precision", WARNING, f"{evidence}; {validation.reason}", f"Validate it: {validation.command}."
-            )
-    elif types:
-        remedy = f"Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype={types[0]!r})."
+            remedy = f"Validate it: {validation.command}."
+            yield Finding("precision", WARNING, f"{evidence}; {validation.reason}", remedy)
+    elif dtypes:
+        remedy = f"Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype={dtypes[0]!r})."
         yield Finding("precision", WARNING, evidence, remedy)
 
 
 def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a label map whose length differs from the output size of the last layer."""
-    labels = getattr(getattr(examined.model, "config", None), "id2label", None)
+    labels = getattr(getattr(examined.model, "config", None), "id2label", None) or ()
     classifies = any(cls.__name__.endswith("Classification") for cls in type(examined.model).__mro__)
-    width = get_head_width(examined.model) if labels and classifies else None
-    if width is not None and labels is not None and len(labels) != width:
+    width = get_head_width(examined.model)
+    if labels and classifies and width not in {None, len(labels)}:
         evidence = f"the configuration has {pluralize(len(labels), 'label')}, but the last layer has {width:,} outputs"
         remedy = "Load the model with the num_labels of the data, or correct id2label in its configuration."
         yield Finding("labels", FAILED, evidence, remedy)
@@ -354,19 +358,18 @@ def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
 def _check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find a tokenizer with token ids outside the embedding of the model."""
     rows = count_tokens(examined.model)
-    tokens: dict[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
+    tokens: Mapping[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
     largest = max(tokens.values(), default=-1)
     if rows is not None and largest >= rows:
-        evidence = (
-            f"the tokenizer has token id {largest:,}, but the model has embeddings for {pluralize(rows, 'token')}"
-        )
+        embeddings = f"the model has embeddings for {pluralize(rows, 'token')}"
+        evidence = f"the tokenizer has token id {largest:,}, but {embeddings}"
         remedy = "Use the tokenizer of this model, or call model.resize_token_embeddings(len(tokenizer))."
         yield Finding("vocabulary", FAILED, evidence, remedy)
 
 
 def _check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find models with tensors on several devices, and tensors without memory."""
-    counts = Counter(normalize_device(str(tensor.device)) for _, tensor in examined.tensors())
+    counts = Counter(normalize_device(str(tensor.device)) for tensor in examined.tensors.values())
     if "meta" in counts:
         evidence = f"{pluralize(counts['meta'], 'tensor')} of {counts.total():,} have no memory (meta device)"
         yield Finding("weights", FAILED, evidence, "Load the weights: from_pretrained, or load_state_dict.")
@@ -384,6 +387,19 @@ def _check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("NaN", FAILED, evidence, "Reload the model, or use an earlier checkpoint.")
 
 
+def _is_finite(weight: torch.Tensor) -> bool:
+    import torch
+
+    # torch.isfinite does not support dtypes below 16 bits, nor meta, lazy and sparse tensors.
+    if weight.is_meta or torch.nn.parameter.is_lazy(weight) or weight.layout != torch.strided:
+        return True
+    return weight.dtype.itemsize == 1 or bool(torch.isfinite(weight.detach()).all())
+
+
+def _join_first(names: list[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+
+
 MODEL_CHECKS = (
     _check_float64,
     _check_reduced_precision,
@@ -392,20 +408,6 @@ MODEL_CHECKS = (
     _check_tensor_devices,
     _check_finite_weights,
 )
-
-
-def _is_finite(weight: torch.Tensor) -> bool:
-    import torch
-
-    # torch.isfinite does not support dtypes below 16 bits, nor meta, lazy and sparse tensors.
-    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
-    if weight.is_meta or torch.nn.parameter.is_lazy(weight) or weight.layout != torch.strided:
-        return True
-    return weight.dtype not in dtypes or bool(torch.isfinite(weight.detach()).all())
-
-
-def _join_first(names: list[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
 
 
 # Packages whose requirements are checked.
@@ -429,105 +431,86 @@ EXTRAS = ("", "torch")
 # Errors that importlib.metadata raises for damaged or missing files. They differ between Python versions.
 METADATA_ERRORS = (OSError, ValueError, KeyError, TypeError)
 
-# Versions by normalized package name, or an empty string if the metadata has none.
-Versions = Mapping[str, str]
-
 
 def package_findings(
-    installed: Versions, requirements: Mapping[str, Sequence[str]], loaded: Versions, torch: str = "torch"
+    torch: str = "torch",
+    find: Callable[[str], Distribution | None] = distribution_of,
+    modules: Mapping[str, ModuleType] = sys.modules,
 ) -> tuple[Finding, ...]:
-    """Return the problems of packages, or one finding that all packages are compatible.
+    """Return the problems of ``CHECKED_PACKAGES``, or one finding that all packages are compatible.
 
     Args:
-        installed: Versions of the installed packages.
-        requirements: Requirements of each checked package.
-        loaded: Versions of the imported packages.
         torch: Requirement of torch for pip, see ``devices.causes.torch_requirement``. The newest torch may not support MPS
             on this Mac.
+        find: Function that returns the metadata of a package, or ``None`` if it is not installed.
+        modules: Imported modules.
 
     Returns:
         At least one finding.
     """
-    findings = [_unreadable_package(name, torch) for name, version in installed.items() if not version]
-    for package, texts in requirements.items():
-        findings += filter(None, (_unmet_package_requirements(package, text, installed, torch) for text in texts))
-    for name, loaded_version in loaded.items():
-        version = installed.get(name)
-        if version and loaded_version.partition("+")[0] != version.partition("+")[0]:
-            evidence = f"{name} {loaded_version} is imported, but {version} is installed"
-            findings.append(Finding(name, WARNING, evidence, "Restart the kernel."))
-    return tuple(dict.fromkeys(findings)) or (Finding("packages", OK, f"{len(requirements)} packages are compatible"),)
+    problems: list[Finding | None] = []
+    num_checked = 0
+    for package in CHECKED_PACKAGES:
+        distribution = find(package)
+        if distribution is None:
+            continue
+        num_checked += 1
+        try:
+            version = _read_version(distribution)
+            requirements = [Requirement(text) for text in distribution.requires or ()]
+        except METADATA_ERRORS:
+            problems.append(_unreadable_package(package, torch))
+            continue
+        problems += (_check_requirement(f"{package} {version}", required, find, torch) for required in requirements)
+        loaded = str(getattr(modules.get(package.replace("-", "_")), "__version__", version))
+        if loaded.partition("+")[0] != version.partition("+")[0]:
+            evidence = f"{package} {loaded} is imported, but {version} is installed"
+            problems.append(Finding(package, WARNING, evidence, "Restart the kernel."))
+    findings = tuple(dict.fromkeys(filter(None, problems)))
+    return findings or (Finding("packages", OK, f"{num_checked} packages are compatible"),)
 
 
-def _unmet_package_requirements(package: str, text: str, installed: Versions, torch: str) -> Finding | None:
-    """Return the problem of one requirement of a package, or ``None`` if it is met or does not apply."""
-    try:
-        required = Requirement(text)
-    except InvalidRequirement:
-        return _unreadable_package(package, torch)
+def _check_requirement(
+    dependent: str, required: Requirement, find: Callable[[str], Distribution | None], torch: str
+) -> Finding | None:
+    """Return the problem of a requirement of a package with its version, or ``None`` if it is met or does not apply."""
     marker = required.marker
     # A marker limits a requirement to a system, a Python version or an extra.
     if marker and not any(marker.evaluate({"extra": extra}) for extra in EXTRAS):
         return None
     name = canonicalize_name(required.name)
-    version = installed.get(name)
     wanted = f"{required.name}{required.specifier}"
-    if version is None:
+    distribution = find(name)
+    if distribution is None:
         if "extra" in str(marker):
             return None
         problem = "which is not installed"
     else:
         try:
-            met = required.specifier.contains(Version(version), prereleases=True)
+            version = _read_version(distribution)
+            if required.specifier.contains(Version(version), prereleases=True):
+                return None
         except InvalidVersion:  # A custom build with such a version was installed deliberately.
-            met = True
-        if met:
             return None
+        except METADATA_ERRORS:
+            return _unreadable_package(name, torch)
         problem = f"but {name} {version} is installed"
+    package = dependent.partition(" ")[0]
     pinned = torch.partition("==")[2]
     needed = torch if name == "torch" and pinned and required.specifier.contains(pinned) else wanted
     names = f'{torch if package == "torch" else package} "{needed}"'
     remedy = f"Install compatible versions, then restart the kernel: python -m pip install --upgrade {names}."
-    evidence = f"{package} {installed.get(package, '')} requires {wanted}, {problem}"
-    return Finding(f"{package} and {name}", FAILED, evidence, remedy)
+    return Finding(f"{package} and {name}", FAILED, f"{dependent} requires {wanted}, {problem}", remedy)
 
 
 def _unreadable_package(package: str, torch: str) -> Finding:
-    remedy = (
-        f"Reinstall the package: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
-    )
+    name = torch if package == "torch" else package
+    remedy = f"Reinstall the package: python -m pip install --force-reinstall {name}."
     return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
 
 
-def read_packages(
-    find: Callable[[str], Any] = distribution_of,
-) -> tuple[Versions, Mapping[str, Sequence[str]], Versions]:
-    """Return the installed versions, the requirements and the imported versions of ``CHECKED_PACKAGES``."""
-    installed: dict[str, str] = {}
-    requirements: dict[str, Sequence[str]] = {}
-    loaded: dict[str, str] = {}
-    for name in CHECKED_PACKAGES:
-        distribution = find(name)
-        if distribution is None:
-            continue
-        installed[name] = _read_version(distribution)
-        requirements[name] = ()
-        with contextlib.suppress(*METADATA_ERRORS):
-            requirements[name] = tuple(distribution.requires or ())
-        version = getattr(sys.modules.get(name.replace("-", "_")), "__version__", None)
-        if version:
-            loaded[name] = str(version)
-    for text in itertools.chain.from_iterable(requirements.values()):
-        with contextlib.suppress(InvalidRequirement):
-            name = canonicalize_name(Requirement(text).name)
-            if name not in installed and (distribution := find(name)) is not None:
-                installed[name] = _read_version(distribution)
-    return installed, requirements, loaded
-
-
-def _read_version(distribution: Any) -> str:
-    try:
-        # Indexing warns or raises for a missing key, depending on the Python version.
-        return str(distribution.metadata.get("Version") or "")
-    except METADATA_ERRORS:
-        return ""
+def _read_version(distribution: Distribution) -> str:
+    versions = distribution.metadata.get_all("Version")
+    if not versions:
+        raise ValueError
+    return str(versions[0])

@@ -6,11 +6,8 @@ effect of each setting is defined in commands/launch.py, utils/launch.py, state.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pluralize
 from ...._utils.text import shorten
@@ -26,8 +23,6 @@ RECONFIGURE_REMEDY = "Run accelerate config again."
 DISABLE_MIXED_PRECISION_REMEDY = "Set mixed_precision: 'no'."
 SINGLE_PROCESS_REMEDY = "Set distributed_type: 'NO'."
 
-# accelerate starts one process for these types. For MULTI_CPU, mpirun starts the others.
-SINGLE_PROCESS_TYPES = ("NO", "MULTI_CPU")
 SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 REDUCED_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -37,30 +32,31 @@ def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch:
     import yaml
 
     file = settings_file(environ)
-    settings = None
+    problem = "does not contain settings in YAML"
     try:
         settings = yaml.safe_load(file.read_text("utf-8"))  # JSON is YAML too.
+        if isinstance(settings, dict):
+            return launch_findings(settings, machine, torch)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
-        return (Finding(NAME, FAILED, f"{file.name} cannot be opened: {error.strerror}", RECONFIGURE_REMEDY),)
+        problem = f"cannot be opened: {error.strerror}"
     except (yaml.YAMLError, ValueError):  # Their messages quote lines of the file.
         pass
-    if not isinstance(settings, dict):
-        return (Finding(NAME, FAILED, f"{file.name} does not contain settings in YAML", RECONFIGURE_REMEDY),)
-    return launch_findings(settings, machine, torch)
+    return (Finding(NAME, FAILED, f"{file.name} {problem}", RECONFIGURE_REMEDY),)
 
 
 def settings_file(environ: Mapping[str, str]) -> Path:
     """Return the default path that ``accelerate config`` writes and ``accelerate launch`` reads."""
-    home = environ.get("HOME") or environ.get("USERPROFILE") or os.sep
-    folder = Path(environ.get("HF_HOME", Path(environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")))
-    if folder.parts[:1] == ("~",):
-        folder = Path(home, *folder.parts[1:])
-    return folder / "accelerate" / "default_config.yaml"
+    cache = environ.get("XDG_CACHE_HOME", "~/.cache")
+    folder = environ.get("HF_HOME", f"{cache}/huggingface")
+    if folder.startswith("~"):
+        home = environ.get("HOME") or environ.get("USERPROFILE", "")
+        folder = home + folder[1:]
+    return Path(folder, "accelerate", "default_config.yaml")
 
 
-def launch_findings(settings: Mapping[str, Any], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
+def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
     """Return the settings that do not suit the machine, or one finding that all of them do."""
     environment = settings.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
@@ -75,89 +71,138 @@ def launch_findings(settings: Mapping[str, Any], machine: MachineInfo, torch: To
     device = "cpu" if settings.get("use_cpu") is True else default_device
     precision = settings.get("mixed_precision", "no")
     precision = precision.lower() if isinstance(precision, str) else precision
-    problems: dict[str, Finding] = {}  # The first problem of each setting.
-    if device != default_device:
-        evidence = f"keeps scripts on the CPU, but this computer has {default_device}"
-        problems["use_cpu"] = Finding("use_cpu", WARNING, evidence, "Set use_cpu: false, unless this is intended.")
-    for finding in (
-        *_check_processes(settings, device, len(torch.cuda_names or ())),
-        *_check_precision(precision, device, machine, torch),
-    ):
-        problems.setdefault(finding.name, finding)
-    if problems:
-        return tuple(replace(finding, name=f"{NAME}: {name}") for name, finding in problems.items())
-    processes = pluralize(as_integer(settings.get("num_processes")) or 1, "process", "processes")
-    return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {precision or 'no'}"),)
-
-
-def _check_processes(settings: Mapping[str, Any], device: str, gpus: int) -> Iterator[Finding]:
-    """Yield problems of the number of processes and machines."""
     distributed_type = settings.get("distributed_type")
     # YAML reads NO without quotes as false, which has the same effect as 'NO'.
     distributed_type = "NO" if distributed_type is False else shorten(str(distributed_type or ""))
     num_processes = as_integer(settings.get("num_processes")) or 1
     num_machines = as_integer(settings.get("num_machines")) or 1
     local_processes = num_processes // num_machines
+    gpus = len(torch.cuda_names or ())
     joins_processes = get_device(device).supports_process_groups
-    if not distributed_type:
-        yield Finding("distributed_type", FAILED, "missing, but accelerate launch requires it", RECONFIGURE_REMEDY)
-    elif distributed_type == "MPS":
-        evidence = "MPS is a value of old accelerate versions; current ones reject it and select MPS automatically"
-        yield Finding("distributed_type", FAILED, evidence, SINGLE_PROCESS_REMEDY)
-    elif distributed_type in SHARDED_TYPES and not joins_processes:
-        evidence = f"{distributed_type} needs torch.distributed, which has no backend for {device.upper()}"
-        yield Finding("distributed_type", FAILED, evidence, SINGLE_PROCESS_REMEDY)
-    if distributed_type not in SINGLE_PROCESS_TYPES and num_processes > 1 and device != "cuda":
-        evidence = (
-            f"requests {num_processes:,}; without CUDA GPUs, {distributed_type} trains an independent model in each process "
-            f"on {device}"
-        )
-        yield Finding("num_processes", FAILED, evidence, "Set distributed_type: 'NO' and num_processes: 1.")
-    elif distributed_type not in SINGLE_PROCESS_TYPES and device == "cuda" and local_processes > gpus:
-        evidence = f"requests {local_processes:,} on this computer, but torch finds {pluralize(gpus, 'GPU')}"
-        yield Finding("num_processes", FAILED, evidence, "Set num_processes to the number of GPUs.")
-    elif distributed_type in SINGLE_PROCESS_TYPES and num_processes > 1 and not settings.get("mpirun_config"):
-        evidence = f"requests {num_processes:,}, but {distributed_type} starts only one"
-        yield Finding("num_processes", WARNING, evidence, "Set num_processes: 1, or run accelerate config again.")
-    if num_machines > 1 and not joins_processes:
-        evidence = (
-            f"requests {num_machines:,}, but torch.distributed has no backend for {device.upper()} to connect them"
-        )
-        yield Finding("num_machines", FAILED, evidence, "Set num_machines: 1.")
-    elif num_machines > 1 and not settings.get("main_process_ip"):
-        evidence = f"requests {num_machines:,}, but main_process_ip does not name the first machine"
-        remedy = "Set main_process_ip and main_process_port, or num_machines: 1."
-        yield Finding("num_machines", FAILED, evidence, remedy)
+    no_backend = f"torch.distributed has no backend for {device.upper()}"
+    several = num_processes > 1
+    # accelerate starts one process for these types. For MULTI_CPU, mpirun starts the others.
+    single = distributed_type in {"NO", "MULTI_CPU"}
+    # Setting, whether it has the problem, status, evidence and remedy. Only the first problem of a setting is reported.
+    rules: list[tuple[str, bool, str, str, str]] = [
+        (
+            "use_cpu",
+            device != default_device,
+            WARNING,
+            f"keeps scripts on the CPU, but this computer has {default_device}",
+            "Set use_cpu: false, unless this is intended.",
+        ),
+        (
+            "distributed_type",
+            not distributed_type,
+            FAILED,
+            "missing, but accelerate launch requires it",
+            RECONFIGURE_REMEDY,
+        ),
+        (
+            "distributed_type",
+            distributed_type == "MPS",
+            FAILED,
+            "MPS is a value of old accelerate versions; current ones reject it and select MPS automatically",
+            SINGLE_PROCESS_REMEDY,
+        ),
+        (
+            "distributed_type",
+            distributed_type in SHARDED_TYPES and not joins_processes,
+            FAILED,
+            f"{distributed_type} needs torch.distributed, which has no backend for {device.upper()}",
+            SINGLE_PROCESS_REMEDY,
+        ),
+        (
+            "num_processes",
+            not single and several and device != "cuda",
+            FAILED,
+            f"requests {num_processes:,}; without CUDA GPUs, {distributed_type} trains an independent model in each process on {device}",
+            "Set distributed_type: 'NO' and num_processes: 1.",
+        ),
+        (
+            "num_processes",
+            not single and device == "cuda" and local_processes > gpus,
+            FAILED,
+            f"requests {local_processes:,} on this computer, but torch finds {pluralize(gpus, 'GPU')}",
+            "Set num_processes to the number of GPUs.",
+        ),
+        (
+            "num_processes",
+            single and several and not settings.get("mpirun_config"),
+            WARNING,
+            f"requests {num_processes:,}, but {distributed_type} starts only one",
+            "Set num_processes: 1, or run accelerate config again.",
+        ),
+        (
+            "num_machines",
+            num_machines > 1 and not joins_processes,
+            FAILED,
+            f"requests {num_machines:,}, but {no_backend} to connect them",
+            "Set num_machines: 1.",
+        ),
+        (
+            "num_machines",
+            num_machines > 1 and not settings.get("main_process_ip"),
+            FAILED,
+            f"requests {num_machines:,}, but main_process_ip does not name the first machine",
+            "Set main_process_ip and main_process_port, or num_machines: 1.",
+        ),
+        (
+            "mixed_precision",
+            precision is False,
+            FAILED,
+            "YAML reads no without quotes as false, and accelerate launch raises an AttributeError",
+            DISABLE_MIXED_PRECISION_REMEDY,
+        ),
+        (
+            "mixed_precision",
+            precision not in (None, "no", "fp8", *REDUCED_DTYPES),  # A list, perhaps.
+            FAILED,
+            f"{shorten(repr(precision))} is not a valid value",
+            "Set it to 'no', 'fp16' or 'bf16'.",
+        ),
+        (
+            "mixed_precision",
+            precision == "fp8" and device != "cuda",
+            FAILED,
+            f"fp8 requires an NVIDIA GPU, but scripts train on {device}",
+            DISABLE_MIXED_PRECISION_REMEDY,
+        ),
+        (
+            "mixed_precision",
+            precision == "fp16" and device == "cpu",
+            WARNING,
+            "fp16 has no effect on the CPU, where accelerate computes in float32",
+            DISABLE_MIXED_PRECISION_REMEDY,
+        ),
+        (
+            "mixed_precision",
+            precision == "bf16" and device == "mps" and (machine.macos or (14,)) < (14,),
+            FAILED,
+            "accelerate does not support bf16 on MPS before macOS 14",
+            "Set mixed_precision: 'no', or update macOS.",
+        ),
+    ]
+    problems: dict[str, Finding] = {}
+    for name, applies, status, evidence, remedy in rules:
+        if applies:
+            problems.setdefault(name, Finding(f"{NAME}: {name}", status, evidence, remedy))
+    if isinstance(precision, str) and precision in REDUCED_DTYPES and device != "cuda":
+        problems.setdefault("mixed_precision", _reduced_dtype_finding(precision, device, machine, torch))
+    if problems:
+        return tuple(problems.values())
+    processes = pluralize(num_processes, "process", "processes")
+    return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {precision or 'no'}"),)
 
 
-def _check_precision(precision: Any, device: str, machine: MachineInfo, torch: TorchInfo) -> Iterator[Finding]:
-    """Yield problems of the mixed precision setting.
-
-    A 16-bit dtype follows the rules of ``nb.training.precision``. On CUDA, accelerate decides.
-    """
-    name = "mixed_precision"
-    if precision is False:
-        evidence = "YAML reads no without quotes as false, and accelerate launch raises an AttributeError"
-        yield Finding(name, FAILED, evidence, DISABLE_MIXED_PRECISION_REMEDY)
-    elif precision not in (None, "no", "fp8", *REDUCED_DTYPES):  # A list, perhaps.
-        evidence = f"{shorten(repr(precision))} is not a valid value"
-        yield Finding(name, FAILED, evidence, "Set it to 'no', 'fp16' or 'bf16'.")
-    elif precision == "fp8" and device != "cuda":
-        yield Finding(
-            name, FAILED, f"fp8 requires an NVIDIA GPU, but scripts train on {device}", DISABLE_MIXED_PRECISION_REMEDY
-        )
-    elif precision == "fp16" and device == "cpu":
-        evidence = "fp16 has no effect on the CPU, where accelerate computes in float32"
-        yield Finding(name, WARNING, evidence, DISABLE_MIXED_PRECISION_REMEDY)
-    elif precision == "bf16" and device == "mps" and machine.macos and machine.macos < (14,):
-        evidence = "accelerate does not support bf16 on MPS before macOS 14"
-        yield Finding(name, FAILED, evidence, "Set mixed_precision: 'no', or update macOS.")
-    elif precision in REDUCED_DTYPES and device != "cuda":
-        try:
-            policy = select_precision(device, torch.release, machine, REDUCED_DTYPES[precision])
-        except ConfigurationError as error:
-            yield Finding(name, FAILED, error.message, error.remedy)
-        else:
-            notes = " ".join(policy.notes) or "Its losses may differ from those of float32."
-            remedy = "Set mixed_precision: 'no', unless a short training run in both is faster with it."
-            yield Finding(name, WARNING, f"{precision} on {device}: {notes}", remedy)
+def _reduced_dtype_finding(precision: str, device: str, machine: MachineInfo, torch: TorchInfo) -> Finding:
+    """Return the problem of a 16-bit dtype by the rules of ``nb.training.precision``. On CUDA, accelerate decides."""
+    name = f"{NAME}: mixed_precision"
+    try:
+        policy = select_precision(device, torch.release, machine, REDUCED_DTYPES[precision])
+    except ConfigurationError as error:
+        return Finding(name, FAILED, error.message, error.remedy)
+    notes = " ".join(policy.notes) or "Its losses may differ from those of float32."
+    remedy = "Set mixed_precision: 'no', unless a short training run in both is faster with it."
+    return Finding(name, WARNING, f"{precision} on {device}: {notes}", remedy)

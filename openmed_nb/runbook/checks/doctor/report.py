@@ -9,7 +9,7 @@ import platform
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
 from ...._render.display import (
@@ -43,10 +43,17 @@ from .checks import (
     SystemFacts,
     model_findings,
     package_findings,
-    read_packages,
     run_checks,
 )
 from .launching import accelerate_findings
+
+if TYPE_CHECKING:
+    import torch
+
+    from ....annotation.pipeline import AnnotationPipeline
+    from ....models.loading import LoadedModel
+
+    CheckedModel = torch.nn.Module | AnnotationPipeline | LoadedModel | OpenMedError
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 
@@ -68,10 +75,10 @@ class DoctorReport(Displayable):
         simulated: Whether the machine is a simulated Mac.
 
     Example:
-        >>> print(DoctorReport((Finding("torch", OK, "2.13.0"), Finding("MPS", FAILED, "no Metal device", "Ask a Mac."))))
+        >>> print(DoctorReport((Finding("torch", OK, "2.13.0"), Finding("MPS", FAILED, "no Metal device", "Use 'cpu'."))))
         Doctor
           1 ok, 0 warnings, 1 failed.
-          MPS, failed: no Metal device. Ask a Mac.
+          MPS, failed: no Metal device. Use 'cpu'.
         All checks
           check  result  evidence
           torch  ok      2.13.0
@@ -107,15 +114,11 @@ class DoctorReport(Displayable):
     def to_report(self) -> Report:
         """Return the report: counts, problems with remedies, and a table of all checks."""
         problems = self.problems
-        rows = tuple(
-            (
-                finding.name,
-                finding.status,
-                (finding.details or "see above") if finding in problems else finding.evidence,
-            )
-            for finding in self.findings
-        )
-        table = Table("All checks", ("check", "result", "evidence"), rows, collapsed=bool(problems))
+        rows = []
+        for finding in self.findings:
+            evidence = (finding.details or "see above") if finding in problems else finding.evidence
+            rows.append((finding.name, finding.status, evidence))
+        table = Table("All checks", ("check", "result", "evidence"), tuple(rows), collapsed=bool(problems))
         html_sentences = (f"Doctor: {HEADLINES[self.status]}", self.headline)
         return Report(
             "Doctor", (self.headline,), (table,), html_sentences=html_sentences, status=self.status, problems=problems
@@ -165,12 +168,13 @@ def diagnose(facts: SystemFacts) -> DoctorReport:
 
 def check_computation(device: str) -> ComputationCheck:
     """Run linear layers, each dtype and the probes of known silent errors on a device."""
-    from .silent_errors import run_probes
-
     failure = backend.probe_device(device)
     if failure and not failure.startswith(backend.NUMERICAL_MISMATCH):
         return ComputationCheck(device, failure=failure)
-    torch = backend.import_torch()
+    import torch
+
+    from .silent_errors import run_probes
+
     with backend.TENSOR_LOCK:
         result_device = str((torch.ones(2, device="cpu").to(device) * 2).device)
     dtypes = {dtype: _dtype_failure(device, dtype) for dtype in DTYPES}
@@ -179,10 +183,11 @@ def check_computation(device: str) -> ComputationCheck:
 
 def _dtype_failure(device: str, dtype: str) -> str:
     """Return the reason why a device cannot compute with a dtype, or an empty string if it can."""
-    torch = backend.import_torch()
+    import torch
+
     integers = torch.arange(8, device="cpu").reshape(2, 4)
 
-    def compute(values: Any) -> Any:
+    def compute(values: torch.Tensor) -> torch.Tensor:
         return values * 2 + values if dtype.startswith("int") else values @ values.T
 
     try:
@@ -200,6 +205,7 @@ def collect_facts(
     with session.transaction():
         models = _find_models(session, model)
         manager = session.device_manager
+        machine = manager.machine
         choice = session.choice_or_error(confirm=True)
         torch_error = None
         try:
@@ -209,48 +215,52 @@ def collect_facts(
         session.notify(ProgressEvent("Examining", "this computer"))
         if torch_error is None and not (isinstance(choice, DeviceChoice) and choice.confirmed):
             choice = session.choice_or_error(confirm=True)  # With torch imported, the choice can be verified.
-        device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
+        active_device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
+        device = active_device or "cpu"
         # Invalid MPS variables can be the reason that mps is not the active device, so their effect is that on mps.
-        variables_reject_mps = device not in (None, "mps") and "watermark" in (manager.torch.probe_failure("mps") or "")
-        incorrect_gpu = next(
-            (gpu for gpu, failure in manager.torch.probes if failure.startswith(backend.NUMERICAL_MISMATCH)), None
-        )
+        variables_reject_mps = active_device and "watermark" in (manager.torch.probe_failure("mps") or "")
+        rejected = None
+        for gpu, failure in manager.torch.probes:
+            if failure.startswith(backend.NUMERICAL_MISMATCH):
+                rejected = compute(gpu)
+                break
         environ = manager.user_environ
         return SystemFacts(
             python=".".join(platform.python_version_tuple()[:2]),
-            machine=manager.machine,
+            machine=machine,
             torch=manager.torch if torch_error is None else TorchInfo(None),
             choice=choice,
-            environment=manager.mps_environment("mps" if variables_reject_mps else device or "cpu"),
+            environment=manager.mps_environment("mps" if variables_reject_mps else device),
             torch_error=torch_error,
             environ={name: environ[name] for name in CHECKED_VARIABLES if name in environ},
-            computation=compute(device) if device else None,
-            rejected_computation=compute(incorrect_gpu) if incorrect_gpu else None,
-            packages=package_findings(*read_packages(), torch_requirement(manager.machine)),
-            launch_settings=() if torch_error else accelerate_findings(environ, manager.machine, manager.torch),
-            system_status=read_system_status(manager.machine, device or "cpu", uuid=get_device(device or "cpu").uuid()),
+            computation=compute(device) if active_device else None,
+            rejected_computation=rejected,
+            packages=package_findings(torch_requirement(machine)),
+            launch_settings=() if torch_error else accelerate_findings(environ, machine, manager.torch),
+            system_status=read_system_status(machine, device, uuid=get_device(device).uuid()),
             models=tuple(
                 finding
                 for name, checked_model in models
-                for finding in _check_model(name, checked_model, device or "cpu", session)
+                for finding in _check_model(name, checked_model, device, session)
             ),
         )
 
 
-def _find_models(session: Session, model: Any) -> tuple[tuple[str, Any], ...]:
+def _find_models(session: Session, model: Any) -> list[tuple[str, CheckedModel]]:
     """Return the models to check with their names. A model that cannot be loaded is replaced by its error."""
     if not is_model_name(model):
-        return ((type(get_module(model)).__name__, model),)
-    loaded = session.models.find(None if model is None else str(model))
-    if model is None or loaded:
-        return tuple((loaded_model.name, loaded_model) for loaded_model in loaded)
+        return [(type(get_module(model)).__name__, model)]
+    name = None if model is None else str(model)
+    loaded = session.models.find(name)
+    if name is None or loaded:
+        return [(loaded_model.name, loaded_model) for loaded_model in loaded]
     try:
-        return ((str(model), session.load_model(str(model), OpenMedConfig())),)
+        return [(name, session.load_model(name, OpenMedConfig()))]
     except (InvalidModelError, DeviceError) as error:
-        return ((str(model), error),)
+        return [(name, error)]
 
 
-def _check_model(name: str, model: Any, device: str, session: Session) -> tuple[Finding, ...]:
+def _check_model(name: str, model: CheckedModel, device: str, session: Session) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
         return (Finding(model_label(name), FAILED, model.message, model.remedy),)
     module = unwrap_model(get_module(model))

@@ -116,21 +116,18 @@ class FallbackLog(Displayable):
 
     def to_report(self) -> Report:
         """Return the report: fallbacks by module and phase. The durations are among the metrics."""
-        entries = self.entries
-        rows = tuple(
-            (entry.operator, entry.outcome, entry.phase, str(entry.module_location), str(entry.count))
-            for entry in entries
-        )
-        timed = tuple(
-            (entry.operator, entry.phase, str(entry.module_location), f"{entry.seconds:.4f}")
-            for entry in entries
-            if entry.seconds is not None
-        )
+        rows = []
+        timed = []
+        for entry in self.entries:
+            module = str(entry.module_location)
+            rows.append((entry.operator, entry.outcome, entry.phase, module, str(entry.count)))
+            if entry.seconds is not None:
+                timed.append((entry.operator, entry.phase, module, f"{entry.seconds:.4f}"))
         return Report(
             "CPU fallbacks on MPS",
             (self.verdict,),
-            (Table("", ("operator", "outcome", "phase", "module", "count"), rows),),
-            metrics=(Table("Durations", ("operator", "phase", "module", "seconds"), timed),),
+            (Table("", ("operator", "outcome", "phase", "module", "count"), tuple(rows)),),
+            metrics=(Table("Durations", ("operator", "phase", "module", "seconds"), tuple(timed)),),
         )
 
 

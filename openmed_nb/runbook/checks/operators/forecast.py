@@ -6,7 +6,6 @@ A copy of the model runs on the CPU with example inputs from the user or a token
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,15 +25,11 @@ from ....session import SESSION
 from ...bench.workloads import ModelInputs, loss_or_mean, parse_example_inputs
 from .table import (
     ALWAYS_ON_CPU,
-    BACKWARD,
     COMPOSITE,
     FALLS_BACK,
     FLOAT64,
-    FORWARD,
-    INFERENCE,
     MAY_BE_INCORRECT,
     NATIVE,
-    OPTIMIZER,
     PHASES,
     UNKNOWN,
     UNSUPPORTED,
@@ -49,7 +44,8 @@ from .table import (
 )
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn import Module
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from .recorders import CallRecorder
 
@@ -57,7 +53,7 @@ if TYPE_CHECKING:
 EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
 
 
-def _synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
+def _synthetic_example(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelInputs:
     """Return a batch of two synthetic sentences for a transformers model, with labels if the model accepts them."""
     import torch
 
@@ -71,27 +67,7 @@ def _synthetic_example(model: Any, tokenizer: Any) -> ModelInputs:
     return ModelInputs(kwargs=kwargs)
 
 
-def _trace(
-    model: torch.nn.Module, example: ModelInputs, table: OperatorTable, training: bool
-) -> tuple[CallRecorder, tuple[str, ...]]:
-    """Trace copies of a model on the CPU and return the recorded calls, and notes on what was not traced.
-
-    The model and the random number generators stay unchanged.
-    """
-    import torch
-
-    from .recorders import CallRecorder
-
-    with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
-        recorder = CallRecorder(table)
-        # Each run uses a separate copy, because a step changes the weights.
-        _trace_inference(_verified_copy(model, example), example.copy(), recorder)
-        if not training:
-            return recorder, (NO_TRAINING_NOTICE,)
-        return recorder, _trace_training(_verified_copy(model, example), example.copy(), recorder)
-
-
-def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Module:
+def _verified_copy(model: Module, example: ModelInputs) -> Module:
     """Return a copy of the model after one untraced forward pass.
 
     The pass initializes lazy parameters and separates errors in the model from errors in the tracer.
@@ -108,12 +84,12 @@ def _verified_copy(model: torch.nn.Module, example: ModelInputs) -> torch.nn.Mod
     return copied
 
 
-def _model_error(operation: str, model: torch.nn.Module, error: Exception, remedy: str) -> ConfigurationError:
+def _model_error(operation: str, model: Module, error: Exception, remedy: str) -> ConfigurationError:
     problem = f"{operation} of {short_type_name(model)} failed on the CPU"
     return ConfigurationError(f"{problem}: {short_type_name(error)}: {describe_error(error)}.", remedy)
 
 
-def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> None:
+def _trace_inference(model: Module, example: ModelInputs, recorder: CallRecorder) -> None:
     """Trace a forward pass without gradients.
 
     The pass runs in inference mode if the model supports it, because the kernels of MPS are selected below autograd.
@@ -122,22 +98,21 @@ def _trace_inference(model: torch.nn.Module, example: ModelInputs, recorder: Cal
 
     from .recorders import record_calls
 
-    recorder.phase = INFERENCE
-    for name, location in _float64_tensors(model, example, recorder):
-        recorder.record_limitation(name, [FLOAT64], location)
-    calls = Counter(recorder.calls)
-    refusals = Counter(recorder.limitations)
+    recorder.phase = "inference"
+    wide_tensors = _mark_float64(model, example, recorder)
     try:
         with torch.inference_mode(), record_calls(recorder, model):
             example(model)
     except RuntimeError:  # The model computes gradients itself, which inference mode does not support.
-        recorder.calls = calls
-        recorder.limitations = refusals
+        recorder.calls.clear()
+        recorder.limitations.clear()
         with torch.no_grad(), record_calls(recorder, model):
             example(model)
+    for name, location in wide_tensors:
+        recorder.record_limitation(name, [FLOAT64], location)
 
 
-def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
+def _trace_training(model: Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
     """Trace a training step and return notes on what was not traced.
 
     Attention is decomposed, as on MPS if gradients are required.
@@ -147,7 +122,7 @@ def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: Call
 
     from .recorders import record_calls
 
-    _float64_tensors(model, example, recorder)
+    _mark_float64(model, example, recorder)
     if not any(parameter.requires_grad for parameter in model.train().parameters()):
         return ("No training step was traced: no parameter of the model requires gradients.",)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
@@ -163,48 +138,40 @@ def _trace_training(model: torch.nn.Module, example: ModelInputs, recorder: Call
             raise
 
 
-def _step(model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
+def _step(model: Module, example: ModelInputs, recorder: CallRecorder) -> tuple[str, ...]:
     """Run a training step.
 
     ``torch.utils._foreach_utils`` does not support MPS, so gradient clipping and AdamW process each parameter separately.
     """
     import torch
 
-    recorder.phase = FORWARD
+    recorder.phase = "forward"
     output = example(model)
     loss = loss_or_mean(output)
     if loss is None:
         problem = f"the model output, a {short_type_name(output)}, has no tensor that depends on the parameters"
         return (f"No training step was traced: {problem}.",)
-    recorder.phase = BACKWARD
+    recorder.phase = "backward"
     loss.backward()
-    recorder.phase = OPTIMIZER
+    recorder.phase = "optimizer"
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False)
     torch.optim.AdamW(parameters, foreach=False, fused=False).step()
     return ()
 
 
-def _float64_tensors(
-    model: torch.nn.Module, example: ModelInputs, recorder: CallRecorder
-) -> list[tuple[str, ModuleLocation]]:
-    """Return and record the tensors of a model and its inputs whose dtype MPS does not support."""
+def _mark_float64(model: Module, example: ModelInputs, recorder: CallRecorder) -> list[tuple[str, ModuleLocation]]:
+    """Mark the tensors of a model and its inputs whose dtype MPS does not support as recorded, and return their names."""
     from .recorders import UNSUPPORTED_DTYPES
 
-    wide: list[tuple[str, ModuleLocation]] = []
-
-    def record_wide(kind: str, tensors: Iterable[tuple[str, torch.Tensor]], location: ModuleLocation) -> None:
-        for name, tensor in tensors:
-            if tensor.dtype in UNSUPPORTED_DTYPES:
-                recorder.wide[tensor] = True
-                wide.append((f"{kind} {name}", location))
-
+    tensors = [(f"example input {name}", tensor, ModuleLocation()) for name, tensor in named_tensors(example.tensors)]
     for path, module in model.named_modules():
         location = ModuleLocation(path, type(module).__name__)
-        record_wide("parameter", module.named_parameters(recurse=False), location)
-        record_wide("buffer", module.named_buffers(recurse=False), location)
-    record_wide("example input", named_tensors(example.tensors), ModuleLocation())
-    return wide
+        for kind, own in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            tensors += ((f"{kind} {name}", tensor, location) for name, tensor in own(recurse=False))
+    wide = [(name, tensor, location) for name, tensor, location in tensors if tensor.dtype in UNSUPPORTED_DTYPES]
+    recorder.wide.update((tensor, True) for _, tensor, _ in wide)
+    return [(name, location) for name, _, location in wide]
 
 
 # Classifications of an operator, worst first.
@@ -353,18 +320,16 @@ class Forecast(Displayable):
         # The phases of one operator in one module are combined into one row.
         groups: dict[tuple[str, ...], list[OperatorForecast]] = {}
         for row in self.problems:
-            groups.setdefault((row.operator, row.verdict, str(row.module_location), row.reason, row.remedy), []).append(
-                row
-            )
+            key = (row.operator, row.verdict, str(row.module_location), row.reason, row.remedy)
+            groups.setdefault(key, []).append(row)
         problem_rows = [
             (*key[:3], ", ".join(row.phase for row in group), ", ".join(str(row.count) for row in group), *key[3:])
             for key, group in groups.items()
         ]
         hidden = len(problem_rows) - MAX_ROWS
         omitted = (f"{hidden} more rows are in to_dict().",) if hidden > 0 else ()
-        release = ".".join(
-            map(str, parse_release(self.torch))
-        )  # Not the build, so that texts of two builds are the same.
+        # The release and not the build, so that the texts of two builds are the same.
+        release = ".".join(map(str, parse_release(self.torch)))
         source = f"Source: {self.source}, torch {release}."
         columns = ("operator", "on MPS", "module", "phase", "count", "reason", "suggested action")
         phases = []
@@ -373,9 +338,8 @@ class Forecast(Displayable):
             called = {row.operator for row in calls}
             if called:
                 num_calls = sum(row.count for row in calls)
-                phases.append(
-                    (phase, str(num_calls), str(len(called)), str(len(called.intersection(self.cpu_operators))))
-                )
+                on_cpu = called.intersection(self.cpu_operators)
+                phases.append((phase, str(num_calls), str(len(called)), str(len(on_cpu))))
         tables = (
             Table("Operators with problems on MPS", columns, tuple(problem_rows[:MAX_ROWS])),
             Table("Calls by phase", ("phase", "calls", "operators", "fall back to the CPU"), tuple(phases)),
@@ -409,18 +373,8 @@ def build_rows(
         remedy = REMEDIES.get(operator, REMEDIES.get(verdict, ""))
         rows.append(OperatorForecast(operator, verdict, phase, location, count, "", reason, remedy))
     for (limitation, (operator, phase, location)), count in limitations.items():
-        rows.append(
-            OperatorForecast(
-                operator=operator,
-                verdict=limitation.verdict,
-                phase=phase,
-                module_location=location,
-                count=count,
-                limitation=limitation.name,
-                reason=limitation.reason,
-                remedy=limitation.remedy,
-            )
-        )
+        texts = (limitation.name, limitation.reason, limitation.remedy)
+        rows.append(OperatorForecast(operator, limitation.verdict, phase, location, count, *texts))
     return tuple(sorted(rows, key=_order_row))
 
 
@@ -485,12 +439,21 @@ def forecast(
             example = parse_example_inputs(example_inputs)
         elif tokenizer is None or module is model:
             message = f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them."
-            raise ConfigurationError(
-                message, "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them."
-            )
+            remedy = "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them."
+            raise ConfigurationError(message, remedy)
         else:
             example = _synthetic_example(module, tokenizer)
+        import torch
+
+        from .recorders import CallRecorder
+
+        with TENSOR_LOCK, preserve_rng_states(), torch.inference_mode(mode=False):
+            recorder = CallRecorder(table)
+            # Each run uses a separate copy, because a step changes the weights.
+            _trace_inference(_verified_copy(module, example), example.copy(), recorder)
+            notes: tuple[str, ...] = (NO_TRAINING_NOTICE,)
+            if training:
+                notes = _trace_training(_verified_copy(module, example), example.copy(), recorder)
         inner = getattr(module, "_orig_mod", module)  # The module without torch.compile.
-        recorder, notes = _trace(module, example, table, training)
         rows = build_rows(recorder.calls, recorder.limitations, table)
         return Forecast(type(inner).__name__, table.torch, table.source, rows, notes, is_mps_simulated())

@@ -17,13 +17,14 @@ import functools
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._ops import OpOverload
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
@@ -35,11 +36,9 @@ from ....devices.registry import get_device
 from ....simulation.operators import names_above_autograd
 from .table import (
     ALWAYS_ON_CPU,
-    BACKWARD,
     COMPOSITE,
     FALLS_BACK,
     FLOAT64,
-    FORWARD,
     FUNCTION_RULES,
     NOT_DENSE,
     OPERATOR_RULES,
@@ -53,23 +52,26 @@ from .table import (
     find_shape_limitation,
 )
 
+Types = Sequence[type]
+Arguments = tuple[object, ...]
+Keywords = Mapping[str, object]
+
 # Dtypes that MPS does not support.
 UNSUPPORTED_DTYPES = frozenset(mps_dtype_fallbacks("mps"))
-ELSEWHERE: Final = "elsewhere"
 
 
 class _ModuleStack(threading.local):
     """Running modules of a thread, innermost last."""
 
     def __init__(self) -> None:
-        self.modules: list[torch.nn.Module] = []
+        self.modules: list[Module] = []
 
 
 class ModuleTracker:
     """Tracker of the running module in each thread."""
 
     def __init__(self) -> None:
-        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+        self._names: WeakKeyDictionary[Module, str] = WeakKeyDictionary()
         self._names_outermost = False
         self._stack = _ModuleStack()
 
@@ -82,7 +84,7 @@ class ModuleTracker:
         return ModuleLocation(self._names.get(module, ""), type(module).__name__)
 
     @contextmanager
-    def track(self, model: torch.nn.Module | None = None) -> Iterator[None]:
+    def track(self, model: Module | None = None) -> Iterator[None]:
         """Track running modules.
 
         Names are relative to ``model``. If ``model`` is ``None``, they are relative to the outermost running module.
@@ -100,18 +102,18 @@ class ModuleTracker:
             pre_hook.remove()
             post_hook.remove()
 
-    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+    def _enter(self, module: Module, _args: object) -> None:
         if self._names_outermost and not self._stack.modules:
             self._name_modules(module)
         self._stack.modules.append(module)
 
-    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+    def _leave(self, module: Module, _args: object, _output: object) -> None:
         modules = self._stack.modules
         # If an earlier hook failed, the end of an inner module was missed.
         while modules and modules.pop() is not module:
             pass
 
-    def _name_modules(self, model: torch.nn.Module) -> None:
+    def _name_modules(self, model: Module) -> None:
         self._names.update({module: name for name, module in model.named_modules()})
 
 
@@ -124,13 +126,13 @@ class CallRecorder:
         phase: Current phase of the model.
         module_tracker: Tracker of the running module.
         calls: Number of calls by operator, phase and module.
-        refusals: Number of calls that MPS does not support, by limitation and call site.
+        limitations: Number of calls that MPS does not support, by limitation and call site.
         names: Names of operators above autograd, given by the running function.
         wide: Tensors of unsupported dtypes that are already recorded.
     """
 
     table: OperatorTable
-    phase: Phase = FORWARD
+    phase: Phase = "forward"
     module_tracker: ModuleTracker = field(default_factory=ModuleTracker)
     calls: Counter[CallSite] = field(default_factory=Counter)
     limitations: Counter[tuple[MpsLimitation, CallSite]] = field(default_factory=Counter)
@@ -165,18 +167,24 @@ class OperatorTracer(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, record: CallRecorder) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)  # Type checkers do not know that of super(), because it has no annotations.
         self._record = record
         self._decomposing: list[str] = []
         self._classify = functools.cache(record.table.classify)
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: OpOverload, _types: Types, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         """Run an operator, or the operators of its composite kernel on MPS."""
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - otherwise a mode would call the operator, not the kernel
             return self._record_call(operator, _convert_numbers(operator, args), kwargs or {})
 
-    def _record_call(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        name = self._name_on_mps(operator.name())
+    def _record_call(self, operator: OpOverload, args: Arguments, kwargs: Keywords) -> object:
+        name = operator.name()
+        # Autograd may have decomposed the operator that MPS would run.
+        whole_name = self._record.names.get(name, name)
+        if self._classify(whole_name) == ALWAYS_ON_CPU and not torch.is_inference_mode_enabled():
+            name = whole_name
         inputs = iter_operator_tensors([args, kwargs])
         if any(tensor.layout != torch.strided or tensor.is_nested for tensor in inputs):
             # The table covers dense tensors only.
@@ -188,17 +196,18 @@ class OperatorTracer(TorchDispatchMode):
         key = composite_key(name) if is_decomposed else ""
         if not key:
             result = operator(*args, **kwargs)
-        elif key == "CompositeImplicitAutograd":
-            # Not recorded: autograd decomposes these operators before dispatch.
-            with self:
-                return _get_kernel(operator, key)(*args, **kwargs)
         else:
-            self._decomposing.append(name)
-            try:
-                with self:
-                    result = _get_kernel(operator, key)(*args, **kwargs)
-            finally:
-                self._decomposing.pop()
+            # The kernel has no Python decompositions, which only compilers use.
+            kernel = functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - not public
+            with self:
+                if key == "CompositeImplicitAutograd":
+                    # Not recorded: autograd decomposes these operators before dispatch.
+                    return kernel(*args, **kwargs)
+                self._decomposing.append(name)
+                try:
+                    result = kernel(*args, **kwargs)
+                finally:
+                    self._decomposing.pop()
         outputs = iter_operator_tensors(result)
         call_site = CallSite(name, self._record.phase, self._record.module_tracker.current)
         self._record.calls[call_site] += 1
@@ -206,13 +215,6 @@ class OperatorTracer(TorchDispatchMode):
         if not self._decomposing:
             self._record.record_dtypes(name, inputs, outputs)
         return result
-
-    def _name_on_mps(self, operator: str) -> str:
-        """Return the operator that MPS would run, because autograd may have decomposed it on the CPU."""
-        name = self._record.names.get(operator, operator)
-        if self._classify(name) == ALWAYS_ON_CPU and not torch.is_inference_mode_enabled():
-            return name
-        return operator
 
 
 class FunctionTracer(TorchFunctionMode):
@@ -222,7 +224,9 @@ class FunctionTracer(TorchFunctionMode):
         super().__init__()
         self._record = record
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., object], _types: Types, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         """Run a function and record its limitations on MPS."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
@@ -236,7 +240,7 @@ class FunctionTracer(TorchFunctionMode):
 
 
 @contextmanager
-def record_calls(record: CallRecorder, model: torch.nn.Module | None = None) -> Iterator[None]:
+def record_calls(record: CallRecorder, model: Module | None = None) -> Iterator[None]:
     """Record every operator of this thread as it would run on MPS. ``model`` is the model whose modules are named."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
@@ -250,12 +254,7 @@ def record_calls(record: CallRecorder, model: torch.nn.Module | None = None) -> 
         yield
 
 
-def _get_kernel(operator: Any, key: str) -> Callable[..., Any]:
-    """Return the kernel of an operator for a dispatch key, without Python decompositions, which only compilers use."""
-    return functools.partial(operator._op_dk, getattr(torch._C.DispatchKey, key))  # noqa: SLF001 - torch has no public API for it
-
-
-def _convert_numbers(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _convert_numbers(operator: OpOverload, args: Arguments) -> Arguments:
     """Convert numbers to tensors where an operator does not accept numbers.
 
     Inside its operators, torch passes a number as a tensor, but a mode receives it as a number again.
@@ -335,9 +334,11 @@ class FallbackRecorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __post_init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: OpOverload, _types: Types, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         """Run an operator and record it if it has an MPS tensor."""
         kwargs = kwargs or {}
         if not any(
@@ -347,7 +348,7 @@ class FallbackRecorder(TorchDispatchMode):
         call = self.begin(operator.name())
         # A fallback waits for queued work, which must not count as its duration. In a backward pass, another thread may hold
         # the lock and wait for this one.
-        if call.name and call.phase != BACKWARD:
+        if call.name and call.phase != "backward":
             get_device("mps").synchronize()
         start = current_time()
         try:
@@ -386,9 +387,9 @@ class FallbackRecorder(TorchDispatchMode):
 
     def _create_call(self, name: str) -> OperatorCall:
         location = self.module_tracker.current
-        phase: Phase = FORWARD if location.kind else ELSEWHERE
+        phase: Phase = "forward" if location.kind else "elsewhere"
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001 - used by torch.utils.module_tracker as well
-            phase = BACKWARD
+            phase = "backward"
         return OperatorCall(name, location, phase)
 
 
@@ -404,7 +405,7 @@ class WarningInterceptor:
     recorder: FallbackRecorder
     original_showwarning: Callable[..., None]
 
-    def __call__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, message: Warning | str, *args: object, **kwargs: object) -> None:
         """Record a fallback, or show any other warning. An enclosing fallback log receives both."""
         match = FALLBACK_PATTERN.search(str(message)) if threading.get_ident() == self.recorder.thread else None
         if match:

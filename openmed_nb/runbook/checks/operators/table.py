@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypedDict
 
 from ...._events.activity import IMPORTING, ProgressEvent
 from ...._render.display import JsonMixin
@@ -47,13 +47,8 @@ UNKNOWN: Final = "unknown"
 UNSUPPORTED: Final = "unsupported"
 MAY_BE_INCORRECT: Final = "may be incorrect"
 
-INFERENCE: Final = "inference"
-FORWARD: Final = "forward"
-BACKWARD: Final = "backward"
-OPTIMIZER: Final = "optimizer"
-
 # Phases in the order of the report: a forward pass without gradients, and the three phases of a training step.
-PHASES: tuple[Phase, ...] = (INFERENCE, FORWARD, BACKWARD, OPTIMIZER)
+PHASES: tuple[Phase, ...] = ("inference", "forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, order=True)
@@ -196,7 +191,15 @@ def functions_file(version: str) -> Path:
     raise TorchImportError(message, reinstall_remedy(version))
 
 
-def read_functions(file: Path) -> dict[str, dict[str, Any]]:
+class FunctionEntry(TypedDict, total=False):
+    """Entry of torch's list of operators, without the keys that are not read."""
+
+    func: str
+    structured_delegate: str
+    dispatch: dict[str, str]
+
+
+def read_functions(file: Path) -> dict[str, FunctionEntry]:
     """Return the entries of torch's list by operator name."""
     import yaml
 
@@ -205,12 +208,12 @@ def read_functions(file: Path) -> dict[str, dict[str, Any]]:
     return {f"aten::{entry['func'].partition('(')[0]}": entry for entry in entries}
 
 
-def _parse_delegates(functions: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _parse_delegates(functions: Mapping[str, FunctionEntry]) -> dict[str, str]:
     delegates = ((name, entry.get("structured_delegate")) for name, entry in functions.items())
     return {name: f"aten::{delegate}" for name, delegate in delegates if delegate}
 
 
-def native_operators(functions: Mapping[str, Mapping[str, Any]], key: str) -> frozenset[str]:
+def native_operators(functions: Mapping[str, FunctionEntry], key: str) -> frozenset[str]:
     """Return the operators that have a kernel for a dispatch key, such as ``"MPS"``, according to torch's list."""
     registered = {
         name
@@ -307,58 +310,73 @@ NOT_DENSE = MpsLimitation(
 )
 
 
-def _is_integer(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> bool:
+# Arguments of an operator or a torch function by the names in its rule.
+Arguments = Mapping[str, Any]
+
+
+def _is_integer(arguments: Arguments) -> bool:
+    tensor = arguments["input"]
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _has_uneven_windows(tensor: torch.Tensor, sizes: Iterable[int], *_args: Any, **_kwargs: Any) -> bool:
+def _has_uneven_windows(arguments: Arguments) -> bool:
     """Return whether pooling windows differ in size, or one dimension grows while the other shrinks."""
-    pairs = [pair for pair in zip(tensor.shape[-2:], sizes, strict=True) if all(pair)]
-    return _scales_in_both_directions(tensor, sizes) or any(max(pair) % min(pair) for pair in pairs)
+    sizes = zip(arguments["input"].shape[-2:], arguments["output_size"], strict=True)
+    return _scales_in_both_directions(arguments) or any(max(pair) % min(pair) for pair in sizes if all(pair))
 
 
-def _scales_in_both_directions(tensor: torch.Tensor, sizes: Iterable[int], *_args: Any, **_kwargs: Any) -> bool:
-    changes = [input_size - output_size for input_size, output_size in zip(tensor.shape[-2:], sizes, strict=True)]
+def _scales_in_both_directions(arguments: Arguments) -> bool:
+    sizes = zip(arguments["input"].shape[-2:], arguments["output_size"], strict=True)
+    changes = [input_size - output_size for input_size, output_size in sizes]
     return bool(min(changes) < 0 < max(changes))
 
 
-def _has_projection(*args: Any, **_kwargs: Any) -> bool:
+def _has_projection(arguments: Arguments) -> bool:
     """Return whether an LSTM has a projection, so that its hidden state is smaller than its cell state."""
-    states = next((value for value in args if isinstance(value, (tuple, list)) and len(value) == 2), None)  # noqa: PLR2004
+    # The position of the states differs for packed sequences.
+    pairs = (value for value in arguments.values() if isinstance(value, (tuple, list)) and len(value) == 2)  # noqa: PLR2004
+    states = next(pairs, None)
     return states is not None and bool(states[0].shape[-1] != states[1].shape[-1])
 
 
-def _has_dropout_without_gradients(*args: Any, **kwargs: Any) -> bool:
+def _has_dropout_without_gradients(arguments: Arguments) -> bool:
     import torch
 
-    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), args, strict=False)) | kwargs
-    needs_gradients = torch.is_grad_enabled() and any(
-        arguments[name].requires_grad for name in ("query", "key", "value")
-    )
+    inputs = (arguments[name] for name in ("query", "key", "value"))
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     return bool(arguments.get("dropout_p", 0.0)) and not needs_gradients
 
 
-Rules = Mapping[str, tuple[MpsLimitation, Callable[..., bool]]]
+# Limitation, names of the first parameters, and a function that returns whether the limitation applies.
+Rules = Mapping[str, tuple[MpsLimitation, tuple[str, ...], Callable[[Arguments], bool]]]
 
 # Limitations that can be detected from an operator and its arguments.
 OPERATOR_RULES: Rules = {
-    "aten::convolution": (INTEGER_CONVOLUTION, _is_integer),
-    "aten::_adaptive_avg_pool2d": (ADAPTIVE_POOL, _has_uneven_windows),
-    "aten::adaptive_max_pool2d": (ADAPTIVE_POOL, _scales_in_both_directions),
+    "aten::convolution": (INTEGER_CONVOLUTION, ("input",), _is_integer),
+    "aten::_adaptive_avg_pool2d": (ADAPTIVE_POOL, ("input", "output_size"), _has_uneven_windows),
+    "aten::adaptive_max_pool2d": (ADAPTIVE_POOL, ("input", "output_size"), _scales_in_both_directions),
 }
 
 # Limitations that can be detected from a torch function and its arguments.
 FUNCTION_RULES: Rules = {
-    "linear": (INTEGER_LINEAR, _is_integer),
-    "lstm": (LSTM_PROJECTION, _has_projection),
-    "scaled_dot_product_attention": (ATTENTION_DROPOUT, _has_dropout_without_gradients),
+    "linear": (INTEGER_LINEAR, ("input",), _is_integer),
+    "lstm": (LSTM_PROJECTION, ("input", "batch_sizes", "hx"), _has_projection),
+    "scaled_dot_product_attention": (
+        ATTENTION_DROPOUT,
+        ("query", "key", "value", "attn_mask", "dropout_p"),
+        _has_dropout_without_gradients,
+    ),
 }
 
 
-def find_limitation(rules: Rules, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[MpsLimitation]:
+def find_limitation(
+    rules: Rules, name: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[MpsLimitation]:
     """Return the limitation of a call according to ``rules``, apart from general dtypes and shapes."""
-    limitation, applies = rules.get(name, (None, None))
-    return [limitation] if limitation and applies and applies(*args, **kwargs) else []
+    if name not in rules:
+        return []
+    limitation, parameters, applies = rules[name]
+    return [limitation] if applies({**dict(zip(parameters, args, strict=False)), **kwargs}) else []
 
 
 def find_shape_limitation(tensors: Iterable[torch.Tensor]) -> list[MpsLimitation]:

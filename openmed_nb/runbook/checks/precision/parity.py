@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
 from ...._render.display import pluralize
@@ -66,7 +66,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     *,
     device: str | None = None,
     dtype: str | None = None,
-    gold: Iterable[Any] | None = None,
+    gold: Iterable[object] | None = None,
     gradients: bool = False,
     progress: bool = True,
     **arguments: Any,
@@ -80,7 +80,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model. A pipeline of
             :func:`load_pipeline` is compared unmodified with a float32 copy of its model on the CPU.
-        texts: Any iterable of texts, at least one.
+        texts: Any iterable of texts, at least one. With ``gold``, they are stored in memory.
         device: Device of the candidate. If ``None``, use the device of the session.
         dtype: Dtype of the candidate: ``"float32"`` (the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or
             ``"auto"``.
@@ -122,7 +122,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         return run_parity(pair, texts, gold, gradients)
 
 
-def check_texts(texts: Any) -> None:
+def check_texts(texts: object) -> None:
     """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is empty, without iterating over it."""
     from ....annotation.references import check_iterable
 
@@ -130,10 +130,9 @@ def check_texts(texts: Any) -> None:
         raise ConfigurationError(
             "A str is not a valid value for texts.", "Pass the model first and then a list of texts."
         )
-    if texts is not None:
-        check_iterable(texts)
     if texts is None or (isinstance(texts, Sized) and not len(texts)):
         raise _no_texts_error()
+    check_iterable(texts)
 
 
 def _no_texts_error() -> ConfigurationError:
@@ -141,16 +140,22 @@ def _no_texts_error() -> ConfigurationError:
     return ConfigurationError("There are no texts to compare.", remedy)
 
 
-def normalize_text(text: Any) -> Any:
+def normalize_text(text: object) -> object:
     """Return the words of a text in lower case, without digits, white space and punctuation."""
     return " ".join(WORD_PATTERN.findall(text)).casefold() if isinstance(text, str) else text
 
 
-def _validate_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
+def _validate_gold(gold: object, texts: Sequence[object], candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
     """Validate gold entities before the models run."""
     spans = parse_gold(gold)
-    if isinstance(texts, Sized) and len(texts) != len(spans):
-        raise _gold_length_error(len(spans), len(texts))
+    remedy = "Pass the gold of the same texts, in the same order."
+    if len(texts) != len(spans):
+        message = f"The gold covers {pluralize(len(spans), 'text')}, but there are {len(texts):,}."
+        raise ConfigurationError(message, remedy)
+    for number, (text, entities) in enumerate(zip(texts, spans, strict=True)):
+        if isinstance(text, str) and any(end > len(text) for _, end, _ in entities):
+            message = f"An entity in the gold of text {number} ends after the end of the text (character {len(text)})."
+            raise ConfigurationError(message, remedy)
     # Labels that are not entities, such as "O", are not valid in gold.
     tables = candidate.decoder.tables
     label_rows = zip(tables.entity_names, tables.keep_entity, strict=True)
@@ -163,11 +168,6 @@ def _validate_gold(gold: Any, texts: Any, candidate: Annotator) -> tuple[tuple[S
         message = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
         raise ConfigurationError(message, f"Use the labels of the model only: {', '.join(sorted(valid_labels))}.")
     return spans
-
-
-def _gold_length_error(gold: int, texts: int) -> ConfigurationError:
-    message = f"The gold covers {pluralize(gold, 'text')}, but there are {texts:,}."
-    return ConfigurationError(message, "Pass the gold of the same texts.")
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _gradient_difference(
     batch = candidate.plan_batches(prepared, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
     inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate.network)
     with TENSOR_LOCK, torch.no_grad():
-        labels: np.ndarray = reference.network.logits(inputs).argmax(-1).cpu().numpy()  # (rows, length) int64
+        labels = reference.network.logits(inputs).argmax(-1)  # (rows, length)
     try:
         expected = _compute_gradients(reference.network, inputs, labels)
         computed = _compute_gradients(candidate.network, inputs, labels)
@@ -262,13 +262,13 @@ def _gradient_difference(
     differences = {}
     for name, gradient in expected.items():
         # A missing gradient counts as zero, and NaN as an infinite difference.
-        difference = float((computed[name] - gradient).norm()) if name in computed else norms[name]
-        differences[name] = math.inf if math.isnan(difference) else difference / max(norms[name], min_norm)
+        difference = float((computed.get(name, 0) - gradient).norm()) / max(norms[name], min_norm)
+        differences[name] = math.inf if math.isnan(difference) else difference
     worst = max(differences, key=differences.__getitem__)
     return GradientDifference(differences[worst], worst, len(differences))
 
 
-def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: np.ndarray) -> dict[str, torch.Tensor]:
+def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the gradient of each parameter on the host in float32, without changing ``parameter.grad``."""
     import torch
 
@@ -279,13 +279,13 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: np.ndar
     if not parameters:
         return {}
     device = model.device
+    arguments = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
+    labels = labels.to(device)
+    is_token = arguments.get("attention_mask", torch.ones_like(labels)).bool()
     with evaluation_mode(model), torch.enable_grad():
-        output = model(**{name: torch.from_numpy(array).to(device) for name, array in inputs.items()})
+        output = model(**arguments)
         logits = output["logits"] if isinstance(output, dict) else output[0]
-        is_token = torch.from_numpy(inputs.get("attention_mask", labels >= 0)).to(device).bool()
-        loss = torch.nn.functional.cross_entropy(
-            logits.float()[is_token], torch.from_numpy(labels).to(device)[is_token]
-        )
+        loss = torch.nn.functional.cross_entropy(logits.float()[is_token], labels[is_token])
         gradients = torch.autograd.grad(LOSS_SCALE * loss, list(parameters.values()), allow_unused=True)
         get_device(device).synchronize()
         computed = zip(parameters, gradients, strict=True)
@@ -294,20 +294,27 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: np.ndar
         }
 
 
-def run_parity(pair: ModelPair, texts: Any, gold: Any = None, gradients: bool = False) -> ParityReport:
+def run_parity(
+    pair: ModelPair, texts: Iterable[str] | None, gold: object = None, gradients: bool = False
+) -> ParityReport:
     """Run both models of a pair over texts and return the report, see :func:`parity`."""
     from ...._annotate import length_or_none
     from ....annotation.references import iter_texts
     from ....annotation.stream import chunk_characters, iter_chunks
 
-    accumulator = _ParityAccumulator(pair, None if gold is None else _validate_gold(gold, texts, pair.candidate))
-    total = length_or_none(texts)
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("int8 layers do not support gradients.", "Remove gradients=True.")
-    difference: GradientDifference | None = None
+    total = length_or_none(texts)
+    stream = iter_texts(texts)
+    accumulator = _ParityAccumulator(pair)
+    if gold is not None:
+        text_list = list(stream)
+        accumulator.gold = _validate_gold(gold, text_list, pair.candidate)
+        stream = iter(text_list)
+    difference = None
     SESSION.notify(ProgressEvent("Comparing", pair.name, 0, total, "text"))
     with without_autocast(pair.candidate.network.model.device.type):
-        for chunk in iter_chunks(iter_texts(texts), chunk_characters(pair.candidate.budget)):
+        for chunk in iter_chunks(stream, chunk_characters(pair.candidate.budget)):
             prepared = pair.candidate.tokenize(chunk)
             if chunk.error:
                 raise chunk.error
@@ -343,7 +350,7 @@ class _ParityAccumulator:
     """
 
     pair: ModelPair
-    gold: tuple[tuple[Span, ...], ...] | None
+    gold: tuple[tuple[Span, ...], ...] | None = None
     texts: list[int] = field(default_factory=list)
     tokens: int = 0
     windows: int = 0
@@ -354,49 +361,52 @@ class _ParityAccumulator:
     scores: dict[str, tuple[EntityScore, EntityScore]] = field(default_factory=dict)
     distinct: set[int] = field(default_factory=set)
 
-    @property
-    def reference_strategy(self) -> str:
-        """Aggregation strategy of the reference, whose labels the gold uses."""
-        return self.pair.reference.decoder.strategy
-
     def add(self, prepared: TokenizedChunk) -> None:
         """Run both models on a chunk of texts and update the counts."""
-        from ....annotation.forward import ForwardRun, assemble_predictions
+        from ....annotation.forward import ForwardRun, assemble_predictions, pad_batch
         from ....annotation.references import text_fingerprint
 
         reference = self.pair.reference
         candidate = self.pair.candidate
-        reference_outputs: list[Any] = []
-        candidate_outputs: list[Any] = []
-        for batch in candidate.plan_batches(prepared, candidate.budget):
-            for output in _run_both(reference.network, candidate.network, prepared, batch):
-                self._count_logits(prepared, output)
-                reference_outputs.append((output.batch, output.reference[1]))
-                candidate_outputs.append((output.batch, output.candidate[1]))
+        expected_outputs = []
+        outputs = []
+        batches = candidate.plan_batches(prepared, candidate.budget)
+        while batches:
+            batch = batches.pop(0)
+            inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate.network)
+            try:
+                expected_logits, expected_arrays = _run_forward(reference.network, inputs)
+                logits, arrays = _run_forward(candidate.network, inputs)
+            except OpenMedError:
+                raise
+            except (RuntimeError, MemoryError, TypeError) as error:
+                batches = [*_split_failed(batch, prepared, candidate.network, error), *batches]
+                continue
+            self._count_logits(prepared, batch, expected_logits, logits)
+            expected_outputs.append((batch, expected_arrays))
+            outputs.append((batch, arrays))
         run = ForwardRun(prepared.tokens, prepared.windows)
-        expected = assemble_predictions(run, reference.network, reference_outputs)
-        computed = assemble_predictions(run, candidate.network, candidate_outputs)
+        expected_predictions = assemble_predictions(run, reference.network, expected_outputs)
+        predictions = assemble_predictions(run, candidate.network, outputs)
         # The strategy of the reference comes first, so that the report shows it among strategies with equal agreement.
-        for strategy in dict.fromkeys((self.reference_strategy, *self.pair.strategies)):
-            reference_results, candidate_results = (
-                replace(side, decoder=replace(side.decoder, strategy=strategy)).decode(prepared, predictions)
-                for side, predictions in ((reference, expected), (candidate, computed))
-            )
-            self._count_entities(strategy, prepared, reference_results, candidate_results)
-        self.texts += [text_fingerprint(text) for text in prepared.texts]
+        for strategy in dict.fromkeys((reference.decoder.strategy, *self.pair.strategies)):
+            decoder = replace(reference, decoder=replace(reference.decoder, strategy=strategy))
+            expected_results = decoder.decode(prepared, expected_predictions)
+            results = replace(decoder, network=candidate.network).decode(prepared, predictions)
+            self._count_entities(strategy, prepared, expected_results, results)
+        self.texts += map(text_fingerprint, prepared.texts)
         self.tokens += len(prepared.tokens)
         self.windows += len(prepared.windows.starts)
 
-    def _count_logits(self, prepared: TokenizedChunk, output: _PairOutput) -> None:
+    def _count_logits(self, prepared: TokenizedChunk, batch: Batch, expected: np.ndarray, computed: np.ndarray) -> None:
         """Count the logit differences of a batch, each token in the window that owns it."""
         import numpy as np
 
         from ....annotation.forward import owned_token_positions
 
-        owned = owned_token_positions(prepared.windows, output.batch, self.pair.candidate.network.special_tokens)[1]
-        expected, computed = (
-            logits.reshape(-1, logits.shape[-1])[owned] for logits, _ in (output.reference, output.candidate)
-        )
+        owned = owned_token_positions(prepared.windows, batch, self.pair.candidate.network.special_tokens)[1]
+        expected = expected.reshape(-1, expected.shape[-1])[owned]
+        computed = computed.reshape(-1, computed.shape[-1])[owned]
         if not np.isfinite(expected).all():
             message = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
             raise InvalidModelError(message, "Use another model: this one has no valid reference.")
@@ -412,33 +422,27 @@ class _ParityAccumulator:
         from ....annotation.references import text_fingerprint
         from ....annotation.results import entity_span
 
-        for index, results in enumerate(zip(reference, candidate, strict=True)):
-            number = prepared.first + index
-            text = prepared.texts[index]
+        # The labels of the gold are those of the reference: either token labels or entity labels.
+        reference_strategy = self.pair.reference.decoder.strategy
+        is_scored = self.gold is not None and (strategy == "none") == (reference_strategy == "none")
+        agreement = self.spans.get(strategy, EntityAgreement())
+        expected_score, computed_score = self.scores.get(strategy, (EntityScore(), EntityScore()))
+        for number, (text, *results) in enumerate(
+            zip(prepared.texts, reference, candidate, strict=True), prepared.first
+        ):
             expected, computed = (
                 [] if isinstance(result, OpenMedError) else list(map(entity_span, result)) for result in results
             )
-            self.spans[strategy] = self.spans.get(strategy, EntityAgreement()) + compare_spans(
-                expected, computed, number
-            )
-            if strategy == self.reference_strategy:
+            agreement += compare_spans(expected, computed, number)
+            if strategy == reference_strategy:
                 words = (f"{label} {normalize_text(text[start:end])}" for start, end, label in expected)
                 self.distinct.update(map(text_fingerprint, words))
-            # Gold labels are either token labels or entity labels.
-            if self.gold is not None and (strategy == "none") == (self.reference_strategy == "none"):
-                gold = self._get_gold(number, len(text))
-                before = self.scores.get(strategy, (EntityScore(), EntityScore()))
-                self.scores[strategy] = before[0] + score(gold, expected), before[1] + score(gold, computed)
-
-    def _get_gold(self, number: int, length: int) -> tuple[Span, ...]:
-        """Return the gold entities of a text."""
-        remedy = "Pass the gold of the same texts, in the same order."
-        if self.gold is None or number >= len(self.gold):
-            raise ConfigurationError(f"Gold for text {number} is missing.", remedy)
-        if any(end > length for _, end, _ in self.gold[number]):
-            message = f"An entity in the gold of text {number} ends after the end of the text (character {length})."
-            raise ConfigurationError(message, remedy)
-        return self.gold[number]
+            if self.gold is not None and is_scored:
+                expected_score += score(self.gold[number], expected)
+                computed_score += score(self.gold[number], computed)
+        self.spans[strategy] = agreement
+        if is_scored:
+            self.scores[strategy] = expected_score, computed_score
 
     def to_report(self, gradients: GradientDifference | None) -> ParityReport:
         """Return the report of the counts."""
@@ -448,15 +452,10 @@ class _ParityAccumulator:
 
         if not self.texts:
             raise _no_texts_error()
-        if self.gold is not None and len(self.gold) != len(self.texts):
-            raise _gold_length_error(len(self.gold), len(self.texts))
-        differences = np.concatenate([np.zeros(0, np.float32), *self.differences])
+        differences = np.concatenate(self.differences or [np.zeros(0, np.float32)])
         logits = LogitDifferences()
         if len(differences):
-            logits = LogitDifferences(float(differences.max()), *np.quantile(differences, [0.5, 0.9, 0.99]).tolist())
-        gold = None
-        if self.gold is not None:
-            gold = min(self.scores.values(), key=_recall_change)
+            logits = LogitDifferences(*np.quantile(differences, [1, 0.5, 0.9, 0.99]).tolist())
         return ParityReport(
             model=self.pair.name,
             device=format_device(str(self.pair.candidate.network.device)),
@@ -469,25 +468,11 @@ class _ParityAccumulator:
             label_mismatches=self.label_mismatches,
             non_finite_tokens=self.non_finite_tokens,
             spans=min(self.spans.values(), key=lambda spans: spans.agreement),
-            gold=gold,
+            gold=min(self.scores.values(), key=_recall_change, default=None),
             gradients=gradients,
             distinct=len(self.distinct),
             notes=self.pair.notes,
         )
-
-
-class _PairOutput(NamedTuple):
-    """Outputs of both models for a batch, on the host.
-
-    Attributes:
-        batch: Rows of the batch.
-        reference: Logits of the reference, float32 of shape ``(rows, length, num_labels)``, and postprocessed outputs.
-        candidate: The same of the candidate.
-    """
-
-    batch: Batch
-    reference: tuple[np.ndarray, list[np.ndarray]]
-    candidate: tuple[np.ndarray, list[np.ndarray]]
 
 
 def _recall_change(scores: tuple[EntityScore, EntityScore]) -> float:
@@ -495,34 +480,21 @@ def _recall_change(scores: tuple[EntityScore, EntityScore]) -> float:
     return candidate.recall - reference.recall
 
 
-def _run_both(
-    reference: TokenClassifier, candidate: TokenClassifier, prepared: TokenizedChunk, batch: Batch
-) -> Iterator[_PairOutput]:
-    """Yield the outputs of both models for a batch, which is split in half if the device runs out of memory."""
-    from ....annotation.forward import pad_batch
-
-    inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate)
-    halves: list[Batch] = []
-    try:
-        yield _PairOutput(batch, _run_forward(reference, inputs), _run_forward(candidate, inputs))
-    except OpenMedError:
-        raise
-    except (RuntimeError, MemoryError, TypeError) as error:
-        empty_cache(str(candidate.model.device))
-        if is_out_of_memory(error):
-            halves = batch.split(prepared.windows.lengths + candidate.special_tokens.num_special_tokens)
-        if not halves:
-            message = f"The comparison failed on {format_device(str(candidate.model.device))}: {describe_error(error)}."
-            raise DeviceUnavailableError(message, "Use another device or another dtype.") from error
-    for half in halves:
-        yield from _run_both(reference, candidate, prepared, half)
-
-
 def _run_forward(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Run a batch and wait for its logits and postprocessed outputs."""
+    """Run a batch and return its logits, float32 of shape ``(rows, length, labels)``, and the postprocessed outputs."""
     import torch
 
     with TENSOR_LOCK, torch.no_grad():
         logits = network.logits(inputs)
-        array, *processed = (to_numpy(tensor) for tensor in (logits.float(), *network.postprocess_logits(logits)))
-    return array, processed
+        return to_numpy(logits.float()), list(map(to_numpy, network.postprocess_logits(logits)))
+
+
+def _split_failed(batch: Batch, prepared: TokenizedChunk, network: TokenClassifier, error: Exception) -> list[Batch]:
+    """Return the halves of a batch that does not fit in memory, or raise ``DeviceUnavailableError``."""
+    device = str(network.model.device)
+    empty_cache(device)
+    halves = batch.split(prepared.windows.lengths + network.special_tokens.num_special_tokens)
+    if halves and is_out_of_memory(error):
+        return halves
+    message = f"The comparison failed on {format_device(device)}: {describe_error(error)}."
+    raise DeviceUnavailableError(message, "Use another device or another dtype.") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from ...._render.display import (
@@ -43,6 +44,7 @@ ChangeKind = Literal["moved", "label_changed", "missing", "extra"]
 
 # Start and end of an entity in characters, half-open, and its label.
 Span = tuple[int, int, str]
+END_START_LABEL = itemgetter(1, 0, 2)
 
 # Outcomes of the comparison of an entity.
 KINDS = ("exact", "moved", "label_changed", "missing", "extra")
@@ -125,15 +127,15 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     """
     expected = Counter(reference)
     actual = Counter(candidate)
-    only_expected = list((expected - actual).elements())
-    only_actual = list((actual - expected).elements())
-    label_changed, only_expected, only_actual = _pair_spans(only_expected, only_actual, _have_equal_boundaries)
-    moved, missing, extra = _pair_spans(only_expected, only_actual, _overlap_with_equal_labels)
+    missing = list((expected - actual).elements())
+    extra = list((actual - expected).elements())
+    label_changed = _pop_pairs(missing, extra, _have_equal_boundaries)
+    moved = _pop_pairs(missing, extra, _overlap_with_equal_labels)
     changes = (
         *(EntityChange(text, "moved", before, after) for before, after in moved),
         *(EntityChange(text, "label_changed", before, after) for before, after in label_changed),
-        *(EntityChange(text, "missing", span, None) for span in missing),
-        *(EntityChange(text, "extra", None, span) for span in extra),
+        *(EntityChange(text, "missing", span, None) for span in sorted(missing)),
+        *(EntityChange(text, "extra", None, span) for span in sorted(extra)),
     )
     exact = (expected & actual).total()
     return EntityAgreement(exact, len(moved), len(label_changed), len(missing), len(extra), changes[:MAX_CHANGES])
@@ -148,18 +150,16 @@ def _overlap_with_equal_labels(span: Span, other: Span) -> bool:
     return span[2] == other[2] and other[0] < span[1]
 
 
-def _pair_spans(
-    left: list[Span], right: list[Span], matches: Callable[[Span, Span], bool]
-) -> tuple[list[tuple[Span, Span]], list[Span], list[Span]]:
-    """Return the maximum number of pairs of spans, and the unpaired spans of both sides.
+def _pop_pairs(left: list[Span], right: list[Span], matches: Callable[[Span, Span], bool]) -> list[tuple[Span, Span]]:
+    """Remove the maximum number of pairs of spans from two lists and return them.
 
     The span that ends first, of either side, is paired with the matching span of the other side that ends first. For overlaps, a
     match is a span that starts before the end of the first span. All such spans contain that end, so the one that ends first has
     the fewest other candidates. No other choice allows more pairs, and greedy pairing is optimal.
     """
-    left_queue = sorted(left, key=_end)
-    right_queue = sorted(right, key=_end)
-    pairs: list[tuple[Span, Span]] = []
+    left_queue = sorted(left, key=END_START_LABEL)
+    right_queue = sorted(right, key=END_START_LABEL)
+    pairs = []
     while left_queue and right_queue:
         is_swapped = right_queue[0][1] < left_queue[0][1]
         queue, others = (right_queue, left_queue) if is_swapped else (left_queue, right_queue)
@@ -167,15 +167,11 @@ def _pair_spans(
         other = next((candidate for candidate in others if matches(span, candidate)), None)
         if other is not None:
             others.remove(other)
-            pairs.append((other, span) if is_swapped else (span, other))
-    pairs.sort(key=lambda pair: pair[1])
-    unpaired_left = Counter(left) - Counter(before for before, _ in pairs)
-    unpaired_right = Counter(right) - Counter(after for _, after in pairs)
-    return pairs, sorted(unpaired_left.elements()), sorted(unpaired_right.elements())
-
-
-def _end(span: Span) -> tuple[int, Span]:
-    return span[1], span
+            before, after = (other, span) if is_swapped else (span, other)
+            left.remove(before)
+            right.remove(after)
+            pairs.append((before, after))
+    return sorted(pairs, key=itemgetter(1))
 
 
 @dataclass(frozen=True)
@@ -353,18 +349,13 @@ class ParityReport(Displayable):
         if self.is_reference and self.differs:
             sentences.append("The candidate has the device and dtype of the reference, so the difference is an error.")
         sentences += self.notes
-        changes = tuple(
-            (
-                f"text {change.text}",
-                change.kind.replace("_", " "),
-                _format_span(change.reference),
-                _format_span(change.candidate),
-            )
-            for change in self.spans.changes
-        )
+        rows = []
+        for change in self.spans.changes:
+            sides = map(_format_span, (change.reference, change.candidate))
+            rows.append((f"text {change.text}", change.kind.replace("_", " "), *sides))
         count = self.spans.all - self.spans.exact
-        first = f" (first {len(changes)} of {count})" if count > len(changes) else ""
-        differing = Table(f"Differing entities{first}", ("text", "change", "reference", "candidate"), changes)
+        first = f" (first {len(rows)} of {count})" if count > len(rows) else ""
+        differing = Table(f"Differing entities{first}", ("text", "change", "reference", "candidate"), tuple(rows))
         gold = (self.gold[1].summary,) if self.gold else ()
         return Report(
             f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
@@ -406,10 +397,13 @@ def _format_span(span: Span | None) -> str:
 def _evaluate_findings(report: ParityReport) -> Iterator[Finding]:
     """Yield the findings of a comparison."""
     remedy = "Use the CPU for this model."
+    training_remedy = "Train on the CPU."
     if report.dtype != "float32":
         remedy = USE_FLOAT32_REMEDY
+        training_remedy = "Train in float32."
     elif report.is_reference:
         remedy = RELOAD_REMEDY
+        training_remedy = RELOAD_REMEDY
     if report.non_finite_tokens:
         evidence = f"NaN or infinity in {pluralize(report.non_finite_tokens, 'token')}"
         yield Finding("finite values", FAILED, evidence, OVERFLOW_REMEDIES.get(report.dtype, remedy))
@@ -431,7 +425,7 @@ def _evaluate_findings(report: ParityReport) -> Iterator[Finding]:
         else:
             yield Finding("gold entities", WARNING if lost <= MAX_RECALL_LOSS + ROUNDING else FAILED, evidence, remedy)
     if report.gradients:
-        yield _check_gradients(report, report.gradients)
+        yield _check_gradients(report, report.gradients, training_remedy)
 
 
 def _check_logits(report: ParityReport, remedy: str) -> Finding:
@@ -470,18 +464,13 @@ def _check_entities(report: ParityReport, remedy: str) -> Finding:
     return Finding("entities", FAILED, evidence, remedy)
 
 
-def _check_gradients(report: ParityReport, gradients: GradientDifference) -> Finding:
+def _check_gradients(report: ParityReport, gradients: GradientDifference, remedy: str) -> Finding:
     """Return the finding about the gradients of one training step."""
     parameters = f"of {pluralize(gradients.parameters, 'parameter')}"
     tolerance = report.tolerance.gradients or 0.0
     if gradients.largest <= tolerance:
         return Finding("gradients", OK, f"gradients {parameters} are within tolerance ({tolerance:g})")
     evidence = f"the gradient of {gradients.parameter}, one {parameters}, exceeds the tolerance ({tolerance:g})"
-    remedy = "Train on the CPU."
-    if report.is_reference:
-        remedy = RELOAD_REMEDY
-    elif report.dtype != "float32":
-        remedy = "Train in float32."
     return Finding("gradients", FAILED, evidence, remedy)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -16,14 +17,20 @@ ROUNDED_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 EXCLUDED_OPERATORS = ("aten::_to_copy", "aten::copy_", "aten::mkldnn", "mkldnn::", "onednn::")
 
 
-class Float64RoundingMode(TorchDispatchMode):  # type: ignore[misc]
+class Float64RoundingMode(TorchDispatchMode):
     """Mode in which each operator computes in float64 and rounds its result once to the original dtype.
 
     The mode covers the backward pass and the optimizer as well. In float64, differences in summation order disappear after
     rounding. The result therefore differs from that of the CPU about as much as that of a device with accurate rounding.
     """
 
-    def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        operator: OpOverload,
+        _types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run an operator in float64. Views, random operators and calls without reduced-precision tensors run unchanged."""
         kwargs = kwargs or {}
         is_random = torch.Tag.nondeterministic_seeded in operator.tags

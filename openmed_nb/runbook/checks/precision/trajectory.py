@@ -11,8 +11,8 @@ import contextlib
 import gc
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,14 @@ from .report import REFERENCE
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn import Module
+
+    from ....annotation.pipeline import AnnotationPipeline
+
+    Batch = Any  # Whatever the loss function takes, such as a mapping, a tuple or a tensor.
+    ContextFactory = Callable[[], contextlib.AbstractContextManager[object]]
+    LossFunction = Callable[[Module, Batch], torch.Tensor | None]
+    OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 DEFAULT_STEPS = 200
 # Default of TrainingArguments.learning_rate in transformers.
@@ -173,11 +181,9 @@ class LossParity(Displayable):
     def _table(self) -> Table:
         """Return the losses at a logarithmic selection of steps, at the last step and at the divergence step."""
         powers = (10**power for power in range(len(str(self.steps))))
-        table_steps = {sample * power for power in powers for sample in TABLE_STEPS} | {
-            self.steps,
-            self.divergence_step,
-        }
-        values = zip(self.reference, self.candidate, self.drift, self.tolerance, strict=True)
+        table_steps = {sample * power for power in powers for sample in TABLE_STEPS}
+        table_steps |= {self.steps, self.divergence_step or self.steps}
+        values = zip(self.reference, self.candidate, self.drift, self.tolerance, strict=False)
         rows = tuple(
             (str(step), f"{expected:.6g}", f"{loss:.6g}", f"{drift:.2g}", f"{limit:.2g}")
             for step, (expected, loss, drift, limit) in enumerate(values, 1)
@@ -188,11 +194,9 @@ class LossParity(Displayable):
 
     def _chart(self) -> Chart:
         steps = (*(step for step in nice_ticks(self.steps, integers=True) if 0 < step < self.steps), self.steps)
-        marks = (
-            (AxisMarker(self.divergence_step, f"diverges in step {self.divergence_step}"),)
-            if self.divergence_step
-            else ()
-        )
+        marks: tuple[AxisMarker, ...] = ()
+        if self.divergence_step:
+            marks = (AxisMarker(self.divergence_step, f"diverges in step {self.divergence_step}"),)
         axes = Axes("loss", "step", tuple(AxisMarker(step, f"{step:g}") for step in steps), vertical_markers=marks)
         curves = {"CPU": self.reference, self.device: tuple(filter(math.isfinite, self.candidate))}
         lines = tuple(
@@ -210,13 +214,13 @@ def _loss_differences(losses: Iterable[float], reference: Iterable[float]) -> tu
 
 def loss_parity(  # noqa: PLR0913 - each is an independent option of the public API
     model: Any = None,
-    batches: Any = None,
+    batches: Iterable[Batch] | None = None,
     *,
     steps: int = DEFAULT_STEPS,
     device: str | None = None,
     dtype: str | None = None,
-    loss: Callable[[Any, Any], Any] | None = None,
-    optimizer: Callable[[list[Any]], Any] | None = None,
+    loss: LossFunction | None = None,
+    optimizer: OptimizerFactory | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> LossParity:
@@ -271,7 +275,7 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
     with SESSION.operation(progress):
         module, batches, name = _training_target(model, batches, arguments)
         target_device = SESSION.device(device).device
-        recipe = _TrainingRecipe(name, dtype, loss or _compute_loss, optimizer or partial(adamw, lr=LEARNING_RATE))
+        is_accelerator = get_device(target_device).is_accelerator
         with contextlib.ExitStack() as stack:
             stack.callback(empty_cache, target_device)
             stack.callback(gc.collect)
@@ -279,14 +283,38 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
             stack.enter_context(preserve_rng_states())
             stack.enter_context(use_rng_states(get_rng_states(target_device)))
             stack.enter_context(explain_out_of_memory(f"A step of {name}", target_device, "Pass smaller batches."))
-            return _train_replicas(module, RepeatingLoader(batches, Counter()), steps, recipe, target_device)
+            from .rounding import Float64RoundingMode
+
+            initial_model = copy_model(module)
+            _disable_dropout(initial_model)
+            build = partial(
+                _Replica, name, initial_model, loss or _compute_loss, optimizer or partial(adamw, lr=LEARNING_RATE)
+            )
+            reference = build("cpu", "float32")
+            rounded = build("cpu", dtype, Float64RoundingMode if dtype == "float32" else contextlib.nullcontext)
+            candidate = build(
+                target_device, dtype, contextlib.nullcontext if is_accelerator else _alternate_thread_count
+            )
+            _train((reference, rounded, candidate), RepeatingLoader(batches, Counter()), steps)
+        thread_note = "The CPU is compared with itself, with a different number of threads."
+        return LossParity(
+            model=name,
+            device=format_device(target_device),
+            dtype=dtype,
+            reference=tuple(reference.losses),
+            rounded=tuple(rounded.losses),
+            candidate=tuple(candidate.losses),
+            notes=() if is_accelerator else (thread_note,),
+        )
 
 
-def _compute_loss(model: Any, batch: Any) -> Any:
+def _compute_loss(model: Module, batch: Batch) -> torch.Tensor | None:
     return loss_or_mean(model_inputs(batch)(model))
 
 
-def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> tuple[torch.nn.Module, Any, str]:
+def _training_target(
+    model: Any, batches: Iterable[Batch] | None, arguments: Mapping[str, object]
+) -> tuple[Module, Iterable[Batch], str]:
     """Return the module to train, its batches and its name."""
     if is_model_name(model):
         spec = SESSION.load_spec(model, arguments)[0]
@@ -304,7 +332,7 @@ def _training_target(model: Any, batches: Any, arguments: Mapping[str, Any]) -> 
     return get_module(model), batches, name
 
 
-def _synthetic_batches(pipe: Any) -> list[dict[str, Any]]:
+def _synthetic_batches(pipe: AnnotationPipeline) -> list[dict[str, torch.Tensor]]:
     """Return batches of random tokens without padding.
 
     The label of a token depends on its id, so that the model can learn it.
@@ -314,133 +342,82 @@ def _synthetic_batches(pipe: Any) -> list[dict[str, Any]]:
     rows = synthetic_labeled_batch(pipe, SYNTHETIC_LENGTH_TOKENS).kwargs
     config = pipe.model.config
     generator = torch.Generator().manual_seed(0)
-    random_ids = (
-        torch.randint(config.vocab_size, rows["labels"].shape, generator=generator)
-        for _ in range(NUM_SYNTHETIC_BATCHES)
-    )
-    return [{**rows, "input_ids": ids, "labels": ids % config.num_labels} for ids in random_ids]
+    batches = []
+    for _ in range(NUM_SYNTHETIC_BATCHES):
+        ids = torch.randint(config.vocab_size, rows["labels"].shape, generator=generator)
+        batches.append({**rows, "input_ids": ids, "labels": ids % config.num_labels})
+    return batches
 
 
-ContextFactory = Callable[[], contextlib.AbstractContextManager[Any]]
+class _Replica:
+    """Copy of a model that is trained on a device. Each step runs in ``step_context``, such as another number of threads."""
 
-
-@dataclass(frozen=True)
-class _TrainingRecipe:
-    """Training configuration that all replicas share.
-
-    Attributes:
-        name: Name of the model as given by the user.
-        dtype: Dtype in which the device computes.
-        loss: Function of the model and a batch that returns the loss.
-        optimizer: Function of the parameters that returns the optimizer.
-    """
-
-    name: str
-    dtype: str
-    loss: Callable[[Any, Any], Any]
-    optimizer: Callable[[list[Any]], Any]
-
-    def build_replica(
-        self, model: torch.nn.Module, device: str, dtype: str, step_context: ContextFactory | None = None
-    ) -> _TrainingReplica:
-        """Copy a model to a device for training. Each step runs in ``step_context``, such as another number of threads."""
-        copied = copy_model(model, device)
-        parameters = [weight for weight in copied.parameters() if weight.requires_grad]
+    def __init__(  # noqa: PLR0913, PLR0917 - the settings of one training
+        self,
+        name: str,
+        model: Module,
+        loss: LossFunction,
+        optimizer: OptimizerFactory,
+        device: str,
+        dtype: str,
+        step_context: ContextFactory = contextlib.nullcontext,
+    ) -> None:
+        self.name = name
+        self.model = copy_model(model, device)
+        self.loss = loss
+        self.device = device
+        self.step_context = step_context
+        self.losses: list[float] = []
+        parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         if not parameters:
-            message = f"{self.name} has no trainable parameters."
+            message = f"{name} has no trainable parameters."
             raise ConfigurationError(message, "Call requires_grad_() on the parameters to train.")
-        optimizer = self.optimizer(parameters)
-        check_fused(optimizer, None, ())
-        autocast = precision(dtype, device).autocast
-        return _TrainingReplica(self, copied, device, autocast, optimizer, step_context or contextlib.nullcontext)
+        self.optimizer = optimizer(parameters)
+        check_fused(self.optimizer, None, ())
+        self.autocast = precision(dtype, device).autocast
 
-
-@dataclass
-class _TrainingReplica:
-    """Copy of a model that is trained on a device."""
-
-    recipe: _TrainingRecipe
-    model: torch.nn.Module
-    device: str
-    autocast: ContextFactory
-    optimizer: Any
-    step_context: ContextFactory
-    losses: list[float] = field(default_factory=list)
-
-    def step(self, batch: Any) -> None:
+    def step(self, batch: Batch) -> None:
         """Run a training step and record its loss. The batch stays unchanged even if the model modifies its inputs."""
         import torch
 
         with self.step_context(), TENSOR_LOCK, torch.enable_grad():
             inputs = to_device(map_tensors(batch, torch.Tensor.clone), self.device)
             with self.autocast():
-                loss = self.recipe.loss(self.model, inputs)
+                loss = self.loss(self.model, inputs)
             if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
                 remedy = "Pass batches with labels, or a loss= function that returns a tensor with one element."
-                raise ConfigurationError(f"{self.recipe.name} returns no loss that can be trained.", remedy)
+                raise ConfigurationError(f"{self.name} returns no loss that can be trained.", remedy)
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.losses.append(float(loss.detach()))
 
 
-def _train_replicas(
-    model: torch.nn.Module, batches: Iterator[Any], steps: int, recipe: _TrainingRecipe, device: str
-) -> LossParity:
-    """Train the replicas step by step and return their losses."""
-    from .rounding import Float64RoundingMode
-
-    initial_model = copy_model(model)
-    _disable_dropout(initial_model)
-    reference = recipe.build_replica(initial_model, "cpu", "float32")
-    rounded = recipe.build_replica(
-        initial_model, "cpu", recipe.dtype, Float64RoundingMode if recipe.dtype == "float32" else None
-    )
-    candidate = recipe.build_replica(
-        initial_model,
-        device,
-        recipe.dtype,
-        None if get_device(device).is_accelerator else _alternate_thread_count,
-    )
+def _train(replicas: Sequence[_Replica], batches: Iterator[Batch], steps: int) -> None:
+    """Train replicas step by step, the reference first and the candidate last, up to its first non-finite loss."""
+    reference = replicas[0]
+    device = replicas[-1].device
     for step in range(steps):
-        SESSION.notify(ProgressEvent("Training on both", recipe.name, step, steps, "step"))
+        SESSION.notify(ProgressEvent("Training on both", reference.name, step, steps, "step"))
         batch = next(batches)
         states = get_rng_states(device)
-        for replica in (reference, rounded, candidate):
+        for replica in replicas:
             set_rng_states(states)
-            with _translate_device_errors(replica.device):
+            try:
                 replica.step(batch)
+            except (RuntimeError, TypeError) as error:
+                # On the CPU, it is an error of the model, and would occur on the device as well.
+                on_cpu = not get_device(replica.device).is_accelerator
+                if on_cpu or isinstance(error, OpenMedError) or is_out_of_memory(error):
+                    raise
+                message = f"A training step failed on {format_device(device)}: {describe_error(error)}."
+                raise DeviceUnavailableError(message, "Use another device or dtype.") from error
         if not math.isfinite(reference.losses[-1]):
-            message = f"The loss of {recipe.name} is not finite on the CPU in step {step + 1}."
+            message = f"The loss of {reference.name} is not finite on the CPU in step {step + 1}."
             raise InvalidModelError(message, "Use a lower learning rate, or check the batches for invalid data.")
-        if not math.isfinite(candidate.losses[-1]):
+        if not math.isfinite(replicas[-1].losses[-1]):
             break
-    SESSION.notify(ProgressEvent("Training on both", recipe.name, steps, steps, "step"))
-    thread_note = "The CPU is compared with itself, with a different number of threads."
-    return LossParity(
-        model=recipe.name,
-        device=format_device(device),
-        dtype=recipe.dtype,
-        reference=tuple(reference.losses),
-        rounded=tuple(rounded.losses),
-        candidate=tuple(candidate.losses),
-        notes=() if get_device(device).is_accelerator else (thread_note,),
-    )
-
-
-@contextlib.contextmanager
-def _translate_device_errors(device: str) -> Iterator[None]:
-    """Raise ``DeviceUnavailableError`` for an error on an accelerator.
-
-    An error of the model would occur on the CPU as well.
-    """
-    try:
-        yield
-    except (RuntimeError, TypeError) as error:
-        if not get_device(device).is_accelerator or isinstance(error, OpenMedError) or is_out_of_memory(error):
-            raise
-        message = f"A training step failed on {format_device(device)}: {describe_error(error)}."
-        raise DeviceUnavailableError(message, "Use another device or dtype.") from error
+    SESSION.notify(ProgressEvent("Training on both", reference.name, steps, steps, "step"))
 
 
 @contextlib.contextmanager
@@ -456,7 +433,7 @@ def _alternate_thread_count() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _disable_dropout(model: torch.nn.Module) -> None:
+def _disable_dropout(model: Module) -> None:
     """Set a model to training mode without dropout, whose random numbers differ between devices."""
     from torch import nn
 

@@ -23,7 +23,6 @@ from ....models.records import (
     MIN_SPEEDUP,
     REDUCED_DTYPES,
     ModelIdentity,
-    RecordStore,
     ValidationMetrics,
     ValidationRecord,
     identify_model,
@@ -58,9 +57,9 @@ class PrecisionVerdict(Displayable):
 
     Attributes:
         parity: Comparison with the CPU in float32.
-        gate: Acceptance criteria.
-        refusals: Reasons for a rejection, or an empty tuple if the dtype is accepted.
-        certificate: Validation record, or ``None`` if the dtype is rejected.
+        criteria: Acceptance criteria.
+        reasons: Reasons for a rejection, or an empty tuple if the dtype is accepted.
+        record: Validation record, or ``None`` if the dtype is rejected.
     """
 
     parity: ParityReport
@@ -78,7 +77,7 @@ class PrecisionVerdict(Displayable):
     @property
     def is_refuted(self) -> bool:
         """Whether there is evidence against the dtype. Too few texts are not."""
-        return any(refusal.conclusive for refusal in self.reasons)
+        return any(reason.conclusive for reason in self.reasons)
 
     @property
     def simulated(self) -> bool:
@@ -91,7 +90,7 @@ class PrecisionVerdict(Displayable):
         parity_report = parity.to_report()
         verdict = "Accepted" if self.accepted else "Rejected"
         status = FAILED if self.is_refuted else WARNING
-        reasons = [f"{refusal.reason} {refusal.remedy}" for refusal in self.reasons]
+        reasons = [f"{reason.reason} {reason.remedy}" for reason in self.reasons]
         metrics = parity_report.metrics
         if self.accepted:
             status = OK
@@ -122,7 +121,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
     dtype: str = "bfloat16",
     *,
     device: str | None = None,
-    gold: Iterable[Any] | None = None,
+    gold: Iterable[object] | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> PrecisionVerdict:
@@ -169,9 +168,8 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
 
     with SESSION.operation(progress):
         if not is_model_name(model):
-            message = (
-                f"A validation record requires the files of a model, but {short_type_name(model)} is not a model name."
-            )
+            kind = short_type_name(model)
+            message = f"A validation record requires the files of a model, but {kind} is not a model name."
             raise ConfigurationError(message, "Pass the name or the folder of the model first and then the texts.")
         check_texts(texts)
         text_list = list(iter_texts(texts))
@@ -199,11 +197,15 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         if replace(identity, **asdict(hash_model_files(model_folder(spec)))) != identity:
             message = f"The files of {identity.model!r} changed during the validation."
             raise InvalidModelError(message, "Repeat the validation when the files are complete.")
-        update_store(verdict, identity, record_store(SESSION.environ))
+        store = record_store(SESSION.environ)
+        if verdict.record:
+            store.store(verdict.record)
+        elif verdict.is_refuted:  # An older record contradicts the evidence.
+            store.remove(identity)
         return verdict
 
 
-def _deduplicate_texts(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
+def _deduplicate_texts(texts: list[str], gold: Iterable[object] | None) -> tuple[list[str], Iterable[object] | None]:
     """Return the texts without those that repeat the words of an earlier text, and their gold entities.
 
     If ``gold`` has a different length than ``texts``, both are returned unchanged, and ``run_parity`` raises.
@@ -220,9 +222,8 @@ def _deduplicate_texts(texts: list[Any], gold: Any) -> tuple[list[Any], Any]:
     first_indices: dict[int, int] = {}
     for index, text in enumerate(texts):
         first_indices.setdefault(text_fingerprint(normalize_text(text)), index)
-    return [texts[index] for index in first_indices.values()], gold and [
-        gold[index] for index in first_indices.values()
-    ]
+    indices = list(first_indices.values())
+    return [texts[index] for index in indices], gold and [gold[index] for index in indices]
 
 
 def judge(
@@ -249,14 +250,6 @@ def judge(
     return PrecisionVerdict(report, criteria, (), record)
 
 
-def update_store(verdict: PrecisionVerdict, identity: ModelIdentity, store: RecordStore) -> None:
-    """Store the validation record of a verdict, or remove an older one if there is evidence against the dtype."""
-    if verdict.record:
-        store.store(verdict.record)
-    elif verdict.is_refuted:
-        store.remove(identity)
-
-
 def float32_on_device(pair: ModelPair, spec: LoadSpec, device: str) -> Annotator:
     """Load the model in float32 on the device of the candidate. On the CPU, return the reference."""
     if not get_device(device).is_accelerator:
@@ -264,11 +257,11 @@ def float32_on_device(pair: ModelPair, spec: LoadSpec, device: str) -> Annotator
     return pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), device).model)
 
 
-def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[Any]) -> float:
+def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[str]) -> float:
     """Return the speedup of a reduced dtype over float32 on the same device, or 1 if it is not clear."""
     from ....annotation.stream import iter_chunks
 
-    sample: list[Any] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])
+    sample: list[str] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])
     variants = {
         index: partial(time_call, partial(annotator.entities, sample))
         for index, annotator in enumerate((baseline, reduced))

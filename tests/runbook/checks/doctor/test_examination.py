@@ -11,7 +11,7 @@ import openmed_nb as nb
 from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, TorchImportError, UnknownModelError
-from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, package_findings, read_packages
+from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, package_findings
 from openmed_nb.runbook.checks.doctor.report import check_computation, collect_facts, diagnose
 from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
 from openmed_nb.session import SESSION
@@ -109,7 +109,7 @@ class TestOtherMachines:
     def test_packages_are_those_of_this_python(self, computers):
         facts = collect_facts(computers.plain().session, compute=compute_on_missing_device)
 
-        assert facts.packages == package_findings(*read_packages())
+        assert facts.packages == package_findings()
 
     def test_session_is_unchanged(self, computers):
         for make in (computers.mac, computers.plain, computers.rosetta):

@@ -1,5 +1,6 @@
 """Checks of the file of ``accelerate config``, compared with accelerate itself."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -84,36 +85,37 @@ def make_settings(changes):
     return {**PLAIN, **yaml.safe_load(f"{{{changes}}}")}
 
 
-def find_launch_problems(computer, changes):
+def find_launch_problems(computers, kind, changes):
     """Return the findings about the settings of a machine."""
+    computer = getattr(computers, kind)()
     return launch_findings(make_settings(changes), computer.session.device_manager.machine, computer.torch.facts)
 
 
 @pytest.mark.parametrize(("kind", "changes"), FITTING)
 def test_compatible_settings_are_ok(computers, kind, changes):
-    (finding,) = find_launch_problems(getattr(computers, kind)(), changes)
+    (finding,) = find_launch_problems(computers, kind, changes)
 
     assert (finding.name, finding.status, finding.remedy) == ("accelerate config", OK, "")
 
 
 @pytest.mark.parametrize(("kind", "changes", "expected"), UNFIT)
 def test_incompatible_setting_is_one_finding(computers, kind, changes, expected):
-    findings = find_launch_problems(getattr(computers, kind)(), changes)
+    findings = find_launch_problems(computers, kind, changes)
 
     named = {finding.name.removeprefix("accelerate config: "): finding.status for finding in findings}
     assert named == yaml.safe_load(f"{{{expected}}}")
     assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings)
 
 
-OLD = [
-    ((13, 6), "2.7.0", "bf16", "accelerate does not support bf16 on MPS before macOS 14"),
-    ((15, 5), "2.7.0", "fp16", "float16 needs a GradScaler, which does not work on MPS with torch 2.7.0"),
-    ((15, 5), "2.13.0", "fp16", "fp16 on mps: Its losses may differ from those of float32."),
-    ((15, 5), "2.13.0", "bf16", "bf16 on mps: M2 computes bfloat16 in software"),
-]
-
-
-@pytest.mark.parametrize(("macos", "version", "precision", "words"), OLD)
+@pytest.mark.parametrize(
+    ("macos", "version", "precision", "words"),
+    [
+        ((13, 6), "2.7.0", "bf16", "accelerate does not support bf16 on MPS before macOS 14"),
+        ((15, 5), "2.7.0", "fp16", "float16 needs a GradScaler, which does not work on MPS with torch 2.7.0"),
+        ((15, 5), "2.13.0", "fp16", "fp16 on mps: Its losses may differ from those of float32."),
+        ((15, 5), "2.13.0", "bf16", "bf16 on mps: M2 computes bfloat16 in software"),
+    ],
+)
 def test_mixed_precision_finding_names_reason_on_mac(computers, macos, version, precision, words):
     torch = replace(computers.MAC_TORCH, version=version)
     (finding,) = launch_findings({**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos=macos), torch)
@@ -122,9 +124,8 @@ def test_mixed_precision_finding_names_reason_on_mac(computers, macos, version, 
 
 
 def test_settings_for_remote_service_do_not_apply(computers):
-    (finding,) = find_launch_problems(
-        computers.mac(), "distributed_type: MULTI_GPU, compute_environment: AMAZON_SAGEMAKER"
-    )
+    changes = "distributed_type: MULTI_GPU, compute_environment: AMAZON_SAGEMAKER"
+    (finding,) = find_launch_problems(computers, "mac", changes)
 
     assert (finding.status, "AMAZON_SAGEMAKER" in finding.evidence) == (NOT_APPLICABLE, True)
 
@@ -144,13 +145,16 @@ def test_settings_file_matches_accelerate(environ, file):
     assert settings_file(environ).as_posix() == file
 
 
-UNREADABLE = ["", "[]", "a: [", "text", "\0"]
+def write_settings(folder, text):
+    """Write the settings of accelerate below a folder of caches."""
+    file = settings_file({"HF_HOME": str(folder)})
+    file.parent.mkdir()
+    file.write_text(text, "utf-8")
 
 
-@pytest.mark.parametrize("text", UNREADABLE)
+@pytest.mark.parametrize("text", ["", "[]", "a: [", "text", "\0"])
 def test_unreadable_file_fails_without_quoting_it(computers, text, tmp_path):
-    (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "default_config.yaml").write_text(f"{text}", "utf-8")
+    write_settings(tmp_path, text)
     (finding,) = accelerate_findings({"HF_HOME": str(tmp_path)}, computers.MAC, computers.MAC_TORCH)
 
     assert (finding.status, finding.evidence) == (FAILED, "default_config.yaml does not contain settings in YAML")
@@ -169,9 +173,7 @@ def test_missing_file_has_no_finding(computers, tmp_path):
 def test_doctor_reports_settings_of_file(computers, write, tmp_path):
     computer = computers.mac(HF_HOME=str(tmp_path))
     assert collect_facts(computer.session, compute=lambda _device: None).launch_settings == ()
-    (tmp_path / "accelerate").mkdir()
-    file = tmp_path / "accelerate" / "default_config.yaml"
-    file.write_text(write(make_settings("distributed_type: MULTI_GPU, num_processes: 4")), "utf-8")
+    write_settings(tmp_path, write(make_settings("distributed_type: MULTI_GPU, num_processes: 4")))
     report = diagnose(replace(collect_facts(computer.session, compute=lambda _device: None), packages=()))
     assert (
         "accelerate config: num_processes, failed: requests 4; without CUDA GPUs, MULTI_GPU trains an independent model in "
@@ -195,20 +197,13 @@ def test_accelerate_rejects_the_same_settings(changes, error, tmp_path, monkeypa
     """Regression: accelerate itself must raise for the settings that fail here, and accept the others."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "config.yaml"
-    file.write_text(
-        yaml.safe_dump({name: value for name, value in make_settings(changes).items() if value is not None}), "utf-8"
-    )
+    settings = {name: value for name, value in make_settings(changes).items() if value is not None}
+    file.write_text(yaml.safe_dump(settings), "utf-8")
     given = launch_command_parser().parse_args(["--config_file", str(file), "script.py"])
 
-    def launch():
+    with pytest.raises(error) if error else contextlib.nullcontext():
         arguments, *_ = _validate_launch_command(given)
         prepare_simple_launcher_cmd_env(arguments)
-
-    if error is None:
-        launch()
-    else:
-        with pytest.raises(error):
-            launch()
 
 
 def test_accelerate_ignores_fp16_on_cpu():

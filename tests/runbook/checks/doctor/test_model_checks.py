@@ -21,6 +21,11 @@ def get_names(findings):
     return {finding.name.partition(": ")[2]: finding.status for finding in findings}
 
 
+def is_healthy(model):
+    """Return whether all checks of a model pass."""
+    return [finding.status for finding in model_findings("model", model)] == [OK]
+
+
 def double(model):
     """Convert one layer to float64."""
     model.classifier.cpu().double()
@@ -63,24 +68,24 @@ def shorter_embeddings(model):
     model.resize_token_embeddings(10)
 
 
-PLANTED = [
-    (larger_labels, {"labels": FAILED}),
-    (smaller_labels, {"labels": FAILED}),
-    (half, {"precision": WARNING}),
-    (not_a_number, {"NaN": FAILED}),
-    (infinite, {"NaN": FAILED}),
-    (without_memory, {"weights": FAILED}),
-    (shorter_embeddings, {"vocabulary": FAILED}),
-]
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        (larger_labels, {"labels": FAILED}),
+        (smaller_labels, {"labels": FAILED}),
+        (half, {"precision": WARNING}),
+        (not_a_number, {"NaN": FAILED}),
+        (infinite, {"NaN": FAILED}),
+        (without_memory, {"weights": FAILED}),
+        (shorter_embeddings, {"vocabulary": FAILED}),
+    ],
+)
+def test_model_checks_find_only_the_planted_problem(tagger, tiny, plant, expected):
+    plant(tagger)
+    findings = model_findings("tagger", tagger, tiny.tokenizer())
 
-
-def test_model_checks_find_only_the_planted_problem(tiny, home):
-    for plant, expected in PLANTED:
-        model = tiny.random_bert().to(home)
-        plant(model)
-        findings = model_findings("tagger", model, tiny.tokenizer())
-        assert get_names(findings) == expected, plant.__name__
-        assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings), plant.__name__
+    assert get_names(findings) == expected
+    assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings)
 
 
 @pytest.mark.real_computer
@@ -104,13 +109,13 @@ def test_float64_check_covers_buffers_and_complex128():
 def test_tensors_on_several_devices_fail(tagger, second_device):
     tagger.cpu()
     tagger.classifier.to(second_device)
-    findings = [finding for finding in model_findings("tagger", tagger) if "tensor devices" in finding.name]
+    (finding,) = (finding for finding in model_findings("tagger", tagger) if "tensor devices" in finding.name)
     tagger.hf_device_map = {"": 0}
 
-    assert [finding.status for finding in findings] == [FAILED]
-    assert "several devices" in findings[0].evidence
-    assert "2 on" in findings[0].evidence
-    assert not [finding for finding in model_findings("tagger", tagger) if "tensor devices" in finding.name]
+    assert finding.status == FAILED
+    assert "several devices" in finding.evidence
+    assert "2 on" in finding.evidence
+    assert "tensor devices" not in get_names(model_findings("tagger", tagger))
 
 
 def test_healthy_model_has_one_finding(tagger, tiny):
@@ -129,8 +134,7 @@ def test_plain_and_lazy_modules_are_checked():
         torch.nn.Conv2d(1, 1, 1),
         torch.nn.LazyLinear(2),
     ]
-    for module in modules:
-        assert [finding.status for finding in model_findings("plain", module)] == [OK], module
+    assert [module for module in modules if not is_healthy(module)] == []
 
 
 def test_complex_weights_are_checked():
@@ -157,7 +161,7 @@ def test_compiled_model_is_checked_as_inner_module(tiny):
 def test_pipeline_and_loaded_model_provide_tokenizer(keyword_model):
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
     try:
-        assert [finding.status for finding in model_findings("pipe", pipe)] == [OK]
+        assert is_healthy(pipe)
         shorter_embeddings(pipe.model)
         assert get_names(model_findings("pipe", pipe)) == {"vocabulary": FAILED}
     finally:
@@ -177,8 +181,10 @@ class TestPrecision:
 
     @staticmethod
     def find_model_problems(model=None):
-        """Return the findings about models."""
-        return [finding for finding in nb.doctor(model).findings if "keyword" in finding.name or "Bert" in finding.name]
+        """Return status, evidence and remedy of the findings about models."""
+        findings = nb.doctor(model).findings
+        named = [finding for finding in findings if "keyword" in finding.name or "Bert" in finding.name]
+        return [(finding.status, finding.evidence, finding.remedy) for finding in named]
 
     def test_model_without_record_warns_with_command(self, keyword_model):
         expected = []
@@ -188,13 +194,10 @@ class TestPrecision:
             evidence = f"weights are {dtype}, which can shift or lose entities; it has not been validated"
             command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"Validate it: {command}."))
-            (finding,) = self.find_model_problems(pipe)
-            assert (finding.status, finding.evidence, finding.remedy) == expected[-1]
+            assert self.find_model_problems(pipe) == expected[-1:]
 
         for model in (None, str(keyword_model)):
-            assert [
-                (finding.status, finding.evidence, finding.remedy) for finding in self.find_model_problems(model)
-            ] == expected, model
+            assert self.find_model_problems(model) == expected, model
 
     def test_validated_model_is_ok(self, keyword_model):
         diseases = [first + " mellitus" * ends for first in ("asthma", "diabetes") for ends in range(6)]
@@ -202,19 +205,16 @@ class TestPrecision:
         texts = [f"{words} {disease} ." for words in before for disease in diseases]
         assert nb.runbook.validate_precision(str(keyword_model), texts, "int8").accepted
         nb.load_pipeline(str(keyword_model), dtype="int8")
-        (finding,) = self.find_model_problems()
+        ((status, evidence, _),) = self.find_model_problems()
 
-        assert (finding.status, finding.evidence.partition(" on ")[0]) == (OK, "int8")
+        assert (status, evidence.partition(" on ")[0]) == (OK, "int8")
 
     def test_record_is_ignored_for_model_converted_in_memory(self, keyword_model):
         nb.load_pipeline(str(keyword_model)).model.half()
-        (finding,) = self.find_model_problems()
+        ((status, _, remedy),) = self.find_model_problems()
 
-        assert finding.status == WARNING
-        assert (
-            finding.remedy
-            == "Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype='float16')."
-        )
+        assert status == WARNING
+        assert remedy.endswith("by name, then run nb.runbook.validate_precision('name', texts, dtype='float16').")
 
 
 def test_doctor_rejects_other_objects():

@@ -1,10 +1,15 @@
 """Checks of incompatible packages, and of imported packages that were replaced."""
 
 import sys
+from email.message import Message
 from importlib.metadata import Distribution
+from types import SimpleNamespace
+
+import pytest
+import torch
 
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.runbook.checks.doctor.checks import CHECKED_PACKAGES, package_findings, read_packages
+from openmed_nb.runbook.checks.doctor.checks import package_findings
 
 GOOD = {
     "openmed-nb": "0.1.0",
@@ -33,40 +38,57 @@ NEEDED = {
 }
 """Selected requirements of real packages."""
 
-PAIRS = [
-    ({"torch": "2.5.1"}, {"openmed-nb and torch", "torchvision and torch", "transformers and torch"}),
-    (
-        {"torch": "1.13.1"},
-        {f"{name} and torch" for name in ("openmed-nb", "torchvision", "transformers", "accelerate")},
-    ),
-    ({"torch": "2.12.0"}, {"torchvision and torch"}),
-    ({"torch": "2.14.0.dev20260710"}, {"torchvision and torch"}),
-    ({"torch": "2.13.0"}, set()),
-    ({"torch": "local-build"}, set()),
-    ({"tokenizers": "0.24.0"}, {"transformers and tokenizers"}),
-    ({"accelerate": "0.34.0"}, {"transformers and accelerate"}),
-    ({"transformers": "4.57.0"}, {"openmed-nb and transformers"}),
-    ({"jupyterlab-widgets": "1.1.11"}, {"ipywidgets and jupyterlab-widgets"}),
-    ({"accelerate": None}, set()),
-    ({"tokenizers": None}, {"transformers and tokenizers"}),
-    ({"torchvision": None}, set()),
-]
-"""Changed versions, ``None`` for a missing package, and the incompatible pairs."""
+
+def make_distribution(version, requirements=()):
+    """Return the metadata of an installed package, without a version if it is empty."""
+    metadata = Message()
+    if version:
+        metadata["Version"] = version
+    return SimpleNamespace(metadata=metadata, requires=requirements)
 
 
-def test_unmet_requirement_names_both_packages():
-    for changes, pairs in PAIRS:
-        installed = {name: version for name, version in {**GOOD, **changes}.items() if version is not None}
-        needed = {name: texts for name, texts in NEEDED.items() if name in installed}
-        problems = [finding for finding in package_findings(installed, needed, {}) if finding.status != OK]
-        assert {finding.name for finding in problems} == pairs, changes
-        assert {finding.status for finding in problems} <= {FAILED}, changes
-        assert all("python -m pip install" in finding.remedy for finding in problems), changes
+def find_problems(versions, requirements=NEEDED, loaded=None, **options):
+    """Return the findings about packages with these versions, ``None`` for a missing package."""
+    installed = {
+        name: make_distribution(version, requirements.get(name, ()))
+        for name, version in versions.items()
+        if version is not None
+    }
+    modules = {name: SimpleNamespace(__version__=version) for name, version in (loaded or {}).items()}
+    return package_findings(find=installed.get, modules=modules, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dependents"),
+    [
+        ({"torch": "2.5.1"}, "openmed-nb torchvision transformers"),
+        ({"torch": "1.13.1"}, "openmed-nb torchvision transformers accelerate"),
+        ({"torch": "2.12.0"}, "torchvision"),
+        ({"torch": "2.14.0.dev20260710"}, "torchvision"),
+        ({"torch": "2.13.0"}, ""),
+        ({"torch": "local-build"}, ""),
+        ({"tokenizers": "0.24.0"}, "transformers"),
+        ({"accelerate": "0.34.0"}, "transformers"),
+        ({"transformers": "4.57.0"}, "openmed-nb"),
+        ({"jupyterlab-widgets": "1.1.11"}, "ipywidgets"),
+        ({"accelerate": None}, ""),
+        ({"tokenizers": None}, "transformers"),
+        ({"torchvision": None}, ""),
+    ],
+)
+def test_unmet_requirement_names_both_packages(changes, dependents):
+    problems = [finding for finding in find_problems(GOOD | changes) if finding.status != OK]
+
+    assert {finding.name for finding in problems} == {
+        f"{name} and {next(iter(changes))}" for name in dependents.split()
+    }
+    assert {finding.status for finding in problems} <= {FAILED}
+    assert all("python -m pip install" in finding.remedy for finding in problems)
 
 
 def test_unmet_requirement_has_evidence_and_command():
-    (other,) = package_findings({**GOOD, "torch": "2.5.1"}, {"transformers": NEEDED["transformers"]}, {})
-    (missing,) = package_findings({"openmed-nb": "0.1.0"}, {"openmed-nb": ["torch>=2.6"]}, {})
+    (other,) = find_problems({"transformers": "5.23.0", "torch": "2.5.1"}, {"transformers": ["torch>=2.6"]})
+    (missing,) = find_problems({"openmed-nb": "0.1.0"}, {"openmed-nb": ["torch>=2.6"]})
 
     assert other.evidence == "transformers 5.23.0 requires torch>=2.6, but torch 2.5.1 is installed"
     assert other.remedy == (
@@ -75,76 +97,70 @@ def test_unmet_requirement_has_evidence_and_command():
     assert missing.evidence == "openmed-nb 0.1.0 requires torch>=2.6, which is not installed"
 
 
-def test_remedy_pins_torch_release():
+@pytest.mark.parametrize(
+    ("package", "needed", "version", "command"),
+    [
+        ("transformers", "torch>=2.6", "5", '--upgrade transformers "torch==2.14.1"'),
+        ("torchvision", "torch==2.13.0", "0.28", '--upgrade torchvision "torch==2.13.0"'),
+        ("torch", "filelock>=3", "2.14.1", '--upgrade torch==2.14.1 "filelock>=3"'),
+        ("torch", "numpy>2", "", "--force-reinstall torch==2.14.1."),
+        ("torch", ">", "2.14.1", "--force-reinstall torch==2.14.1."),
+    ],
+)
+def test_remedy_pins_torch_release(package, needed, version, command):
     """The newest torch may not support MPS on this Mac, so remedies pin the release unless another one is required."""
-    for package, needed, installed, command in (
-        ("transformers", "torch>=2.6", {}, '--upgrade transformers "torch==2.14.1"'),
-        ("torchvision", "torch==2.13.0", {}, '--upgrade torchvision "torch==2.13.0"'),
-        ("torch", "filelock>=3", {"torch": "2.14.1"}, '--upgrade torch==2.14.1 "filelock>=3"'),
-        ("transformers", "numpy>2", {"torch": ""}, "--force-reinstall torch==2.14.1."),
-        ("torch", ">", {"torch": "2.14.1"}, "--force-reinstall torch==2.14.1."),
-    ):
-        finding = package_findings(installed, {package: [needed]}, {}, "torch==2.14.1")[0]
-        assert command in finding.remedy, finding
+    assert command in find_problems({package: version}, {package: [needed]}, torch="torch==2.14.1")[0].remedy
 
 
-def test_unreadable_metadata_is_one_warning():
-    for torch, needed in (("", ["torch>=2"]), ("2.13.0", ["torch >> 2"]), ("2.13.0", ["\x00", ">", ""])):
-        installed = {"torch": torch, "accelerate": "1.15.0"}
-        (finding,) = package_findings(installed, {"accelerate": needed}, {})
-        assert finding.status == WARNING, needed
-        assert "cannot be read" in finding.evidence, needed
+@pytest.mark.parametrize(
+    ("torch", "needed"), [("", ["torch>=2"]), ("2.13.0", ["torch >> 2"]), ("2.13.0", ["\x00", ">", ""])]
+)
+def test_unreadable_metadata_is_one_warning(torch, needed):
+    (finding,) = find_problems({"torch": torch, "accelerate": "1.15.0"}, {"accelerate": needed})
+
+    assert finding.status == WARNING
+    assert "cannot be read" in finding.evidence
 
 
-STALE = [
-    ({"torch": "2.14.0"}, {"torch": "2.13.0+cpu"}, ["torch"]),
-    ({"torch": "2.13.0"}, {"torch": "2.13.0+cpu"}, []),
-    ({"torch": "2.13.0"}, {}, []),
-    ({}, {"torch": "2.13.0"}, []),
-    ({"torch": ""}, {"torch": "2.13.0"}, []),
-]
+@pytest.mark.parametrize(
+    ("version", "loaded", "names"),
+    [
+        ("2.14.0", {"torch": "2.13.0+cpu"}, ["torch"]),
+        ("2.13.0", {"torch": "2.13.0+cpu"}, []),
+        ("2.13.0", {}, []),
+        (None, {"torch": "2.13.0"}, []),
+        ("", {"torch": "2.13.0"}, []),
+    ],
+)
+def test_upgraded_package_requires_restart(version, loaded, names):
+    findings = find_problems({"torch": version}, {}, loaded)
+    stale = [finding for finding in findings if finding.remedy == "Restart the kernel."]
 
-
-def test_upgraded_package_requires_restart():
-    for installed, loaded, names in STALE:
-        findings = package_findings(installed, {}, loaded)
-        stale = [finding for finding in findings if finding.remedy == "Restart the kernel."]
-        assert [(finding.name, finding.status) for finding in stale] == [(name, WARNING) for name in names], (
-            installed,
-            loaded,
-        )
+    assert [(finding.name, finding.status) for finding in stale] == [(name, WARNING) for name in names]
 
 
 def test_compatible_packages_are_ok():
-    assert [(finding.name, finding.status) for finding in package_findings(GOOD, NEEDED, {"torch": "2.13.0"})] == [
-        ("packages", OK)
-    ]
+    (finding,) = find_problems(GOOD, loaded={"torch": "2.13.0"})
+
+    assert (finding.name, finding.status, finding.evidence) == ("packages", OK, "9 packages are compatible")
 
 
-def test_read_packages_imports_nothing():
-    import torch
-
+def test_package_check_imports_nothing():
     before = set(sys.modules)
-    installed, requirements, loaded = read_packages()
+    asked = []
+    package_findings(find=lambda name: asked.append(name) or make_distribution(torch.__version__, ["numpy"]))
 
-    assert installed["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert loaded["torch"] == torch.__version__
-    assert set(requirements) <= set(CHECKED_PACKAGES)
-    assert "numpy" in installed
+    assert {"torch", "numpy"} <= set(asked)
     assert {name.partition(".")[0] for name in set(sys.modules) - before}.isdisjoint({"torchvision", "tensorflow"})
 
 
 def test_damaged_metadata_files_warn(tmp_path):
     contents = {"torch": None, "transformers": b"\xff\xfe", "accelerate": b"Name: accelerate\n", "torchvision": b""}
+    folders = {name: tmp_path / f"{name}-1.0.dist-info" for name in contents}
     for name, content in contents.items():
-        folder = tmp_path / f"{name}-1.0.dist-info"
-        folder.mkdir()
+        folders[name].mkdir()
         if content is not None:
-            (folder / "METADATA").write_bytes(content)
+            (folders[name] / "METADATA").write_bytes(content)
 
-    installed, requirements, _ = read_packages(
-        lambda name: Distribution.at(tmp_path / f"{name}-1.0.dist-info") if name in contents else None
-    )
-
-    assert installed == dict.fromkeys(contents, "")
-    assert {finding.status for finding in package_findings(installed, requirements, {})} == {WARNING}
+    findings = package_findings(find=lambda name: Distribution.at(folders[name]) if name in contents else None)
+    assert {finding.name: finding.status for finding in findings} == dict.fromkeys(contents, WARNING)

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -102,11 +103,11 @@ def test_describe_mismatch_compares_with_cpu():
 
 
 def test_run_probe_propagates_unexpected_error():
-    def broken(_device):
+    def broken(*_inputs):
         raise KeyError
 
     with pytest.raises(KeyError):
-        run_probe(broken, "cpu")
+        run_probe(replace(KNOWN_BUGS[0], probe=broken), "cpu")
 
 
 def test_outcome_names_the_run_with_mismatch():

@@ -9,7 +9,7 @@ from torch import nn
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.checks.operators.fallbacks import FallbackLog
+from openmed_nb.runbook.checks.operators.fallbacks import FallbackLog, fallbacks
 from openmed_nb.runbook.checks.operators.recorders import FallbackRecorder
 from openmed_nb.runbook.checks.operators.table import operator_table
 
@@ -54,6 +54,13 @@ def device():
         yield device
 
 
+@pytest.fixture
+def log(device):  # noqa: ARG001 - the log is opened on it
+    """The log of the whole test on the simulated device."""
+    with fallbacks() as log:
+        yield log
+
+
 def run_model(model):
     """Return the output of a model on the simulated device."""
     return model.to("mps")(torch.tensor([0, 1, 2], device="mps"))
@@ -84,7 +91,7 @@ def get_global_state():
 
 def test_fallbacks_are_counted_by_operator_module_and_phase(device):
     model = Odd()
-    with nb.runbook.fallbacks(model) as log:
+    with fallbacks(model) as log:
         run_model(model).backward()
     counts = count_fallbacks(log)
 
@@ -99,28 +106,23 @@ def test_fallbacks_are_counted_by_operator_module_and_phase(device):
     assert log.count == sum(device.fallbacks.values())
 
 
-@pytest.mark.usefixtures("device")
-def test_names_are_relative_to_outermost_module_without_model():
-    with nb.runbook.fallbacks() as log:
-        run_model(Odd())
-        run_fallback()
+def test_names_are_relative_to_outermost_module_without_model(log):
+    run_model(Odd())
+    run_fallback()
 
     assert count_fallbacks(log)[EIGH, "forward", "values.1 (Values)"] == 2
     assert count_fallbacks(log)["aten::mode", "elsewhere", ""] == 1
 
 
-@pytest.mark.usefixtures("device")
-def test_fallback_inside_another_operator_is_recorded():
-    with nb.runbook.fallbacks() as log, torch.inference_mode():
+def test_fallback_inside_another_operator_is_recorded(log):
+    with torch.inference_mode():
         torch.linalg.eigvalsh(torch.eye(3, device="mps"))
 
     assert (log.operators, log.count) == ((EIGH,), 1)
 
 
-@pytest.mark.usefixtures("device")
-def test_simulated_device_has_no_durations():
-    with nb.runbook.fallbacks() as log:
-        run_fallback()
+def test_simulated_device_has_no_durations(log):
+    run_fallback()
 
     assert "SIMULATED" in str(log)
     assert log.verdict in str(log)
@@ -129,19 +131,17 @@ def test_simulated_device_has_no_durations():
     assert json.loads(json.dumps(log.to_dict()))["simulated"] is True
 
 
-@pytest.mark.usefixtures("device")
-def test_log_can_be_read_inside_the_block():
-    with nb.runbook.fallbacks() as log:
-        assert log.verdict.startswith("No operator ran on MPS")
-        torch.ones(3, device="mps").exp()
-        assert log.verdict == "No operator fell back to the CPU."
-        run_fallback()
-        assert log.verdict == "1 call fell back to the CPU: aten::mode."
+def test_log_can_be_read_inside_the_block(log):
+    assert log.verdict.startswith("No operator ran on MPS")
+    torch.ones(3, device="mps").exp()
+    assert log.verdict == "No operator fell back to the CPU."
+    run_fallback()
+    assert log.verdict == "1 call fell back to the CPU: aten::mode."
 
 
 @pytest.mark.usefixtures("device")
 def test_other_warnings_are_not_intercepted():
-    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as log:
+    with warnings.catch_warnings(record=True) as caught, fallbacks() as log:
         warnings.warn("unrelated warning", UserWarning, stacklevel=1)
         run_fallback()
         with warnings.catch_warnings():
@@ -149,7 +149,7 @@ def test_other_warnings_are_not_intercepted():
             run_fallback()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with nb.runbook.fallbacks() as strict:
+        with fallbacks() as strict:
             run_fallback()
             with pytest.raises(UserWarning, match="unrelated warning"):
                 warnings.warn("unrelated warning", UserWarning, stacklevel=1)
@@ -159,22 +159,20 @@ def test_other_warnings_are_not_intercepted():
     assert strict.count == 1
 
 
-@pytest.mark.usefixtures("device")
-def test_nested_logs_both_record_a_fallback():
-    with nb.runbook.fallbacks() as outer:
+def test_nested_logs_both_record_a_fallback(log):
+    run_fallback()
+    with fallbacks() as inner:
         run_fallback()
-        with nb.runbook.fallbacks() as inner:
-            run_fallback()
-        run_fallback()
+    run_fallback()
 
-    assert (outer.count, inner.count) == (3, 1)
+    assert (log.count, inner.count) == (3, 1)
 
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, None])
 def test_settings_are_restored(error):
     before = get_global_state()
-    with pytest.raises(error) if error else contextlib.nullcontext(), nb.runbook.fallbacks() as log:
+    with pytest.raises(error) if error else contextlib.nullcontext(), fallbacks() as log:
         run_fallback()
         if error:
             raise error
@@ -188,7 +186,7 @@ def test_settings_are_restored(error):
 def test_warn_always_is_not_disabled():
     torch.set_warn_always(True)
     try:
-        with nb.runbook.fallbacks(), nb.runbook.fallbacks():
+        with fallbacks(), fallbacks():
             pass
         assert torch.is_warn_always_enabled()
     finally:
@@ -203,13 +201,11 @@ class Failing(nn.Module):
         raise ValueError("on purpose")
 
 
-@pytest.mark.usefixtures("device")
-def test_failing_module_is_removed_from_the_stack():
+def test_failing_module_is_removed_from_the_stack(log):
     numbers = torch.ones(3, device="mps")
-    with nb.runbook.fallbacks() as log:
-        with pytest.raises(ValueError, match="on purpose"):
-            nn.Sequential(Failing())(numbers)
-        numbers.mode()
+    with pytest.raises(ValueError, match="on purpose"):
+        nn.Sequential(Failing())(numbers)
+    numbers.mode()
 
     assert count_fallbacks(log) == {("aten::mode", "forward", "0 (Failing)"): 1, ("aten::mode", "elsewhere", ""): 1}
 
@@ -219,7 +215,7 @@ def test_operator_that_raises_is_in_the_log():
     with (
         nb.simulated_mps(fallback=False),
         pytest.raises(NotImplementedError, match="aten::put_"),
-        nb.runbook.fallbacks(model) as log,
+        fallbacks(model) as log,
     ):
         run_model(model)
 
@@ -233,7 +229,7 @@ def test_operator_that_raises_is_in_the_log():
 
 @pytest.mark.parametrize("there", [True, False])
 def test_other_devices_have_no_fallbacks(there):
-    with nb.simulated_mps() if there else contextlib.nullcontext(), nb.runbook.fallbacks() as log:
+    with nb.simulated_mps() if there else contextlib.nullcontext(), fallbacks() as log:
         torch.ones(3).mode()
 
     assert (log.entries, log.device_available) == ((), there)
@@ -242,9 +238,9 @@ def test_other_devices_have_no_fallbacks(there):
 
 def test_fallbacks_accepts_pipeline_and_rejects_others(keyword_model):
     before = get_global_state()
-    with nb.runbook.fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as log:
+    with fallbacks(nb.load_pipeline(str(keyword_model), device="cpu")) as log:
         pass
-    with pytest.raises(ConfigurationError, match="int is not a model"), nb.runbook.fallbacks(5):
+    with pytest.raises(ConfigurationError, match="int is not a model"), fallbacks(5):
         pass
 
     assert log.entries == ()
@@ -253,7 +249,7 @@ def test_fallbacks_accepts_pipeline_and_rejects_others(keyword_model):
 
 @pytest.mark.usefixtures("device")
 def test_other_threads_are_not_recorded():
-    with warnings.catch_warnings(record=True) as caught, nb.runbook.fallbacks() as log:
+    with warnings.catch_warnings(record=True) as caught, fallbacks() as log:
         thread = threading.Thread(target=warnings.warn, args=(FALL.format("aten::mode"), UserWarning))
         thread.start()
         thread.join()

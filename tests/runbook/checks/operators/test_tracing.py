@@ -59,7 +59,12 @@ class Calling(nn.Module):
         return result if self.scale is None else result.float().sum() * self.scale
 
 
-def count_modules(report, operator, phase):
+def trace(model, inputs=NUMBERS, training=True):
+    """Return the forecast of a model."""
+    return nb.runbook.forecast(model, inputs, training=training)
+
+
+def count_modules(report, operator, phase="inference"):
     """Return the number of calls of an operator in a phase by module."""
     return {
         str(row.module_location): row.count for row in report.rows if (row.operator, row.phase) == (operator, phase)
@@ -77,9 +82,9 @@ def get_limitations(report):
 
 
 def test_training_step_is_counted_by_module_and_phase():
-    report = nb.runbook.forecast(Model(), NUMBERS, training=True)
+    report = trace(Model())
 
-    assert count_modules(report, "aten::linear", "inference") == {
+    assert count_modules(report, "aten::linear") == {
         "blocks.0.inner (Linear)": 1,
         "blocks.1.inner (Linear)": 1,
     }
@@ -117,7 +122,7 @@ def test_trace_does_not_change_model_and_generators(inputs, fails):
     model.register_forward_pre_hook(draw)
     before = get_state(model)
     with pytest.raises(ConfigurationError) if fails else contextlib.nullcontext():
-        nb.runbook.forecast(model, inputs, training=True)
+        trace(model, inputs)
 
     assert torch.equal(inputs, kept)
     for now, then in zip(get_state(model), before, strict=True):
@@ -126,7 +131,7 @@ def test_trace_does_not_change_model_and_generators(inputs, fails):
 
 def test_trace_does_not_change_inputs():
     numbers = torch.ones(3)
-    nb.runbook.forecast(Calling(lambda given: given.add_(1)), numbers, training=True)
+    trace(Calling(lambda given: given.add_(1)), numbers)
 
     assert torch.equal(numbers, torch.ones(3))
 
@@ -141,7 +146,7 @@ def test_trace_does_not_change_inputs():
 )
 def test_error_of_the_model_is_raised(inputs, words):
     with pytest.raises(ConfigurationError, match=words) as error:
-        nb.runbook.forecast(Model(), inputs, training=True)
+        trace(Model(), inputs)
 
     assert error.value.remedy.startswith("Check example_inputs")
     assert error.value.__cause__ is not None
@@ -164,7 +169,7 @@ def interrupt_in_a_mode(numbers):
 def test_interrupt_removes_hooks_and_modes(function):
     before = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
-        nb.runbook.forecast(Calling(function), NUMBERS, training=True)
+        trace(Calling(function))
 
     assert torch.equal(torch.get_rng_state(), before)
     assert len(nn.modules.module._global_forward_hooks) == 0
@@ -191,7 +196,7 @@ class Output:
 )
 def test_custom_output_is_trained(function):
     model = nn.Sequential(nn.Linear(4, 4), Calling(function, weight=False))
-    report = nb.runbook.forecast(model, NUMBERS, training=True)
+    report = trace(model)
 
     assert (report.notes, get_phases(report)) == ((), PHASES)
 
@@ -199,9 +204,9 @@ def test_custom_output_is_trained(function):
 def test_training_is_traced_inside_inference_mode():
     with torch.inference_mode():
         made_there = Model()
-        report = nb.runbook.forecast(made_there, NUMBERS, training=True)
+        report = trace(made_there)
 
-    assert report == nb.runbook.forecast(Model(), NUMBERS, training=True)
+    assert report == trace(Model())
 
 
 def make_nested(layout):
@@ -218,7 +223,7 @@ def test_sparse_and_nested_tensors_have_unknown_support():
         (lambda nested, _square: nested * 2, make_nested(torch.jagged), "aten::mul.Tensor"),
     ]
     for function, made, operator in cases:
-        report = nb.runbook.forecast(Calling(function, weight=False), (made, torch.ones(4, 4)), training=False)
+        report = trace(Calling(function, weight=False), (made, torch.ones(4, 4)), training=False)
         assert ("sparse and nested tensors", operator) in get_limitations(report), operator
         assert operator not in report.operators
 
@@ -232,7 +237,7 @@ def test_sparse_and_nested_tensors_have_unknown_support():
     ids=["frozen", "constant"],
 )
 def test_model_without_training_step_has_a_note(model, words):
-    report = nb.runbook.forecast(model, NUMBERS, training=True)
+    report = trace(model)
     (note,) = report.notes
 
     assert words in note
@@ -248,16 +253,14 @@ def test_model_that_computes_gradients_is_traced():
             numbers = numbers.detach().requires_grad_()
             return torch.autograd.grad(numbers.exp().sum(), numbers)[0]
 
-    report = nb.runbook.forecast(Calling(slope), NUMBERS, training=True)
-
-    assert count_modules(report, "aten::exp", "inference") == {"(Calling)": 1}
+    assert count_modules(trace(Calling(slope)), "aten::exp") == {"(Calling)": 1}
 
 
 def test_composite_operators_are_decomposed():
-    report = nb.runbook.forecast(Calling(lambda numbers: torch.copysign(numbers, -2.0)), NUMBERS, training=False)
+    report = trace(Calling(lambda numbers: torch.copysign(numbers, -2.0)), training=False)
 
-    assert count_modules(report, "aten::copysign.Scalar", "inference") == {"(Calling)": 1}
-    assert count_modules(report, "aten::copysign.Tensor", "inference") == {"(Calling)": 1}
+    assert count_modules(report, "aten::copysign.Scalar") == {"(Calling)": 1}
+    assert count_modules(report, "aten::copysign.Tensor") == {"(Calling)": 1}
 
 
 @pytest.mark.parametrize(
@@ -270,12 +273,12 @@ def test_composite_operators_are_decomposed():
 )
 def test_python_decompositions_are_not_used(layer, called):
     """Torch has Python kernels for compilers, which MPS does not call."""
-    assert nb.runbook.forecast(layer, torch.ones(1, 2, 6, 6)).operators == called
+    assert trace(layer, torch.ones(1, 2, 6, 6), training=False).operators == called
 
 
 def test_transformer_fast_path_is_disabled_in_trace():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    report = nb.runbook.forecast(layer, torch.ones(1, 3, 8), training=True)
+    report = trace(layer, torch.ones(1, 3, 8))
 
     assert "aten::_transformer_encoder_layer_fwd" not in report.operators
     assert torch.backends.mha.get_fastpath_enabled()
@@ -331,17 +334,18 @@ def many_dimensions(numbers):
         (Calling(make_attention(0.1)), NUMBERS, DROPOUT),
         (Calling(make_attention(0.0)), NUMBERS, set()),
         (Calling(integer_linear), NUMBERS, {("integer linear layer", "linear")}),
+        (Calling(lambda numbers: functional.linear(weight=torch.ones(2, 4), input=numbers)), NUMBERS, set()),
         (Calling(integer_convolution), PICTURE, {("integer convolution", "aten::convolution")}),
         (Calling(many_dimensions), NUMBERS, {("more than 16 dimensions", "aten::view")}),
     ],
 )
 def test_limitations(model, inputs, names):
-    assert get_limitations(nb.runbook.forecast(model, inputs, training=True)) == names
+    assert get_limitations(trace(model, inputs)) == names
 
 
 def test_too_many_elements_may_be_incorrect():
     wide = Calling(lambda numbers: numbers[:1, :1].expand(2**16, 2**15 + 1)[:1, :1])
-    report = nb.runbook.forecast(wide, NUMBERS, training=False)
+    report = trace(wide, training=False)
 
     assert {row.verdict for row in report.rows if row.limitation} == {"may be incorrect"}
     assert report.unsupported == ()
@@ -377,7 +381,7 @@ class Doubled(nn.Module):
     ],
 )
 def test_float64_is_recorded_where_it_starts(model, inputs, names):
-    report = nb.runbook.forecast(model, inputs, training=True)
+    report = trace(model, inputs)
 
     assert {operator for name, operator in get_limitations(report) if name == "float64"} == names
 
@@ -404,22 +408,21 @@ def test_forecast_rejects_models_that_cannot_be_copied():
     model.kept = model(NUMBERS)  # With a graph.
     endless = nn.Linear(4, 2)
     endless.add_module("itself", endless)
-    meta = torch.ones(3, 4, device="meta")
     for made, inputs, words in (
         (model, NUMBERS, "Linear cannot be copied: Only Tensors created explicitly by the user"),
         (endless, NUMBERS, "Linear cannot be copied: "),
         (nn.Linear(4, 2, device="meta"), NUMBERS, "device meta"),
-        (nn.Linear(4, 2), meta, "device meta"),
+        (nn.Linear(4, 2), torch.ones(3, 4, device="meta"), "device meta"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            nb.runbook.forecast(made, inputs, training=True)
+            trace(made, inputs)
 
 
 def test_lazy_model_is_traced_and_stays_lazy():
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
-    report = nb.runbook.forecast(model, NUMBERS, training=True)
+    report = trace(model)
 
-    assert count_modules(report, "aten::linear", "inference") == {"0 (Linear)": 1}
+    assert count_modules(report, "aten::linear") == {"0 (Linear)": 1}
     assert get_phases(report) == PHASES
     assert isinstance(model[0].weight, nn.UninitializedParameter)
 
@@ -430,11 +433,11 @@ def test_lazy_model_is_traced_and_stays_lazy():
 @pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks on modules:UserWarning")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_model_is_traced_as_inner_module(backend):
-    report = nb.runbook.forecast(torch.compile(Model(), backend=backend), NUMBERS, training=False)
-    part = nb.runbook.forecast(nn.Sequential(torch.compile(Block(), backend=backend)), NUMBERS, training=False)
+    report = trace(torch.compile(Model(), backend=backend), training=False)
+    part = trace(nn.Sequential(torch.compile(Block(), backend=backend)), training=False)
 
-    assert count_modules(report, "aten::gelu", "inference") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
-    assert count_modules(part, "aten::linear", "inference") == {"0._orig_mod.inner (Linear)": 1}
+    assert count_modules(report, "aten::gelu") == {"blocks.0 (Block)": 1, "blocks.1 (Block)": 1}
+    assert count_modules(part, "aten::linear") == {"0._orig_mod.inner (Linear)": 1}
 
 
 @pytest.mark.filterwarnings(
@@ -444,9 +447,7 @@ def test_compiled_model_is_traced_as_inner_module(backend):
     )
 )
 def test_torchscript_model_is_traced():
-    report = nb.runbook.forecast(
-        torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS, training=True
-    )
+    report = trace(torch.jit.trace(nn.Sequential(nn.Linear(4, 2), nn.GELU()), NUMBERS), NUMBERS, training=True)
 
     assert get_phases(report) == PHASES
 
@@ -454,7 +455,7 @@ def test_torchscript_model_is_traced():
 def test_model_on_another_device_is_traced_on_the_cpu(second_device):
     model = Model().to(second_device)
 
-    assert nb.runbook.forecast(model, NUMBERS, training=True) == nb.runbook.forecast(Model(), NUMBERS, training=True)
+    assert trace(model) == trace(Model())
     assert {str(parameter.device) for parameter in model.parameters()} == {second_device}
 
 
@@ -463,7 +464,7 @@ def get_model_inputs(inputs):
     given: dict[str, Any] = {}
     model = nn.Identity()
     model.forward = lambda *args, **kwargs: given.update(enumerate(args), **kwargs)
-    nb.runbook.forecast(model, inputs, training=False)
+    trace(model, inputs, training=False)
     return given
 
 
@@ -495,5 +496,5 @@ def test_other_inputs_are_passed_unchanged():
 @pytest.mark.parametrize("inputs", ["a note", 5, {}, {"text": "a note"}, (), [[1], [2, 3]], {"input_ids": ["a note"]}])
 def test_inputs_without_tensors_are_rejected_without_quoting(inputs):
     with pytest.raises(ConfigurationError) as error:
-        nb.runbook.forecast(nn.ReLU(), inputs, training=True)
+        trace(nn.ReLU(), inputs)
     assert "a note" not in str(error.value)

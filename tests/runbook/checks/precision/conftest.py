@@ -58,3 +58,15 @@ def new_session(data: Path) -> Callable[..., Any]:
 def session(new_session: Callable[..., Any]) -> Any:
     """A session on the CPU of this machine."""
     return new_session()
+
+
+@pytest.fixture
+def load(session: Any) -> Callable[..., Any]:
+    """A function that loads a pipeline in the session."""
+    from openmed_nb.annotation.loading import create_pipeline
+    from openmed_nb.models.config import OpenMedConfig
+
+    def load(folder: Path, **arguments: Any) -> Any:
+        return create_pipeline(session, str(folder), OpenMedConfig(), **arguments)
+
+    return load

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
@@ -23,6 +21,7 @@ from openmed_nb.models.records import (
 )
 from openmed_nb.session import SESSION
 
+# OpenMedWarning is an error in tests, unless it is expected.
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
 
 EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
@@ -43,13 +42,21 @@ def store_record(session, keyword_model, data):
 
 
 @pytest.fixture
-def load_in_dtype(session, keyword_model):
+def load_in_dtype(load, keyword_model):
     """A function that loads the keyword model in a dtype."""
+    return lambda dtype, **arguments: load(keyword_model, dtype=dtype, **arguments)
 
-    def load_in_dtype(dtype, **arguments):
-        return create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype, **arguments)
 
-    return load_in_dtype
+@pytest.fixture
+def unvalidated(load_in_dtype):
+    """A pipeline in bfloat16 without a validation record."""
+    with pytest.warns(OpenMedWarning, match="on cpu, but it has not been validated"):
+        return load_in_dtype("bfloat16")
+
+
+def find_words(pipe):
+    """Return the entities that a pipeline finds in the note."""
+    return [entity["word"] for entity in pipe(NOTE)]
 
 
 class TestAuto:
@@ -74,7 +81,7 @@ class TestAuto:
             pipe = load_in_dtype("auto")
             assert pipe.precision.dtype == taken, speeds
             assert pipe.model.dtype == (torch.float32 if taken == "int8" else getattr(torch, taken)), speeds
-            assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"], speeds
+            assert find_words(pipe) == ["asthma"], speeds
 
     def test_precision_text_explains_selection(self, store_record, load_in_dtype):
         store_record("bfloat16", 1.4)
@@ -166,13 +173,12 @@ class TestWarning:
         what = f"{name!r} is loaded in bfloat16 on cpu, but it has not been validated. Predictions may differ from"
         command = f"nb.runbook.validate_precision({name!r}, texts, dtype='bfloat16')"
         assert [str(warning.message) for warning in caught] == [f"{what} float32. To validate it, run {command}"]
-        assert Path(caught[0].filename) == Path(__file__)
-        assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"]
+        assert Path(caught[0].filename) == Path(__file__).with_name("conftest.py")  # The caller of the package.
+        assert find_words(pipe) == ["asthma"]
         assert [model.dtype for model in session.inventory()] == ["bfloat16"]
 
+    @pytest.mark.usefixtures("unvalidated")
     def test_warning_is_issued_once_per_load(self, session, load_in_dtype):
-        with pytest.warns(OpenMedWarning):
-            load_in_dtype("bfloat16")
         nb.annotate([NOTE], load_in_dtype("bfloat16"), progress=False)
         load_in_dtype("bfloat16", aggregation_strategy="simple")
         session.unload()
@@ -180,10 +186,8 @@ class TestWarning:
             load_in_dtype("bfloat16")
 
     def test_warning_as_error_loads_nothing(self, session, load_in_dtype):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OpenMedWarning)
-            with pytest.raises(OpenMedWarning):
-                load_in_dtype("bfloat16")
+        with pytest.raises(OpenMedWarning):
+            load_in_dtype("bfloat16")
         assert len(session.inventory()) == 0
 
     def test_validated_and_float32_do_not_warn(self, store_record, load_in_dtype):
@@ -201,12 +205,12 @@ class TestWarning:
         session.simulate("8 GiB")
         try:
             assert str(pipe.device) == "cpu"
-            assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"]
+            assert find_words(pipe) == ["asthma"]
             with pytest.raises(ConfigurationError, match="int8 is supported on the CPU only, not on mps"):
                 load_in_dtype("int8")
         finally:
             session.end_simulation()
-        assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"]
+        assert find_words(pipe) == ["asthma"]
 
     def test_move_to_unvalidated_device_warns(self, store_record, session, load_in_dtype):
         store_record("bfloat16")
@@ -216,22 +220,18 @@ class TestWarning:
         session.end_simulation()
         assert str(pipe.device) == "cpu"
 
-    def test_return_from_simulation_warns_without_raising(self, session, load_in_dtype):
-        with pytest.warns(OpenMedWarning):
-            pipe = load_in_dtype("bfloat16")
+    def test_return_from_simulation_warns_without_raising(self, session, unvalidated):
         with pytest.warns(OpenMedWarning):
             session.simulate("8 GiB")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OpenMedWarning)
-            with pytest.raises(OpenMedWarning, match="in bfloat16 on cpu"):
-                session.end_simulation()
-        assert (str(pipe.device), nb.device().simulated) == ("cpu", False)
-        assert [entity["word"] for entity in pipe(NOTE)] == ["asthma"]
+        with pytest.raises(OpenMedWarning, match="in bfloat16 on cpu"):
+            session.end_simulation()
+        assert (str(unvalidated.device), nb.device().simulated) == ("cpu", False)
+        assert find_words(unvalidated) == ["asthma"]
 
     def test_record_of_later_files_is_ignored(self, store_record, session, keyword_model, close_model, tmp_path):
         folder = shutil.copytree(close_model, tmp_path / "model")
         with pytest.warns(OpenMedWarning, match="it has not been validated"):
-            create_pipeline(session, str(folder), OpenMedConfig(), dtype="bfloat16")
+            session.load_model(str(folder), OpenMedConfig(dtype="bfloat16"))
         shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
         store_record("bfloat16", folder=folder)
         with pytest.warns(OpenMedWarning):
@@ -239,14 +239,10 @@ class TestWarning:
         with pytest.warns(OpenMedWarning, match="on cpu, but its files changed since it was loaded"):
             session.end_simulation()
 
-    def test_move_with_warning_as_error_changes_nothing(self, session, load_in_dtype):
-        with pytest.warns(OpenMedWarning):
-            pipe = load_in_dtype("bfloat16")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", OpenMedWarning)
-            with pytest.raises(OpenMedWarning):
-                session.simulate("8 GiB")
-        assert (str(pipe.device), session.device().device) == ("cpu", "cpu")
+    def test_move_with_warning_as_error_changes_nothing(self, session, unvalidated):
+        with pytest.raises(OpenMedWarning):
+            session.simulate("8 GiB")
+        assert (str(unvalidated.device), session.device().device) == ("cpu", "cpu")
 
 
 def test_command_names_all_load_settings():

@@ -16,6 +16,12 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
 NAN = math.nan
 LEVEL = [1.0] * EARLY_STEPS  # Losses of the first steps, where rounding changes none.
+ONES = [1.0] * 3
+
+
+def make_report(reference, rounded, candidate, dtype="float32"):
+    """Return the report of three loss curves."""
+    return LossParity("m", "mps", dtype, tuple(reference), tuple(rounded), tuple(candidate))
 
 
 class TestFindings:
@@ -24,25 +30,20 @@ class TestFindings:
     @pytest.mark.parametrize(
         ("reference", "rounded", "candidate", "divergence_step"),
         [
-            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], None),
-            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 2**-22, 1.0], None),  # Eight times a float32's own rounding.
-            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0 + 2**-18, 1.0], 2),
-            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.001], [1.007, 1.007, 1.0], None),  # One early step tells little.
-            ([1.0, 1.0, 1.0], [1.0, 1.001, 1.0], [1.0, 1.0, 1.009], 3),
-            (
-                [*LEVEL, 1.0, 1.0],
-                [*LEVEL, 1.001, 1.0],
-                [*LEVEL, 1.0, 1.007],
-                None,
-            ),  # What was explained stays explained.
-            ([*LEVEL, 1.0, 1.0], [*LEVEL, 1.0, 1.001], [*LEVEL, 1.007, 1.007], 9),  # And is not before.
+            (ONES, ONES, ONES, None),
+            (ONES, ONES, [1.0, 1.0 + 2**-22, 1.0], None),  # Eight times a float32's own rounding.
+            (ONES, ONES, [1.0, 1.0 + 2**-18, 1.0], 2),
+            (ONES, [1.0, 1.0, 1.001], [1.007, 1.007, 1.0], None),  # One early step tells little.
+            (ONES, [1.0, 1.001, 1.0], [1.0, 1.0, 1.009], 3),
+            ([*LEVEL, 1.0, 1.0], [*LEVEL, 1.001, 1.0], [*LEVEL, 1.0, 1.007], None),  # Explained drift stays explained.
+            ([*LEVEL, 1.0, 1.0], [*LEVEL, 1.0, 1.001], [*LEVEL, 1.007, 1.007], 9),  # And is not explained before.
             ([*LEVEL, 1.0, 1.0], [*LEVEL, 1.001, 1.0], [*LEVEL, 1.0, 1.009], 10),
-            ([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, NAN], 2),
+            (ONES, ONES, [1.0, NAN], 2),
             ([0.0], [0.0], [0.0], None),
         ],
     )
     def test_divergence_step_follows_tolerance(self, reference, rounded, candidate, divergence_step):
-        report = LossParity("m", "mps", "float32", tuple(reference), tuple(rounded), tuple(candidate))
+        report = make_report(reference, rounded, candidate)
 
         assert report.divergence_step == divergence_step
         assert list(report.tolerance) == sorted(report.tolerance)
@@ -58,7 +59,7 @@ class TestFindings:
         ],
     )
     def test_findings_of_loss_curves(self, dtype, candidate, finite, drift):
-        report = LossParity("m", "mps", dtype, (1.0, 1.0), (1.0, 1.0), candidate)
+        report = make_report([1.0, 1.0], [1.0, 1.0], candidate, dtype)
         stored = json.dumps(report.to_dict(), allow_nan=False)
 
         assert [finding.evidence for finding in report.findings] == [finite, drift]
@@ -66,13 +67,13 @@ class TestFindings:
         assert all(finding.remedy for finding in report.findings if finding.status == "failed")
 
     def test_table_selects_steps(self):
-        losses = (1.0,) * 60
-        report = LossParity("m", "mps", "float32", losses, losses, (*losses[:6], 2.0, *losses[7:]))
+        losses = [1.0] * 60
+        report = make_report(losses, losses, [*losses[:6], 2.0, *losses[7:]])
 
         assert [int(row[0]) for row in report.to_report().metrics[0].rows] == [1, 2, 5, 7, 10, 20, 50, 60]
 
     def test_text_contains_no_losses(self):
-        report = LossParity("m", "mps", "float32", (1.25, 1.125), (1.25, 1.125), (1.25, 1.125))
+        report = make_report(*[[1.25, 1.125]] * 3)
 
         assert "1.25" not in str(report)
         assert "1.125" in report._repr_html_()
@@ -120,48 +121,32 @@ def make_adamw(weights):
     return torch.optim.AdamW(weights, lr=1e-2, foreach=False, fused=False)
 
 
+def train(layer=torch.nn.Linear, steps=8, loss=mean_squared_error, **options):
+    """Compare the training of a network with such a layer."""
+    return nb.runbook.loss_parity(make_network(layer), make_batches(), loss=loss, steps=steps, **options)
+
+
 @pytest.mark.usefixtures("clean")
 class TestSimulatedDevice:
     """Planted errors on the simulated device."""
 
     @pytest.mark.parametrize(
-        ("layer", "dtype", "status"),
+        ("layer", "dtype", "defects", "status"),
         [
-            (torch.nn.Linear, "float32", "ok"),
-            (torch.nn.Linear, "bfloat16", "ok"),
-            (InexactLayer, "float32", "failed"),
-            (InexactLayer, "bfloat16", "failed"),
+            (torch.nn.Linear, "float32", (), "ok"),
+            (torch.nn.Linear, "bfloat16", (), "ok"),
+            (InexactLayer, "float32", (), "failed"),
+            (InexactLayer, "bfloat16", (), "failed"),
+            (Transposed, "float32", "pytorch#118115", "failed"),  # Regression: the optimizer has no effect.
         ],
     )
-    def test_incorrect_layer_exceeds_tolerance(self, layer, dtype, status):
-        with nb.simulated_mps():
-            report = nb.runbook.loss_parity(
-                make_network(layer),
-                make_batches(),
-                loss=mean_squared_error,
-                optimizer=make_adamw,
-                device="mps",
-                dtype=dtype,
-                steps=12,
-            )
+    def test_incorrect_layer_exceeds_tolerance(self, layer, dtype, defects, status):
+        with nb.simulated_mps(defects=defects):
+            report = train(layer, 12, optimizer=make_adamw, device="mps", dtype=dtype)
 
         assert report.status == status
         assert report.simulated
         assert "SIMULATED" in str(report)
-
-    def test_optimizer_without_effect_is_found(self):
-        """Regression: pytorch#118115."""
-        with nb.simulated_mps(defects="pytorch#118115"):
-            report = nb.runbook.loss_parity(
-                make_network(Transposed),
-                make_batches(),
-                loss=mean_squared_error,
-                optimizer=make_adamw,
-                device="mps",
-                steps=8,
-            )
-
-        assert report.status == "failed"
 
     def test_silent_error_of_layer_norm_is_found(self):
         """Regression: pytorch#170837."""
@@ -177,9 +162,7 @@ class TestSimulatedDevice:
             return loss * NAN if loss.device.type == "mps" and loss < 1e9 else loss
 
         with nb.simulated_mps():
-            report = nb.runbook.loss_parity(
-                make_network(torch.nn.Linear), make_batches(), loss=loss, device="mps", steps=8
-            )
+            report = train(loss=loss, device="mps")
 
         assert (report.steps, report.divergence_step) == (1, 1)
         assert report.to_dict()["candidate"] == [None]
@@ -191,7 +174,7 @@ class TestSimulatedDevice:
             return mean_squared_error(model, batch)
 
         with nb.simulated_mps(), pytest.raises(DeviceUnavailableError, match="not on this device"):
-            nb.runbook.loss_parity(make_network(torch.nn.Linear), make_batches(), loss=loss, device="mps", steps=8)
+            train(loss=loss, device="mps")
 
 
 class TestCpu:
@@ -209,24 +192,21 @@ class TestCpu:
     def test_long_training_stays_within_tolerance(self, dtype):
         assert nb.runbook.loss_parity(device="cpu", dtype=dtype).divergence_step is None
 
-    MODELS = (
-        (
-            lambda: torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.BatchNorm1d(4)),
-            torch.ones(3, 4, 6).cumsum(-1),
-        ),
-        (lambda: torch.nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True), torch.ones(3, 5, 4)),
-        (lambda: torch.nn.Embedding(9, 4, sparse=True), torch.arange(8)),
-        (lambda: torch.nn.TransformerEncoderLayer(8, 2, 8), torch.rand(3, 5, 8)),
-        (lambda: torch.nn.Linear(4, 1, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16)),
-        (lambda: torch.nn.Linear(4, 1, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64)),
+    @pytest.mark.parametrize(
+        ("model", "inputs"),
+        [
+            (torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.BatchNorm1d(4)), torch.ones(3, 4, 6).cumsum(-1)),
+            (torch.nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True), torch.ones(3, 5, 4)),
+            (torch.nn.Embedding(9, 4, sparse=True), torch.arange(8)),
+            (torch.nn.TransformerEncoderLayer(8, 2, 8), torch.rand(3, 5, 8)),
+            (torch.nn.Linear(4, 1, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16)),
+            (torch.nn.Linear(4, 1, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64)),
+        ],
     )
-
-    @pytest.mark.parametrize("place", range(len(MODELS)))
-    def test_layer_types_stay_within_tolerance(self, place):
-        make, inputs = self.MODELS[place]
+    def test_layer_types_stay_within_tolerance(self, model, inputs):
         options = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
 
-        assert nb.runbook.loss_parity(make(), [inputs], device="cpu", steps=3, **options).divergence_step is None
+        assert nb.runbook.loss_parity(model, [inputs], device="cpu", steps=3, **options).divergence_step is None
 
     def test_loss_parity_does_not_change_global_state(self):
         model, data = make_network(torch.nn.Linear), make_batches()
@@ -249,9 +229,7 @@ class TestCpu:
         state, end = torch.get_rng_state(), SESSION.subscribe(stop)
         try:
             with pytest.raises(KeyboardInterrupt):
-                nb.runbook.loss_parity(
-                    make_network(torch.nn.Linear), make_batches(), loss=mean_squared_error, device="cpu", steps=9
-                )
+                train(device="cpu")
         finally:
             end()
 
@@ -263,45 +241,26 @@ class TestCpu:
             nb.runbook.loss_parity(torch.nn.Linear(1, 1), [torch.full((2, 1), NAN)], device="cpu", steps=3)
 
     @pytest.mark.parametrize(
-        ("model", "data", "options", "what"),
+        ("changes", "what"),
         [
-            (torch.nn.Linear(1, 1), None, {}, "Batches are required to train Linear"),
-            (
-                torch.nn.Linear(1, 1),
-                torch.ones(1, 1),
-                {},
-                r"a single batch for Linear, not an iterable of batches.*Pass \[batch\]",
-            ),
-            (
-                torch.nn.Linear(1, 1),
-                iter([torch.ones(1, 1)]),
-                {},
-                "cannot be iterated repeatedly for the batches of Linear",
-            ),
-            (torch.nn.Linear(1, 1), [], {}, "yields no batches"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"revision": "x"}, "Linear does not accept revision"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"dtype": "float16"}, "Invalid value for dtype: 'float16'"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"steps": 0}, "Invalid value for steps: 0"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": 3}, "Invalid value for loss: 3"),
-            (torch.nn.Linear(1, 1), [torch.ones(1, 1)], {"loss": lambda *_: 1.0}, "Linear returns no loss"),
-            (
-                torch.nn.Linear(1, 1),
-                [torch.ones(1, 1)],
-                {"optimizer": lambda _: 3},
-                "Invalid type for the optimizer: int",
-            ),
-            (
-                torch.nn.Linear(1, 1).requires_grad_(False),
-                [torch.ones(1, 1)],
-                {},
-                "Linear has no trainable parameters",
-            ),
-            (3, [torch.ones(1, 1)], {}, "int is not a model"),
+            ({"batches": None}, "Batches are required to train Linear"),
+            ({"batches": torch.ones(1, 1)}, r"a single batch for Linear, not an iterable of batches.*Pass \[batch\]"),
+            ({"batches": iter([])}, "cannot be iterated repeatedly for the batches of Linear"),
+            ({"batches": []}, "yields no batches"),
+            ({"revision": "x"}, "Linear does not accept revision"),
+            ({"dtype": "float16"}, "Invalid value for dtype: 'float16'"),
+            ({"steps": 0}, "Invalid value for steps: 0"),
+            ({"loss": 3}, "Invalid value for loss: 3"),
+            ({"loss": lambda *_: 1.0}, "Linear returns no loss"),
+            ({"optimizer": lambda _: 3}, "Invalid type for the optimizer: int"),
+            ({"model": torch.nn.Linear(1, 1).requires_grad_(False)}, "Linear has no trainable parameters"),
+            ({"model": 3}, "int is not a model"),
         ],
     )
-    def test_loss_parity_rejects_invalid_arguments(self, model, data, options, what):
+    def test_loss_parity_rejects_invalid_arguments(self, changes, what):
+        arguments = {"model": torch.nn.Linear(1, 1), "batches": [torch.ones(1, 1)], "device": "cpu"}
         with pytest.raises(ConfigurationError, match=what):
-            nb.runbook.loss_parity(model, data, device="cpu", **options)
+            nb.runbook.loss_parity(**{**arguments, **changes})
 
 
 class TestFloat64RoundingMode:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, InvalidTextError
 from openmed_nb.models.config import OpenMedConfig
+from openmed_nb.runbook import parity
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
@@ -22,16 +22,6 @@ D = "DISEASE"
 
 
 @pytest.fixture
-def load(session):
-    """A function that loads a pipeline on the CPU."""
-
-    def load(folder, **arguments):
-        return create_pipeline(session, str(folder), OpenMedConfig(), **arguments)
-
-    return load
-
-
-@pytest.fixture
 def pipe(load, keyword_model):
     """A pipeline of the keyword model on the CPU."""
     return load(keyword_model)
@@ -39,7 +29,7 @@ def pipe(load, keyword_model):
 
 def compare(model, texts, **arguments):
     """Compare a model on the CPU in any dtype with the same model in float32."""
-    return nb.runbook.parity(str(model), texts, device="cpu", **arguments)
+    return parity(str(model), texts, device="cpu", **arguments)
 
 
 def save_changed_model(tiny, folder, change):
@@ -64,42 +54,35 @@ class TestSameModel:
 
     def test_long_texts_compare_each_token_once(self, keyword_model, pipe):
         texts = [NOTE, LONG]
-        report = compare(keyword_model, texts)
+        report = compare(keyword_model, iter(texts))
 
         assert report.tokens == sum(len(pipe.tokenizer.tokenize(text)) for text in texts)
         assert report.windows > len(texts)
-        assert report.texts == 2
+        assert (report.texts, report.spans.exact) == (2, 6)
 
     def test_pipeline_is_compared_in_its_strategy(self, load, keyword_model):
         for strategy in ("none", "simple", "first", "average", "max"):
             pipe = load(keyword_model, aggregation_strategy=strategy)
-            spans = nb.runbook.parity(pipe, [NOTE]).spans
+            spans = parity(pipe, [NOTE]).spans
             assert spans.exact == spans.all == len(pipe(NOTE)) > 0, strategy
 
     def test_fingerprint_identifies_texts_without_their_content(self, pipe):
-        reports = [nb.runbook.parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
+        reports = [parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
 
         assert reports[0].texts_fingerprint == reports[2].texts_fingerprint != reports[1].texts_fingerprint
         contents = json.dumps(reports[0].to_dict()) + str(reports[0]) + reports[0]._repr_html_()
         assert not [word for word in ("asthma", "mellitus", "patient") if word in contents]
 
-    def test_generator_of_texts_is_accepted(self, pipe):
-        assert nb.runbook.parity(pipe, (text for text in [NOTE] * 3)).spans.exact == 9
-
-    def test_training_mode_is_restored(self, pipe):
+    def test_training_mode_is_restored_also_after_an_error(self, pipe):
         pipe.model.train()
         pipe.model.bert.embeddings.eval()
         before = [part.training for part in pipe.model.modules()]
 
-        assert nb.runbook.parity(pipe, [NOTE] * 3, gradients=True).logits.maximum < 1e-6
+        assert parity(pipe, [NOTE] * 3, gradients=True).logits.maximum < 1e-6
+        with pytest.raises(InvalidTextError):
+            parity(pipe, [NOTE, None])
         assert [part.training for part in pipe.model.modules()] == before
         assert all(parameter.grad is None for parameter in pipe.model.parameters())
-
-    def test_training_mode_is_restored_after_an_error(self, pipe):
-        pipe.model.train()
-        with pytest.raises(InvalidTextError):
-            nb.runbook.parity(pipe, [NOTE, None])
-        assert all(part.training for part in pipe.model.modules())
 
 
 class TestDifferences:
@@ -114,15 +97,10 @@ class TestDifferences:
         assert report.label_mismatches == 1
         assert report.status == "failed"
 
-    def test_dtype_without_tolerance_is_rejected(self, pipe):
-        pipe.model.double()
-        with pytest.raises(ConfigurationError, match=r"in float64 cannot be compared.* Call \.float\(\) on the model"):
-            nb.runbook.parity(pipe, [NOTE])
-
     def test_quantiles_use_largest_difference_of_each_token(self, pipe):
         head, moved = pipe.model.classifier, torch.tensor([0.0, 0.25, -0.5])
         head.register_forward_hook(lambda module, _given, logits: logits + moved if module is head else None)
-        logits = nb.runbook.parity(pipe, [NOTE]).logits
+        logits = parity(pipe, [NOTE]).logits
 
         assert [logits.maximum, logits.median, logits.p99] == pytest.approx([0.5] * 3, abs=1e-5)
 
@@ -134,7 +112,7 @@ class TestDifferences:
             return vectors.masked_fill(lost.unsqueeze(-1), float("nan")) if module is words else None
 
         words.register_forward_hook(lose)
-        report = nb.runbook.parity(pipe, [NOTE, "history of diabetes ."])
+        report = parity(pipe, [NOTE, "history of diabetes ."])
 
         assert report.non_finite_tokens == report.label_mismatches == 12
         assert (report.spans.exact, report.spans.missing) == (1, 3)
@@ -164,32 +142,36 @@ class TestDifferences:
             pipe.model.classifier.bias[0] += 100
         before = {name: tensor.clone() for name, tensor in pipe.model.state_dict().items()}
 
-        assert nb.runbook.parity(pipe, [NOTE]).spans.all == 0
+        assert parity(pipe, [NOTE]).spans.all == 0
         assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.model.state_dict().items())
 
     def test_reduced_pipeline_has_a_note_about_the_reference(self, pipe):
         pipe.model.bfloat16()
-        report = nb.runbook.parity(pipe, [NOTE])
+        report = parity(pipe, [NOTE])
 
         assert "rounded to bfloat16" in str(report)
         assert (report.dtype, pipe.model.dtype) == ("bfloat16", torch.bfloat16)
 
-    @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
-    def test_int8_pipeline_is_rejected(self, load, keyword_model):
-        pipe = load(keyword_model, dtype="int8")
-        with pytest.raises(
-            ConfigurationError, match=r"in int8 has no float32 weights\. Pass the model's name and dtype='int8'"
-        ):
-            nb.runbook.parity(pipe, [NOTE])
 
-
-def test_model_with_lock_in_hook_raises(pipe):
-    lock = threading.Lock()
-    pipe.model.register_forward_hook(functools.partial(lambda *_: None, lock))
-    with pytest.raises(
-        ConfigurationError, match=r"BertForTokenClassification cannot be copied: cannot pickle '_thread\.lock'"
-    ):
-        nb.runbook.parity(pipe, [NOTE])
+@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
+@pytest.mark.parametrize(
+    ("dtype", "change", "message"),
+    [
+        ("float32", torch.nn.Module.double, r"in float64 cannot be compared.* Call \.float\(\) on the model"),
+        ("int8", lambda model: model, r"in int8 has no float32 weights\. Pass the model's name and dtype='int8'"),
+        (
+            "float32",
+            lambda model: model.register_forward_hook(functools.partial(lambda *_: None, threading.Lock())),
+            r"BertForTokenClassification cannot be copied: cannot pickle '_thread\.lock'",
+        ),
+    ],
+    ids=["float64", "int8", "lock"],
+)
+def test_pipeline_without_reference_is_rejected(load, keyword_model, dtype, change, message):
+    pipe = load(keyword_model, dtype=dtype)
+    change(pipe.model)
+    with pytest.raises(ConfigurationError, match=message):
+        parity(pipe, [NOTE])
 
 
 class TestGradients:
@@ -207,7 +189,7 @@ class TestGradients:
     def test_incorrect_gradient_is_named(self, load, random_model):
         pipe = load(random_model)
         pipe.model.classifier.weight.register_hook(lambda gradient: gradient * 1000)
-        report = nb.runbook.parity(pipe, [NOTE], gradients=True)
+        report = parity(pipe, [NOTE], gradients=True)
 
         assert report.gradients.parameter == "classifier.weight"
         assert report.gradients.largest == pytest.approx(999, rel=1e-3)
@@ -215,7 +197,7 @@ class TestGradients:
 
     def test_missing_gradients_are_not_compared(self, pipe, keyword_model):
         pipe.model.requires_grad_(False)
-        assert nb.runbook.parity(pipe, [NOTE], gradients=True).gradients is None
+        assert parity(pipe, [NOTE], gradients=True).gradients is None
         with pytest.raises(ConfigurationError, match="do not support gradients"):
             compare(keyword_model, [NOTE], dtype="int8", gradients=True)
 
@@ -227,7 +209,7 @@ class TestGold:
     TEXTS = (NOTE, "the patient has asthma .")
 
     def test_reference_and_candidate_are_scored(self, pipe):
-        reference, candidate = nb.runbook.parity(pipe, self.TEXTS, gold=self.GOLD).gold
+        reference, candidate = parity(pipe, self.TEXTS, gold=self.GOLD).gold
 
         assert reference == candidate
         assert (reference.gold, reference.predicted, reference.correct) == (4, 4, 3)
@@ -236,7 +218,7 @@ class TestGold:
         cases = [
             (self.TEXTS, self.GOLD[:1], "The gold covers 1 text, but there are 2"),
             (self.TEXTS[:1], self.GOLD, "The gold covers 2 texts, but there are 1"),
-            (iter(self.TEXTS), self.GOLD[:1], "Gold for text 1 is missing"),
+            (iter(self.TEXTS), self.GOLD[:1], "The gold covers 1 text, but there are 2"),
             (iter(self.TEXTS[:1]), self.GOLD, "The gold covers 2 texts, but there are 1"),
             (self.TEXTS, ([], [(0, 25, D)]), r"gold of text 1 ends after the end of the text \(character 24\)"),
             (self.TEXTS, ([], [(16, 22, "O")]), "labels of the model only: DISEASE\\."),
@@ -248,7 +230,7 @@ class TestGold:
         ]
         for texts, gold, message in cases:
             with pytest.raises(ConfigurationError, match=message) as caught:
-                nb.runbook.parity(pipe, texts, gold=gold)
+                parity(pipe, texts, gold=gold)
             assert "asthma" not in str(caught.value), message
 
 
@@ -263,12 +245,12 @@ class TestTexts:
         cases += [([NOTE], "bundled", f"{order} a list of texts"), ([NOTE], None, f"{order} the texts")]
         for model, texts, message in cases:
             with pytest.raises(ConfigurationError, match=message):
-                nb.runbook.parity(model, texts)
+                parity(model, texts)
 
     def test_invalid_text_is_named_by_index(self, pipe):
         for text in (None, 5, "\ud800 asthma"):
             with pytest.raises(InvalidTextError, match=r"Text 1 (must|contains an unpaired surrogate)") as caught:
-                nb.runbook.parity(pipe, [NOTE, text])
+                parity(pipe, [NOTE, text])
             assert "asthma" not in str(caught.value)
 
     def test_error_of_the_text_stream_is_raised(self, pipe):
@@ -277,7 +259,7 @@ class TestTexts:
             raise KeyError(5)
 
         with pytest.raises(KeyError):
-            nb.runbook.parity(pipe, texts())
+            parity(pipe, texts())
 
 
 def test_batch_is_split_if_out_of_memory(pipe):
@@ -290,13 +272,13 @@ def test_batch_is_split_if_out_of_memory(pipe):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     pipe.model.register_forward_pre_hook(refuse, with_kwargs=True)
-    report = nb.runbook.parity(pipe, texts)
+    report = parity(pipe, texts)
 
     assert seen == [8, 4, 2, 2, 4, 2, 2]
     assert (report.tokens, report.spans.exact) == (12 * 8, 3 * 8)
     most = 0
     with pytest.raises(DeviceUnavailableError, match="comparison failed on cpu: CUDA out of memory"):
-        nb.runbook.parity(pipe, texts)
+        parity(pipe, texts)
 
 
 class TestArguments:
@@ -305,7 +287,7 @@ class TestArguments:
     def test_parity_releases_its_models(self, keyword_model):
         kept = SESSION.load_model(str(keyword_model), OpenMedConfig())
         before = sum(type(value) is type(kept.model) for value in gc.get_objects())
-        report = nb.runbook.parity(str(keyword_model), [NOTE], dtype="bfloat16")
+        report = parity(str(keyword_model), [NOTE], dtype="bfloat16")
         gc.collect()
 
         assert (report.model, report.device, report.dtype) == (str(keyword_model), "cpu", "bfloat16")
@@ -330,12 +312,12 @@ class TestArguments:
         ]
         for model, arguments, message in cases:
             with pytest.raises((ConfigurationError, DeviceUnavailableError), match=message):
-                nb.runbook.parity(model, [NOTE], **arguments)
+                parity(model, [NOTE], **arguments)
 
 
 def test_simulated_device_is_labeled(keyword_model):
     with nb.simulated_mps():
-        report = nb.runbook.parity(str(keyword_model), [NOTE], gradients=True)
+        report = parity(str(keyword_model), [NOTE], gradients=True)
 
     assert report.device == "mps (SIMULATED)"
     assert report.status == "ok"

@@ -29,7 +29,6 @@ GOOD = ParityReport(
     non_finite_tokens=0,
     spans=EntityAgreement(exact=200),
 )
-HALF = replace(GOOD, dtype="bfloat16")
 CHANGE = EntityChange(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
 
 
@@ -150,18 +149,25 @@ def test_report_shows_offsets_of_entities():
     assert "Differing entities (first 1 of 2)" in str(report)
 
 
-def test_difference_from_identical_reference_is_an_error():
-    assert "the difference is an error" in str(replace(GOOD, device="cpu", label_mismatches=1))
-    assert "the difference is an error" in str(replace(GOOD, device="cpu", spans=EntityAgreement(exact=99, extra=1)))
-    assert "the difference is an error" not in str(replace(GOOD, device="cpu"))
-    assert "the difference is an error" not in str(replace(GOOD, device="cpu", spans=EntityAgreement()))
-    assert "the difference is an error" not in str(replace(GOOD, label_mismatches=1))
-    assert "the difference is an error" not in str(replace(HALF, device="cpu", label_mismatches=1))
+@pytest.mark.parametrize(
+    ("changes", "is_error"),
+    [
+        ({"device": "cpu", "label_mismatches": 1}, True),
+        ({"device": "cpu", "spans": EntityAgreement(exact=99, extra=1)}, True),
+        ({"device": "cpu"}, False),
+        ({"device": "cpu", "spans": EntityAgreement()}, False),
+        ({"label_mismatches": 1}, False),
+        ({"device": "cpu", "dtype": "bfloat16", "label_mismatches": 1}, False),
+    ],
+)
+def test_difference_from_identical_reference_is_an_error(changes, is_error):
+    assert ("the difference is an error" in str(replace(GOOD, **changes))) == is_error
 
 
 def test_report_to_dict_is_json():
     report = replace(
-        HALF,
+        GOOD,
+        dtype="bfloat16",
         spans=EntityAgreement(exact=99, moved=1, changes=(CHANGE,)),
         gold=(EntityScore(10, 10, 9), EntityScore(10, 10, 9)),
         gradients=GradientDifference(0.1, "classifier.bias", 38),

@@ -14,10 +14,10 @@ from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
 from openmed_nb.errors import ConfigurationError, InvalidModelError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec
-from openmed_nb.models.records import ModelIdentity, identify_model, record_store
+from openmed_nb.models.records import ModelIdentity, ValidationMetrics
+from openmed_nb.runbook.checks.precision import validation
 from openmed_nb.runbook.checks.precision.report import EntityAgreement, EntityScore, LogitDifferences, ParityReport
-from openmed_nb.runbook.checks.precision.validation import judge, update_store
+from openmed_nb.runbook.checks.precision.validation import judge
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "data"), pytest.mark.real_computer]
@@ -37,11 +37,22 @@ KINDS = [first + " mellitus" * ends for first in ("asthma", "diabetes", "hyperte
 SURE = make_texts(*KINDS)
 CLOSE = make_texts("asthma")
 INCONCLUSIVE = "Inconclusive: only {} that are required."
+DIFFERENT = "Only {} of {} entities are identical."
 
 REPORT = ParityReport(
     "mine", "cpu", "bfloat16", 60, "f", 900, 60, LogitDifferences(0.1), 0, 0, EntityAgreement(exact=100), distinct=30
 )
 IDENTITY = ModelIdentity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
+
+
+def make_scores(*correct):
+    """Return the scores of reference and candidate for 100 gold entities."""
+    return tuple(EntityScore(100, 100, count) for count in correct)
+
+
+def validate(model, texts=SURE, dtype="bfloat16", **options):
+    """Validate a model in a reduced dtype on the CPU."""
+    return nb.runbook.validate_precision(str(model), texts, dtype, device="cpu", **options)
 
 
 class OtherTorch:
@@ -62,58 +73,47 @@ class OtherTorch:
         return replace(backend.inspect_imported_torch(), version=self.version)
 
 
-def test_judge_lists_rejection_reasons():
-    cases = [
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
         ({}, []),
         ({"spans": EntityAgreement(exact=50)}, []),
         ({"spans": EntityAgreement(exact=49)}, [INCONCLUSIVE.format("49 of 50 entities")]),
         ({"spans": EntityAgreement(exact=1)}, [INCONCLUSIVE.format("1 of 50 entities")]),
         ({"spans": EntityAgreement()}, [INCONCLUSIVE.format("0 of 50 entities")]),
         ({"spans": EntityAgreement(exact=99, missing=1)}, []),
-        ({"spans": EntityAgreement(exact=99, moved=2)}, ["Only 99 of 101 entities are identical."]),
-        ({"spans": EntityAgreement(exact=98, label_changed=2)}, ["Only 98 of 100 entities are identical."]),
-        ({"spans": EntityAgreement(exact=100, extra=2)}, ["Only 100 of 102 entities are identical."]),
+        ({"spans": EntityAgreement(exact=99, moved=2)}, [DIFFERENT.format(99, 101)]),
+        ({"spans": EntityAgreement(exact=98, label_changed=2)}, [DIFFERENT.format(98, 100)]),
+        ({"spans": EntityAgreement(exact=100, extra=2)}, [DIFFERENT.format(100, 102)]),
         (
             {"spans": EntityAgreement(exact=10, missing=5)},
-            ["Only 10 of 15 entities are identical.", INCONCLUSIVE.format("15 of 50 entities")],
+            [DIFFERENT.format(10, 15), INCONCLUSIVE.format("15 of 50 entities")],
         ),
         ({"distinct": 9}, [INCONCLUSIVE.format("9 of 10 different entities")]),
         ({"texts": 49}, [INCONCLUSIVE.format("49 of 50 different texts")]),
         ({"distinct": 1, "texts": 1}, [INCONCLUSIVE.format("1 of 10 different entities, 1 of 50 different texts")]),
         ({"non_finite_tokens": 3}, ["3 tokens have NaN or infinity."]),
-        ({"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 89))}, []),
-        ({"gold": (EntityScore(100, 100, 80), EntityScore(100, 100, 95))}, []),
-        (
-            {"gold": (EntityScore(100, 100, 90), EntityScore(100, 100, 88))},
-            ["Recall of gold entities is 88.0%, compared with 90.0% in float32."],
-        ),
-    ]
-    for changes, reasons in cases:
-        verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
-        assert [refusal.reason for refusal in verdict.reasons] == reasons, changes
-        assert all(refusal.remedy for refusal in verdict.reasons), changes
-        assert verdict.accepted == (not reasons) == (verdict.record is not None), changes
+        ({"gold": make_scores(90, 89)}, []),
+        ({"gold": make_scores(80, 95)}, []),
+        ({"gold": make_scores(90, 88)}, ["Recall of gold entities is 88.0%, compared with 90.0% in float32."]),
+    ],
+)
+def test_judge_lists_rejection_reasons(changes, reasons):
+    verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
+
+    assert [reason.reason for reason in verdict.reasons] == reasons
+    assert all(reason.remedy for reason in verdict.reasons)
+    assert verdict.accepted == (not reasons) == (verdict.record is not None)
 
 
 def test_record_contains_identity_metrics_and_criteria():
-    report = replace(
-        REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 90))
-    )
-    certificate = judge(report, IDENTITY, 1.4321, "2026-03-01").record
+    report = replace(REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=make_scores(90, 90))
+    record = judge(report, IDENTITY, 1.4321, "2026-03-01").record
 
-    evidence = certificate.evidence
-    assert certificate.identity == IDENTITY
-    assert (evidence.texts, evidence.tokens, evidence.texts_fingerprint, evidence.distinct_entities) == (
-        60,
-        900,
-        "f",
-        30,
-    )
-    assert (evidence.non_finite_tokens, evidence.exact, evidence.missing) == (0, 99, 1)
-    assert (evidence.reference_recall, evidence.recall, evidence.speedup) == (0.9, 0.9, 1.432)
+    assert (record.identity, record.date) == (IDENTITY, "2026-03-01")
+    assert record.evidence == ValidationMetrics(60, "f", 900, 0, 99, 0, 0, 1, 0, 30, 0.9, 0.9, 1.432)
     minimum = {"minimum_entities": 50, "minimum_distinct": 10, "minimum_texts": 50}
-    assert certificate.criteria == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
-    assert certificate.date == "2026-03-01"
+    assert record.criteria == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
 
 
 def test_verdict_text_starts_with_reasons():
@@ -135,16 +135,13 @@ def test_verdict_text_starts_with_reasons():
     assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
 
 
-def test_model_with_changed_entities_is_rejected(session, close_model, border_model, tail_model, close_models):
+def test_model_with_changed_entities_is_rejected(load, close_model, border_model, tail_model, close_models):
     """All aggregation strategies count, so that a word that loses some of its tokens is lost."""
     hypertension = make_texts("hypertension")
-    for model, texts in (
-        (close_model, CLOSE),
-        (border_model, make_texts("diabetes mellitus")),
-        (tail_model, hypertension),
-    ):
-        verdict = nb.runbook.validate_precision(str(model), texts, "bfloat16", device="cpu")
-        assert verdict.reasons[0].reason == "Only 0 of 60 entities are identical.", model
+    diabetes = make_texts("diabetes mellitus")
+    for model, texts in ((close_model, CLOSE), (border_model, diabetes), (tail_model, hypertension)):
+        verdict = validate(model, texts)
+        assert verdict.reasons[0].reason == DIFFERENT.format(0, 60), model
         assert verdict.record is None, model
     moved = nb.runbook.parity(str(border_model), [close_models.BORDER], dtype="bfloat16", device="cpu").spans
     by_first = nb.runbook.parity(str(tail_model), hypertension, dtype="bfloat16", device="cpu").spans
@@ -153,17 +150,17 @@ def test_model_with_changed_entities_is_rejected(session, close_model, border_mo
     assert (moved.changes[0].reference, moved.changes[0].candidate) == ((16, 33, "DISEASE"), (16, 24, "DISEASE"))
     assert (by_first.exact, by_first.all) == (60, 60)
     with pytest.warns(OpenMedWarning, match="it has not been validated"):
-        create_pipeline(session, str(close_model), OpenMedConfig(), dtype="bfloat16")
+        load(close_model, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
-def test_model_with_identical_entities_is_accepted(session, keyword_model, dtype):
-    verdict = nb.runbook.validate_precision(str(keyword_model), SURE, dtype, device="cpu")
+def test_model_with_identical_entities_is_accepted(load, keyword_model, dtype):
+    verdict = validate(keyword_model, SURE, dtype)
 
     assert verdict.accepted, verdict
     assert verdict.parity.spans.reference == 60
     assert verdict.record.evidence.speedup >= 1.0
-    pipe = create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype=dtype)
+    pipe = load(keyword_model, dtype=dtype)
     assert [entity["word"] for entity in pipe(SURE[1])] == ["asthma mellitus"]
 
 
@@ -177,18 +174,18 @@ SAME = {
 
 @pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
 def test_duplicate_texts_are_inconclusive(keyword_model, texts):
-    verdict = nb.runbook.validate_precision(str(keyword_model), texts, "bfloat16", device="cpu")
+    verdict = validate(keyword_model, texts)
 
     (refused,) = verdict.reasons
     assert "1 of 10 different entities, 1 of 50 different texts that are required." in refused.reason
     assert ("59 duplicate texts were ignored." in str(verdict)) == (len(texts) > 1)
 
 
-def test_record_contains_recall_of_gold(session, keyword_model):
-    model, pipe = str(keyword_model), create_pipeline(session, str(keyword_model), OpenMedConfig())
-    right = [[entity for entity in result if entity["word"] != "asthma"] for result in pipe(SURE)]
+def test_record_contains_recall_of_gold(load, keyword_model):
+    results = load(keyword_model)(SURE)
+    right = [[entity for entity in result if entity["word"] != "asthma"] for result in results]
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
-        evidence = nb.runbook.validate_precision(model, SURE, "bfloat16", device="cpu", gold=gold).record.evidence
+        evidence = validate(keyword_model, gold=gold).record.evidence
         assert (evidence.reference_recall, evidence.recall) == (recall, recall)
 
 
@@ -202,7 +199,7 @@ def test_files_that_change_during_validation_raise(keyword_model, close_model, t
     stop = SESSION.subscribe(replace_weights)
     try:
         with pytest.raises(InvalidModelError, match="changed during the validation"):
-            nb.runbook.validate_precision(str(folder), CLOSE, "bfloat16", device="cpu")
+            validate(folder, CLOSE)
     finally:
         stop()
     assert not data.exists()
@@ -215,7 +212,7 @@ def validated_model(keyword_model, tmp_path_factory):
     shutil.copytree(keyword_model, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENMED_NB_DATA", str(data))
-        assert nb.runbook.validate_precision(str(folder), SURE, "bfloat16", device="cpu").accepted
+        assert validate(folder, SURE).accepted
     shutil.rmtree(folder)
     return folder, data
 
@@ -236,13 +233,13 @@ class TestExpiry:
         pipe = create_pipeline(new_session(), str(accepted), OpenMedConfig(), dtype="bfloat16")
         assert pipe.model.dtype == torch.bfloat16
 
-    def test_changed_weight_expires_record(self, session, accepted):
+    def test_changed_weight_expires_record(self, load, accepted):
         weights = load_file(accepted / "model.safetensors")
         weights["classifier.bias"][0] = torch.nextafter(weights["classifier.bias"][0], torch.tensor(1e9))
         save_file(weights, accepted / "model.safetensors", {"format": "pt"})
 
         with pytest.warns(OpenMedWarning, match=r"its validation expired: the weights changed\."):
-            create_pipeline(session, str(accepted), OpenMedConfig(), dtype="bfloat16")
+            load(accepted, dtype="bfloat16")
 
     def test_changed_torch_expires_record(self, new_session, accepted):
         version = re.escape(torch.__version__)
@@ -252,38 +249,38 @@ class TestExpiry:
             )
 
     def test_inconclusive_result_keeps_record(self, accepted, data):
-        assert not nb.runbook.validate_precision(str(accepted), SURE[:2], "bfloat16", device="cpu").accepted
+        assert not validate(accepted, SURE[:2]).accepted
         assert len(list((data / "validation_records").iterdir())) == 1
 
-    def test_rejection_removes_record(self, session, accepted, data):
+    def test_rejection_removes_record(self, accepted, data, monkeypatch):
         refuted = replace(REPORT, spans=EntityAgreement(exact=50, missing=50))
-        store = record_store({"OPENMED_NB_DATA": str(data)})
-        identity = identify_model(
-            LoadSpec.from_name(str(accepted), OpenMedConfig()), "bfloat16", "cpu", session.device_manager
-        )
-        update_store(judge(refuted, identity), identity, store)
+        monkeypatch.setattr(validation, "run_parity", lambda *_: refuted)
+        assert not validate(accepted).accepted
         assert list((data / "validation_records").iterdir()) == []
 
 
 class TestArguments:
     """What can be validated."""
 
-    def test_other_dtypes_are_rejected(self, keyword_model):
-        for dtype in ("float32", "auto", "float64", "", None):
-            with pytest.raises(ConfigurationError, match=r"is not a reduced dtype.*bfloat16, float16, int8"):
-                nb.runbook.validate_precision(str(keyword_model), SURE, dtype=dtype)
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            *(
+                ({"dtype": dtype}, r"is not a reduced dtype.*bfloat16, float16, int8")
+                for dtype in ("float32", "auto", "", None)
+            ),
+            *(({"texts": texts}, "no texts") for texts in (None, [])),
+            ({"texts": "asthma"}, "not a valid value for texts"),
+        ],
+    )
+    def test_invalid_arguments_are_rejected(self, keyword_model, changes, message):
+        with pytest.raises(ConfigurationError, match=message):
+            validate(keyword_model, **changes)
 
-    def test_pipeline_is_rejected(self, session, keyword_model):
-        pipe = create_pipeline(session, str(keyword_model), OpenMedConfig())
-        with pytest.raises(
-            ConfigurationError, match="requires the files of a model, but AnnotationPipeline is not a model name"
-        ):
+    def test_pipeline_is_rejected(self, load, keyword_model):
+        pipe = load(keyword_model)
+        with pytest.raises(ConfigurationError, match="of a model, but AnnotationPipeline is not a model name"):
             nb.runbook.validate_precision(pipe, SURE)
-
-    def test_missing_texts_are_rejected(self, keyword_model):
-        for texts, message in ((None, "no texts"), ([], "no texts"), ("asthma", "not a valid value for texts")):
-            with pytest.raises(ConfigurationError, match=message):
-                nb.runbook.validate_precision(str(keyword_model), texts)
 
     def test_int8_requires_cpu(self, keyword_model):
         with (
@@ -296,10 +293,10 @@ class TestArguments:
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         with pytest.raises(ConfigurationError, match="Set OPENMED_NB_DATA to a writable directory"):
-            nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16", device="cpu")
+            validate(keyword_model)
 
 
-def test_simulated_record_is_valid_on_simulated_device_only(session, keyword_model):
+def test_simulated_record_is_valid_on_simulated_device_only(load, keyword_model):
     with nb.simulated_mps("8 GiB"):
         verdict = nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16")
         there = nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
@@ -313,4 +310,4 @@ def test_simulated_record_is_valid_on_simulated_device_only(session, keyword_mod
     assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
     assert there.precision.candidates[0].record == verdict.record
     with pytest.warns(OpenMedWarning, match=r"on cpu, but it has not been validated\."):
-        create_pipeline(session, str(keyword_model), OpenMedConfig(), dtype="bfloat16")
+        load(keyword_model, dtype="bfloat16")
