@@ -77,7 +77,10 @@ def found():
     ("name", "examples"),
     [
         *(pytest.param(name, 15 if name == "spacy" else 30, id=name) for name in EXPORTS),
-        *(pytest.param(name, 2000, id=f"{name}-2000", marks=pytest.mark.slow) for name in EXPORTS),
+        *(
+            pytest.param(name, 2000, id=f"{name}-2000", marks=[pytest.mark.slow, pytest.mark.timeout(1500)])
+            for name in EXPORTS
+        ),
     ],
 )
 def test_round_trip_changes_only_the_counted_losses(name, examples, tmp_path):
