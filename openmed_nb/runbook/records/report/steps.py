@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ...._render.display import (
     FAILED,
@@ -170,7 +170,8 @@ def _open_benchmark(options: StepOptions, training: bool = False) -> AbstractCon
     """Return a context manager with a benchmark of the model on the device, for annotation or training."""
     from ...bench.workloads import open_benchmark
 
-    return open_benchmark(MODEL, training=training, device=options.device, arguments={})
+    benchmark = open_benchmark(MODEL, training=training, device=options.device, arguments={})
+    return cast("AbstractContextManager[AnnotationBenchmark]", benchmark)  # a model by name
 
 
 SHAPES = ((1, 16), (1, 64), (1, 128), (1, 256), (8, 32), (8, 128), (32, 64), (32, 128), (16, 256))
