@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from ..devices.moving import iter_operator_tensors
+from ..devices.profilers import Arguments, Keywords, Result, TorchFunction
 from .memory import SimulatedAllocator
 from .operators import (
     ALWAYS_ON_CPU,
@@ -47,13 +48,9 @@ from .operators import (
     OTHER_ROOT_GRADIENT,
     SCATTER_OPERATORS,
     SECTIONS_ON_MPS,
-    Arguments,
     Defect,
     FallbackPolicy,
-    Keywords,
     OperatorCall,
-    Result,
-    TorchFunction,
     base_name,
     check_operator,
     names_above_autograd,

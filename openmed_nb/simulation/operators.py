@@ -12,22 +12,17 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._utils.text import describe_value
 from .._utils.warning import stacklevel_outside
 from ..devices.moving import iter_operator_tensors
+from ..devices.profilers import Arguments, Keywords, Result, TorchFunction
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
     from torch._ops import OpOverload
-
-# An operator or function of torch, and its arguments.
-TorchFunction: TypeAlias = Callable[..., Any]
-Arguments: TypeAlias = tuple[Any, ...]
-Keywords: TypeAlias = dict[str, Any]
-Result: TypeAlias = Any  # A tensor, or a tuple of tensors.
 
 # Commit of torch 2.13.0, which its message contains.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -322,7 +317,7 @@ class OperatorCall(NamedTuple):
     dirty: bool
     holds: Callable[[torch.Tensor], bool]
 
-    def run(self, *args: object) -> Any:
+    def run(self, *args: object) -> Result:
         """Return the result of the operator for these arguments, or for those of the call."""
         return self.operator(*(args or self.args), **self.kwargs)
 

@@ -1,24 +1,29 @@
 """Linear layers with oneDNN compute the results of torch, and nothing else changes."""
 
 import contextlib
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.nn import functional
-from torch.overrides import BaseTorchFunctionMode, _pop_mode
+from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
-from openmed_nb.devices.linear import (
+from openmed_nb.annotation import tuning
+from openmed_nb.annotation.tuning import (
     MIN_ONEDNN_SPEEDUP,
+    MIN_ONEDNN_TOKENS,
+    LinearTuning,
+    fast_linear,
+    measure_onednn_speedup,
+)
+from openmed_nb.devices.linear import (
     MIN_ROWS,
     cudnn_attention_disabled,
-    fast_linear,
+    define_known_mask,
     get_linear_mode_class,
-    get_mask_class,
     is_onednn_candidate,
-    measure_onednn_speedup,
     wrap_mask,
 )
-from openmed_nb.devices.profilers import active_modes
 
 needs_onednn = pytest.mark.skipif(measure_onednn_speedup() == 0, reason="this torch has no oneDNN")
 
@@ -128,13 +133,14 @@ def test_fast_linear_has_no_effect_on_gpu_or_few_rows(device, rows):
     assert isinstance(fast_linear(torch.device(device), rows), contextlib.nullcontext)
 
 
-@pytest.mark.skipif(measure_onednn_speedup() < MIN_ONEDNN_SPEEDUP, reason="the context does nothing here")
-def test_interrupt_preserves_other_modes():
+@needs_onednn
+def test_interrupt_preserves_other_modes(monkeypatch):
+    monkeypatch.setattr(tuning, "LINEAR_TUNING", LinearTuning(onednn_speedup=2.0))
     with BaseTorchFunctionMode() as own:
         with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
             _pop_mode()
             raise KeyboardInterrupt
-        assert active_modes(own) == [own]
+        assert _get_current_function_mode_stack() == [own]
 
 
 @pytest.mark.parametrize(
@@ -145,11 +151,16 @@ def test_candidate_requires_min_rows(inputs, expected):
         assert is_onednn_candidate(numbers(*inputs), numbers(16, 48)) is expected
 
 
-def test_onednn_speedup_is_measured_once():
-    gain = measure_onednn_speedup()
-    assert gain > 0
-    assert measure_onednn_speedup() is gain
-    assert isinstance(fast_linear(torch.device("cpu"), 1000), contextlib.nullcontext) is (gain < 1.2)
+@pytest.mark.parametrize("speedup", [MIN_ONEDNN_SPEEDUP - 0.1, MIN_ONEDNN_SPEEDUP])
+def test_onednn_is_measured_once_after_many_tokens(speedup, monkeypatch):
+    measured = Mock(return_value=speedup)
+    monkeypatch.setattr(tuning, "LINEAR_TUNING", LinearTuning())
+    monkeypatch.setattr(tuning, "measure_onednn_speedup", measured)
+    assert isinstance(fast_linear(torch.device("cpu"), MIN_ONEDNN_TOKENS - 1), contextlib.nullcontext)
+    measured.assert_not_called()
+    for _ in range(2):
+        assert isinstance(fast_linear(torch.device("cpu"), MIN_ROWS), contextlib.nullcontext) is (speedup < 1.2)
+    measured.assert_called_once_with()
 
 
 class TestMasks:
@@ -158,9 +169,7 @@ class TestMasks:
     @pytest.fixture
     def mask(self):
         """A mask with an incorrect stored value, which shows where a result comes from."""
-        mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).as_subclass(get_mask_class())
-        mask.full = True
-        return mask
+        return define_known_mask()(torch.tensor([[1, 1, 1], [1, 0, 0]]), True)
 
     @pytest.mark.parametrize(
         "ask",
