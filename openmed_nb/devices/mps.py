@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from .backend import MIN_TORCH, TENSOR_LOCK, import_torch, parse_release
 from .causes import ARM_PYTHON_REMEDY, DeviceContext, RejectionRule, min_macos_for, torch_requirement
@@ -169,6 +170,6 @@ class Mps(Device):
         return tuple(torch_release) < FUSED_SCALER_SINCE
 
 
-def _counts_peaks(torch: Any) -> bool:
+def _counts_peaks(torch: ModuleType) -> bool:
     """Return whether torch counts the peak memory of MPS."""
     return parse_release(torch.__version__) >= PEAK_MEMORY_SINCE

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from openmed_nb.devices.backend import (
     MIN_TORCH,
     NUMERICAL_MISMATCH,
     TorchInfo,
-    _metal_name,
     gc_disabled,
     get_rng_states,
     gpu_build,
@@ -87,14 +86,14 @@ def test_installed_and_imported_facts_agree():
     assert confirmed.release >= MIN_TORCH
 
 
-def test_metal_name_has_cores():
-    def unknown():
-        raise RuntimeError("Failed to find the service")
-
-    named = SimpleNamespace(get_name=lambda: "Apple M2", get_core_count=lambda: 10)
-    assert _metal_name(named) == "Apple M2, 10 GPU cores"
-    assert _metal_name(SimpleNamespace(get_name=lambda: "Apple M2")) == ""
-    assert _metal_name(SimpleNamespace(get_name=lambda: "Apple M2", get_core_count=unknown)) == ""
+@pytest.mark.parametrize(
+    ("num_cores", "name"), [(10, "Apple M2, 10 GPU cores"), (RuntimeError("no service"), ""), (AttributeError(), "")]
+)
+def test_metal_device_has_cores(num_cores, name, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M2", raising=False)
+    monkeypatch.setattr(torch.backends.mps, "get_core_count", Mock(side_effect=[num_cores]), raising=False)
+    assert inspect_imported_torch().metal_device == name
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Facts of the machine, names of devices, and memory footprint."""
 
+import ctypes
 import os
 import platform
 import struct
@@ -16,7 +17,6 @@ from openmed_nb.devices.machine import (
     Footprint,
     MachineInfo,
     apple_chip_generation,
-    parse_sysctl,
     processor_name,
     read_footprint,
     read_machine,
@@ -102,7 +102,6 @@ def test_apple_chip_on_linux_is_detected(tmp_path):
 @given(st.text(max_size=200))
 def test_read_machine_accepts_any_sysctl_output(text):
     assert read_machine("Darwin", "arm64", run=lambda _: text).system == "Darwin"
-    assert all(parse_sysctl(text).values())
 
 
 def test_read_machine_parses_version_and_counts():
@@ -182,8 +181,8 @@ class Library:
 
     def proc_pid_rusage(self, process, flavor, buffer):
         """Fill the buffer."""
-        self.asked.append((process, flavor, len(buffer)))
-        buffer[:] = struct.pack("<16s35Q", b"\xff" * 16, *self.numbers)
+        self.asked.append((process, flavor, ctypes.sizeof(buffer)))
+        ctypes.memmove(buffer, struct.pack("<16s35Q", b"\xff" * 16, *self.numbers), ctypes.sizeof(buffer))
         return -self.fail_if
 
 
