@@ -150,17 +150,6 @@ def is_profiler_active() -> bool:
     return bool(import_torch().autograd._profiler_enabled())  # noqa: SLF001 - torch does not have a public function for it
 
 
-def check_no_profiler() -> None:
-    """Raise an error if another torch profiler is running."""
-    if is_profiler_active():
-        raise ConfigurationError("Another torch profiler is already running.", "Exit its with block first.")
-
-
-def check_signposts(device: str) -> None:
-    """Raise an error if torch cannot write signposts for a device."""
-    _check_mps("Signposts", device, "Remove signposts=True.")
-
-
 def capture_name(name: object) -> str:
     """Validate and normalize the name of a Metal capture.
 
@@ -177,9 +166,21 @@ def capture_name(name: object) -> str:
     return stem
 
 
-def check_metal_capture(device: str) -> None:
-    """Raise an error if torch cannot capture the Metal calls of a device."""
-    _check_mps("Metal captures", device, "Remove metal_capture.")
+def check_profiling(device: str, signposts: bool, metal_capture: str | None) -> None:
+    """Raise an error if another profiler is running, or if torch cannot write signposts or a Metal capture for a device."""
+    if is_profiler_active():
+        raise ConfigurationError("Another torch profiler is already running.", "Exit its with block first.")
+    requests = (
+        (signposts, "Signposts", "Remove signposts=True."),
+        (metal_capture is not None, "Metal captures", "Remove metal_capture."),
+    )
+    for is_requested, feature, remedy in requests:
+        if is_requested and get_device(device).type != "mps":
+            raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
+        if is_requested and is_mps_simulated():
+            raise ConfigurationError(f"{feature} are not supported on a simulated MPS device.", remedy)
+    if metal_capture is None:
+        return
     torch = import_torch()
     if not hasattr(torch.mps.profiler, "metal_capture"):
         message = f"torch {torch.__version__} does not have torch.mps.profiler.metal_capture."
@@ -187,14 +188,6 @@ def check_metal_capture(device: str) -> None:
     if not torch.mps.profiler.is_metal_capture_enabled():
         message = "Metal captures are disabled in this process."
         raise ConfigurationError(message, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
-
-
-def _check_mps(feature: str, device: str, remedy: str) -> None:
-    """Raise an error if a device is not a real MPS device."""
-    if get_device(device).type != "mps":
-        raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
-    if is_mps_simulated():
-        raise ConfigurationError(f"{feature} are not supported on a simulated MPS device.", remedy)
 
 
 def signposts() -> contextlib.AbstractContextManager[None]:

@@ -107,13 +107,14 @@ def _check_processes(settings: Mapping[str, Any], device: str, gpus: int) -> Ite
     elif distributed_type in SHARDED_TYPES and not joins_processes:
         evidence = f"{distributed_type} needs torch.distributed, which has no backend for {device.upper()}"
         yield Finding("distributed_type", FAILED, evidence, SINGLE_PROCESS_REMEDY)
-    if distributed_type not in SINGLE_PROCESS_TYPES and num_processes > 1 and device != "cuda":
+    is_numbered = get_device(device).is_numbered
+    if distributed_type not in SINGLE_PROCESS_TYPES and num_processes > 1 and not is_numbered:
         evidence = (
             f"requests {num_processes:,}; without CUDA GPUs, {distributed_type} trains an independent model in each process "
             f"on {device}"
         )
         yield Finding("num_processes", FAILED, evidence, "Set distributed_type: 'NO' and num_processes: 1.")
-    elif distributed_type not in SINGLE_PROCESS_TYPES and device == "cuda" and local_processes > gpus:
+    elif distributed_type not in SINGLE_PROCESS_TYPES and is_numbered and local_processes > gpus:
         evidence = f"requests {local_processes:,} on this computer, but torch finds {pluralize(gpus, 'GPU')}"
         yield Finding("num_processes", FAILED, evidence, "Set num_processes to the number of GPUs.")
     elif distributed_type in SINGLE_PROCESS_TYPES and num_processes > 1 and not settings.get("mpirun_config"):
