@@ -110,17 +110,6 @@ def test_remedy_makes_device_usable():
         assert answer(cell, TorchInfo(cell.helps, gpu_build="")) == (cell.device, ""), cell
 
 
-def test_auto_matches_table():
-    for cell in (cell for cell in CELLS if cell.device == "mps"):
-        try:
-            device = select_device(
-                DeviceRequest("auto", "default"), DeviceContext(machine_of(cell), facts_of(cell.torch), {})
-            ).device
-        except DeviceUnavailableError:
-            device = "none"
-        assert (device == "mps") is (cell.helps == "mps"), cell
-
-
 def test_table_has_all_cells():
     releases = {parse_release(cell.torch)[:2] for cell in CELLS}
 
