@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import re
 import sys
 from collections import UserList, deque
@@ -62,8 +63,8 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
     else:
         packed = torch.from_numpy(np.concatenate(flat))
     moved = packed.to(device, non_blocking=target.supports_async_copies)
-    parts = moved.split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    ends = itertools.accumulate(array.size for array in flat)  # Tensor.split does not support every device type.
+    return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 
 
 def copy_to_host_async(tensor: torch.Tensor) -> torch.Tensor:
@@ -270,14 +271,13 @@ class TensorMover:
         self.narrower = mps_dtype_fallbacks(device)
         # By identity: the original tensor, which is kept alive so that its identity is not reused, and the moved tensor.
         self._moved: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._parents: set[int] = set()
 
-    def move(self, value: Any, name: str) -> Any:
+    def move(self, value: Any, name: str, parents: tuple[int, ...] = ()) -> Any:
         """Return a value with moved tensors; its name describes where it is in the value that the caller passed."""
         import torch
 
         if isinstance(value, torch.Tensor):
-            return self._move_once(value, name, self._move_tensor)
+            return self._move_tensor(value, name)
         if _is_numeric_array(value):  # torch.from_numpy rejects negative strides and other byte orders.
             native = value.astype(value.dtype.newbyteorder("="), order="C")
             return self._move_tensor(torch.from_numpy(native), name)
@@ -287,21 +287,19 @@ class TensorMover:
         if isinstance(value, torch.optim.Optimizer):
             remedy = "Move the model first, then create the optimizer from its parameters."
             raise ConfigurationError(f"The optimizer {type_name} cannot be moved.", remedy)
-        if id(value) in self._parents:
+        if id(value) in parents:
             message = f"A {type_name} contains a reference to itself and cannot be moved."
             raise ConfigurationError(message, "Remove that reference from the value.")
         children = _get_children(value)
         if children is None:
             return value
-        self._parents.add(id(value))
         moved = []
         for index, (key, child) in enumerate(children):
             child_name = f"{name}{_child_suffix(value, key, index)}".lstrip(".")
             if isinstance(value, torch.nn.utils.rnn.PackedSequence) and child is value.batch_sizes:
                 moved.append(child)  # torch reads it on the CPU.
             else:
-                moved.append(self.move(child, child_name))
-        self._parents.discard(id(value))
+                moved.append(self.move(child, child_name, (*parents, id(value))))
         return _replace_children(value, moved)
 
     def move_module(self, module: torch.nn.Module) -> None:
@@ -319,28 +317,24 @@ class TensorMover:
                 tensors.append((f"{name}.grad", weight.grad))
         with torch.no_grad():
             wide = ((name, tensor) for name, tensor in tensors if tensor.dtype in self.narrower)
-            narrowed = {id(tensor): self._move_once(tensor, name, self._downcast) for name, tensor in wide}
+            narrowed = {id(tensor): self._move_tensor(tensor, name) for name, tensor in wide}
             if narrowed:  # Module.to would also convert 16-bit tensors.
                 module._apply(lambda tensor: narrowed.get(id(tensor), tensor))  # noqa: SLF001
         module.to(self.device)
-        moved_buffers: dict[int, torch.Tensor] = {}
+        moved: dict[int, torch.Tensor] = {}
         for owner, name, buffer in buffers:
-            setattr(owner, name, moved_buffers.setdefault(id(buffer), getattr(owner, name)))
-
-    def _move_once(
-        self, tensor: torch.Tensor, name: str, change: Callable[[torch.Tensor, str], torch.Tensor]
-    ) -> torch.Tensor:
-        """Change a tensor, or return the result for another view of the same memory."""
-        key = _identity(tensor)
-        if key not in self._moved:
-            self._moved[key] = (tensor, change(tensor, name))
-        return self._moved[key][1]
+            setattr(owner, name, moved.setdefault(id(buffer), getattr(owner, name)))
 
     def _move_tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        # Only copies from pinned memory to CUDA are safe without waiting.
-        queues_copies = get_device(self.device).supports_async_copies
-        non_blocking = queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
-        return self._downcast(tensor, name).to(self.device, non_blocking=non_blocking)
+        """Return a moved tensor, or the result for another view of the same memory."""
+        key = _identity(tensor)
+        if key not in self._moved:
+            # Only copies from pinned memory to CUDA are safe without waiting.
+            queues_copies = get_device(self.device).supports_async_copies
+            non_blocking = queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
+            moved = self._downcast(tensor, name).to(self.device, non_blocking=non_blocking)
+            self._moved[key] = (tensor, moved)
+        return self._moved[key][1]
 
     def _downcast(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return a tensor in a dtype that the device supports, or raise an error if a value would overflow."""

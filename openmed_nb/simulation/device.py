@@ -95,11 +95,19 @@ class SimulatedMps(SimulatedDevice, Displayable):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state of the device as JSON-compatible values; memory in bytes."""
-        memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver_allocated", "peak", "limit")}
-        installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
-        counters = {"fallbacks": dict(self.fallbacks), "cache_clears": self.cache_clears}
-        defects = [defect.issue for defect in self.defects]
-        return {"simulated": True, **installed, **memory, **counters, "defects": defects}
+        allocator = self.allocator
+        return {
+            "simulated": True,
+            "installed": allocator.memory.installed,
+            "recommended": allocator.memory.recommended,
+            "allocated": allocator.allocated,
+            "driver_allocated": allocator.driver_allocated,
+            "peak": allocator.peak,
+            "limit": allocator.limit,
+            "fallbacks": dict(self.fallbacks),
+            "cache_clears": self.cache_clears,
+            "defects": [defect.issue for defect in self.defects],
+        }
 
     def to_report(self) -> Report:
         """Return the memory, and the operators that fell back to the CPU."""
@@ -355,22 +363,20 @@ def _make_storage_methods(device: SimulatedDevice) -> dict[str, object]:
     """Return the replacements for the storage methods that saving and loading use to find the device."""
     original_device = torch.UntypedStorage.device
 
-    def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        return torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
-
-    def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        if storage_key(storage) in device.blocks:
-            return storage
-        copy = copy_storage(storage)
-        device.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
-        return copy
-
     def get_device(storage: torch.UntypedStorage) -> torch.device:
         return MPS if storage_key(storage) in device.blocks else original_device.__get__(storage)
 
+    def copy_storage(storage: torch.UntypedStorage, to_device: bool) -> torch.UntypedStorage:
+        copy = torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
+        if to_device:
+            device.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
+        return copy
+
+    def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return storage if storage_key(storage) in device.blocks else copy_storage(storage, to_device=True)
+
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        copy = copy_storage(storage)
-        return to_mps(copy) if storage_key(storage) in device.blocks else copy
+        return copy_storage(storage, to_device=storage_key(storage) in device.blocks)
 
     return {"device": property(get_device), "clone": clone, "mps": to_mps}
 

@@ -151,53 +151,47 @@ def test_onednn_is_measured_once_after_many_tokens(speedup, monkeypatch):
     measured.assert_called_once_with()
 
 
-class TestMasks:
-    """Masks that store whether they are full behave like other tensors otherwise."""
+@pytest.mark.parametrize(
+    "ask",
+    [
+        torch.Tensor.all,
+        torch.all,
+        lambda mask: mask.bool().all(),
+        lambda mask: mask.to(device="meta", dtype=torch.bool).all(),
+        lambda mask: mask.to(torch.bool).to(torch.float32).all(),
+    ],
+)
+@pytest.mark.parametrize("full", [True, False])
+def test_wrapped_mask_knows_whether_it_is_full(ask, full):
+    """The stored value is used, also after a cast; a meta device could not compute it."""
+    answer = ask(wrap_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
+    assert answer.device.type == "cpu"
+    assert bool(answer) is full
 
-    @pytest.fixture
-    def mask(self):
-        """A mask with an incorrect stored value, which shows where a result comes from."""
-        return define_known_mask()(torch.tensor([[1, 1, 1], [1, 0, 0]]), True)
 
-    @pytest.mark.parametrize(
-        "ask",
-        [
-            lambda mask: mask.all(),
-            torch.all,
-            lambda mask: mask.bool().all(),
-            lambda mask: mask.to(device="meta", dtype=torch.bool).all(),
-            lambda mask: mask.to(torch.bool).to(torch.float32).all(),
-        ],
-    )
-    @pytest.mark.parametrize("full", [True, False])
-    def test_answers_for_the_device(self, ask, full):
-        """The stored value is used, also after a cast; a meta device could not compute it."""
-        answer = ask(wrap_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
-        assert answer.device.type == "cpu"
-        assert bool(answer) is full
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda mask: mask[:, None, None, :],
+        lambda mask: mask.all(dim=1),
+        lambda mask: torch.all(input=mask),
+        lambda mask: 1.0 - mask.float(),
+        lambda mask: torch.cat([mask, mask]),
+        lambda mask: mask.sum().item(),
+        lambda mask: torch.arange(6).view(2, 3)[mask == 1],
+    ],
+)
+def test_wrapped_mask_computes_like_plain_tensor(compute):
+    plain = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    computed = compute(define_known_mask()(plain, True))  # The stored value is incorrect, so that its use would show.
+    expected = compute(plain)
+    assert type(computed) is type(expected)
+    assert torch.equal(computed, expected) if isinstance(computed, torch.Tensor) else computed == expected
 
-    @pytest.mark.parametrize(
-        "work",
-        [
-            lambda mask: mask[:, None, None, :],
-            lambda mask: mask.all(dim=1),
-            lambda mask: torch.all(input=mask),
-            lambda mask: 1.0 - mask.float(),
-            lambda mask: torch.cat([mask, mask]),
-            lambda mask: mask.sum().item(),
-            lambda mask: torch.arange(6).view(2, 3)[mask == 1],
-        ],
-    )
-    def test_all_else_is_of_its_numbers(self, mask, work):
-        """All other functions return the same plain tensors as for a plain tensor."""
-        got, expected = work(mask), work(mask.as_subclass(torch.Tensor))
-        assert type(got) is type(expected)
-        assert torch.equal(got, expected) if isinstance(got, torch.Tensor) else got == expected
 
-    def test_none_on_the_cpu(self):
-        """On the CPU a mask is returned unchanged."""
-        mask = torch.ones(2, 3)
-        assert wrap_mask(mask, full=True) is mask
+def test_wrap_mask_returns_cpu_mask_unchanged():
+    mask = torch.ones(2, 3)
+    assert wrap_mask(mask, full=True) is mask
 
 
 @pytest.mark.parametrize(

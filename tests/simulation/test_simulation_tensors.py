@@ -278,7 +278,7 @@ def get_attributes():
     return attributes, (torch.backends.mps.is_available(), torch.accelerator.is_available(), modes)
 
 
-class TestTheEnd:
+class TestRestoration:
     """State after a simulation."""
 
     @pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
