@@ -27,6 +27,7 @@ from .._events.activity import defer_interrupts
 from .._utils.text import describe_error
 from .._utils.validation import check_not_shadowed
 from ..errors import TorchImportError
+from .machine import Version
 from .request import device_type, normalize_device
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class TorchInfo:
     metal_device: str = ""
 
     @functools.cached_property
-    def release(self) -> tuple[int, ...]:
+    def release(self) -> Version:
         """Version as numbers, such as ``(2, 13, 0)``."""
         return parse_release(self.version)
 
@@ -92,7 +93,7 @@ class TorchInfo:
         return {normalize_device(probed): failure for probed, failure in self.probes}.get(normalize_device(device))
 
 
-def parse_release(version: str | None) -> tuple[int, ...]:
+def parse_release(version: str | None) -> Version:
     """Return a torch version as numbers, such as ``(2, 13, 0)`` for ``"2.13.0+cpu"``, or ``(0,)`` if there is none."""
     match = re.match(r"\d+(\.\d+)*", version or "0")
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)

@@ -74,18 +74,25 @@ class DeviceChoice(Displayable):
         facts = [f"{self.dtype}: {self.dtype_reason}."]
         if self.moved_models:
             facts.append(f"Moved to {self.device}: {', '.join(self.moved_models)}.")
+        tables: tuple[Table, ...] = ()
+        metrics: tuple[Table, ...] = ()
         if self.tuned_batch_tokens:
             models = ", ".join(model for model, _ in self.tuned_batch_tokens)
             facts.append(f"Tuned batch sizes on this machine: {models}.")
-        rejections = tuple((rejection.device, rejection.reason, rejection.remedy) for rejection in self.rejected)
-        sizes = tuple((model, f"{tokens:,}") for model, tokens in self.tuned_batch_tokens)
-        status = () if self.confirmed else (f"Status: {self.status}.",)
+            sizes = tuple((model, f"{tokens:,}") for model, tokens in self.tuned_batch_tokens)
+            metrics = (Table("Tuned batch sizes", ("model", "tokens per batch"), sizes, collapsed=True),)
+        if self.rejected:
+            rows = tuple((rejection.device, rejection.reason, rejection.remedy) for rejection in self.rejected)
+            tables = (Table("Rejected devices", ("device", "reason", "suggested action"), rows, collapsed=True),)
+        html_sentences = [self.headline]
+        if not self.confirmed:
+            html_sentences.append(f"Status: {self.status}.")
         return Report(
             f"Device: {self.device} ({self.status})",
             (self.reason, *facts),
-            (Table("Rejected devices", ("device", "reason", "suggested action"), rejections, collapsed=True),),
-            metrics=(Table("Tuned batch sizes", ("model", "tokens per batch"), sizes, collapsed=True),),
-            html_sentences=(self.headline, *status, *facts),
+            tables,
+            metrics=metrics,
+            html_sentences=(*html_sentences, *facts),
         )
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from .._render.display import SIMULATED_SUFFIX
 from .._utils.text import describe_value
@@ -23,6 +23,8 @@ from .request import normalize_device
 if TYPE_CHECKING:
     import ctypes
     from importlib.metadata import Distribution
+
+Version: TypeAlias = tuple[int, ...]  # Numbers of a version or release, such as (2, 13, 0).
 
 # Keys of sysctl on macOS. The option -i ignores unknown keys, such as the Rosetta flag on an old Mac.
 SYSCTL_KEYS = (
@@ -82,7 +84,7 @@ class MachineInfo:
     apple_silicon: bool = False
     under_rosetta: bool = False
     chip: str | None = None
-    macos: tuple[int, ...] | None = None
+    macos: Version | None = None
     memory_bytes: int | None = None
     cores: int | None = None
     gpu_driver: bool | None = None

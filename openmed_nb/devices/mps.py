@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from .backend import MIN_TORCH, TENSOR_LOCK, import_torch, parse_release
 from .causes import ARM_PYTHON_REMEDY, DeviceContext, RejectionRule, min_macos_for, torch_requirement
-from .device import Device, MemoryStats
+from .device import Capability, Device, MemoryStats
 from .environment import UNSET_BOTH_REMEDY
-from .machine import MachineInfo, apple_chip_generation
+from .machine import MachineInfo, Version, apple_chip_generation
 
 LINUX_ON_APPLE = "Linux on an Apple chip"
 NO_MAC = "no Mac"
@@ -142,7 +142,7 @@ class Mps(Device):
             import_torch().mps.synchronize()
 
     def half_precision_rejection(
-        self, dtype: str, torch_release: tuple[int, ...], _capability: tuple[int, int] | None
+        self, dtype: str, torch_release: Version, _capability: Capability | None
     ) -> RejectionRule | None:
         if dtype != "float16" or torch_release >= GRAD_SCALER_SINCE:
             return None
@@ -152,7 +152,7 @@ class Mps(Device):
             "float16", reason, "Use 'bfloat16', which does not need a GradScaler, or torch 2.8 or later."
         )
 
-    def half_precision_notes(self, dtype: str, torch_release: tuple[int, ...], machine: MachineInfo) -> tuple[str, ...]:
+    def half_precision_notes(self, dtype: str, torch_release: Version, machine: MachineInfo) -> tuple[str, ...]:
         if dtype == "float16":
             if not self.has_scaler_defect(torch_release):
                 return ()
@@ -168,7 +168,7 @@ class Mps(Device):
             return ()
         return (f"{note} (transformers#40458).",)
 
-    def has_scaler_defect(self, torch_release: tuple[int, ...]) -> bool:
+    def has_scaler_defect(self, torch_release: Version) -> bool:
         return tuple(torch_release) < FUSED_SCALER_SINCE
 
 

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch._library.custom_ops import OPDEFS
@@ -72,6 +72,8 @@ UNSUPPORTED_DTYPES = {torch.float64: NO_FLOAT64, torch.complex128: NO_COMPLEX128
 # Functions that place a tensor on its device before any operator is called.
 CONSTRUCTORS = frozenset({"to", "tensor", "as_tensor", "asarray", "new_tensor", "from_file"})
 
+Storages: TypeAlias = dict[int, torch.Tensor]  # A tensor for each storage, by the key of the storage.
+
 # Functions of recurrent networks, and functions whose second tensor must be on the CPU.
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 SECOND_ARGUMENT_ON_CPU = frozenset({"_pack_padded_sequence", "tensor_split"})
@@ -108,8 +110,8 @@ def get_key(tensor: torch.Tensor) -> int | None:
     return None if storage is None else storage_key(storage)
 
 
-def find_storages(*values: object) -> dict[int, torch.Tensor]:
-    """Return a tensor for each storage in the arguments or results of a function, by the key of the storage."""
+def find_storages(*values: object) -> Storages:
+    """Return the storages of the tensors in the arguments or results of a function."""
     tensors = ((get_key(tensor), tensor) for tensor in iter_operator_tensors(values))
     return {key: tensor for key, tensor in tensors if key is not None}
 
@@ -176,7 +178,7 @@ class SimulatedDevice:
         self.call_counts: Counter[str] = Counter()
         self.blocks: dict[int, StorageBlock] = {}
         self.paused = False
-        self.cpu_tensors: dict[int, torch.Tensor] = {}
+        self.cpu_tensors: Storages = {}
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is on the device."""
@@ -328,9 +330,7 @@ class OperatorMode(TorchDispatchMode):
                 device.cpu_tensors.update(find_storages(result))
             return result
 
-    def _call(
-        self, operator: OpOverload, args: Arguments, kwargs: Keywords, storages: dict[int, torch.Tensor]
-    ) -> Result:
+    def _call(self, operator: OpOverload, args: Arguments, kwargs: Keywords, storages: Storages) -> Result:
         """Call an operator on the device: raise the errors of MPS, and add the results to the device."""
         device = self._device
         name = operator.name()
@@ -416,7 +416,7 @@ class FunctionMode(TorchFunctionMode):
         function: TorchFunction,
         args: Arguments,
         kwargs: Keywords,
-        storages: dict[int, torch.Tensor],
+        storages: Storages,
     ) -> Result:
         """Call a function that MPS implements differently, or any other function."""
         device = self._device
@@ -494,9 +494,7 @@ class FunctionMode(TorchFunctionMode):
         if generator is not torch.default_generator and {device.type, generator.device.type} == {"cpu", "mps"}:
             raise RuntimeError(OTHER_GENERATOR.format(device.type, generator.device.type))
 
-    def _call(
-        self, function: TorchFunction, args: Arguments, kwargs: Keywords, storages: dict[int, torch.Tensor]
-    ) -> Result:
+    def _call(self, function: TorchFunction, args: Arguments, kwargs: Keywords, storages: Storages) -> Result:
         """Call a function; its results are on the device of its arguments, or on the requested one."""
         device = self._device
         target = _requested_device(function, kwargs)
