@@ -406,7 +406,8 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
         message = f"{name} cannot be copied: {describe_error(error)}."
         raise ConfigurationError(message, "Remove the attribute that cannot be copied.") from error
     for copied_weight, weight in zip(copied.parameters(), inner.parameters(), strict=True):
-        copied_weight.requires_grad_(weight.requires_grad)
+        if copied_weight.requires_grad != weight.requires_grad:  # An uninitialized weight rejects the call.
+            copied_weight.requires_grad_(weight.requires_grad)
     return copied.to(torch.device(device))
 
 
