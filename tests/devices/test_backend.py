@@ -115,7 +115,7 @@ def test_torch_info_release_and_prerelease(text, release, unreleased):
 
 
 @pytest.mark.parametrize(
-    ("probed", "asked", "same"),
+    ("probed", "requested", "same"),
     [
         ("mps", "mps:0", True),
         ("cuda", "cuda:0", True),
@@ -124,8 +124,8 @@ def test_torch_info_release_and_prerelease(text, release, unreleased):
         ("mps", "cpu", False),
     ],
 )
-def test_probe_failure_matches_all_spellings(probed, asked, same):
-    assert TorchInfo("2.13.0", probes=((probed, "no"),)).probe_failure(asked) == ("no" if same else None)
+def test_probe_failure_matches_all_spellings(probed, requested, same):
+    assert TorchInfo("2.13.0", probes=((probed, "no"),)).probe_failure(requested) == ("no" if same else None)
 
 
 def test_probe_device_passes_on_cpu():
@@ -215,10 +215,10 @@ try:
     inspect_imported_torch()
 except TorchImportError as error:
     print(json.dumps(str(error)))"""
-    said = python(code, folder=tmp_path)
+    message = python(code, folder=tmp_path)
 
-    assert words in said
-    assert "\n" not in said
+    assert words in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

@@ -109,19 +109,19 @@ def read_rows(text):
 ROWS = read_rows(Path(__file__).with_name("choice_matrix.txt").read_text("utf-8"))
 
 
-def ask(row):
+def select(row):
     """Return the result of the request of a row in the notation of the table, and its text."""
-    said = dict(pair.split("=", 1) for pair in shlex.split(row.request.removeprefix("-")))
-    argument = DeviceSetting("argument", said.pop("argument", None))
-    if "config" in said:
-        argument = DeviceSetting("OpenMedConfig", said.pop("config"))
-    session = said.pop("session", None)
+    environ = dict(pair.split("=", 1) for pair in shlex.split(row.request.removeprefix("-")))
+    argument = DeviceSetting("argument", environ.pop("argument", None))
+    if "config" in environ:
+        argument = DeviceSetting("OpenMedConfig", environ.pop("config"))
+    session = environ.pop("session", None)
     torch = TORCHES[row.torch]
     try:
         override = None if session is None else DeviceRequest.parse(session, "use()")
         choice = select_device(
-            resolve_request(resolution_order(said, argument, override)),
-            DeviceContext(MACHINES[row.machine], torch, said),
+            resolve_request(resolution_order(environ, argument, override)),
+            DeviceContext(MACHINES[row.machine], torch, environ),
         )
     except OpenMedError as error:
         return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
@@ -132,9 +132,9 @@ def ask(row):
 
 def test_select_device_matches_table():
     for row in ROWS:
-        answer, said = ask(row)
-        assert (answer, [word for word in row.words if word not in said]) == (row.answer, []), f"{row}: {said}"
-        assert answer not in ERRORS or (said.endswith(".") and "\n" not in said), f"{row}: {said}"
+        answer, text = select(row)
+        assert (answer, [word for word in row.words if word not in text]) == (row.answer, []), f"{row}: {text}"
+        assert answer not in ERRORS or (text.endswith(".") and "\n" not in text), f"{row}: {text}"
 
 
 def test_remedies_never_suggest_another_machine():

@@ -58,27 +58,27 @@ def shell(high, low):
     }
 
 
-def with_plan(person):
+def with_plan(user_environ):
     """Return the environment of the user after the plan for MPS is applied."""
-    return {**person, **plan_mps_variables(person).variables_to_set}
+    return {**user_environ, **plan_mps_variables(user_environ).variables_to_set}
 
 
-def settings_of(person, moment=None, device="mps"):
+def settings_of(user_environ, moment=None, device="mps"):
     """Return the settings of a plan by name."""
-    return {setting.name: setting for setting in plan_mps_variables(person, device, moment).settings}
+    return {setting.name: setting for setting in plan_mps_variables(user_environ, device, moment).settings}
 
 
 def check_pair(high, low):
     """Assert that the plan for a pair of ratios satisfies the checks of torch."""
-    person = shell(high, low)
-    environ = with_plan(person)
-    planned = settings_of(person)
+    user_environ = shell(high, low)
+    environ = with_plan(user_environ)
+    planned = settings_of(user_environ)
 
-    assert {name: environ[name] for name in person} == person
-    assert not torch_refuses(environ) or torch_refuses(person), person
+    assert {name: environ[name] for name in user_environ} == user_environ
+    assert not torch_refuses(environ) or torch_refuses(user_environ), user_environ
     for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE):
-        assert (planned[name].effect == CONFLICT) is bool(torch_refuses(environ)), person
-        assert torch_refuses(environ) in planned[name].note, person
+        assert (planned[name].effect == CONFLICT) is bool(torch_refuses(environ)), user_environ
+        assert torch_refuses(environ) in planned[name].note, user_environ
 
 
 def test_plan_watermarks_on_grid():
@@ -170,9 +170,9 @@ IN_USE = TorchState(torch_loaded=True, allocator_started=True)
     ],
 )
 def test_effect_without_observations(name, value, effects):
-    person = {} if value is None else {name: value}
+    user_environ = {} if value is None else {name: value}
     moments = (BEFORE, UNTOUCHED, ALLOCATOR_UNKNOWN, IN_USE)
-    assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
+    assert tuple(settings_of(user_environ, moment)[name].effect for moment in moments) == effects
 
 
 def test_plan_for_other_devices_sets_nothing():

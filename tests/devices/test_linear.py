@@ -152,7 +152,7 @@ def test_onednn_is_measured_once_after_many_tokens(speedup, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "query",
     [
         torch.Tensor.all,
         torch.all,
@@ -162,9 +162,9 @@ def test_onednn_is_measured_once_after_many_tokens(speedup, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("full", [True, False])
-def test_wrapped_mask_knows_whether_it_is_full(ask, full):
+def test_wrapped_mask_knows_whether_it_is_full(query, full):
     """The stored value is used, also after a cast; a meta device could not compute it."""
-    answer = ask(wrap_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
+    answer = query(wrap_mask(torch.ones(2, 3, dtype=torch.int64, device="meta"), full))
     assert answer.device.type == "cpu"
     assert bool(answer) is full
 

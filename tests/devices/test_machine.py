@@ -54,10 +54,10 @@ def test_read_machine_parses_sysctl(recorded, architecture):
 
 
 def test_read_machine_without_sysctl():
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
 
-    assert read_machine("Darwin", "arm64", run=asked.append) == MACS["unreadable", "arm64"]
-    assert asked == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
+    assert read_machine("Darwin", "arm64", run=calls.append) == MACS["unreadable", "arm64"]
+    assert calls == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
 
 
 def test_native_apple_silicon_requires_arm_python():
@@ -177,11 +177,11 @@ class Library:
         # rusage_info_v4 of xnu's bsd/sys/resource.h: a uuid and 35 numbers of 64 bits, ri_phys_footprint the eighth and
         # ri_lifetime_max_phys_footprint the 29th.
         self.numbers = [*range(101, 108), footprint, *range(109, 129), peak, *range(130, 136)]
-        self.fail_if, self.asked = fails, []
+        self.fail_if, self.calls = fails, []
 
     def proc_pid_rusage(self, process, flavor, buffer):
         """Fill the buffer."""
-        self.asked.append((process, flavor, ctypes.sizeof(buffer)))
+        self.calls.append((process, flavor, ctypes.sizeof(buffer)))
         ctypes.memmove(buffer, struct.pack("<16s35Q", b"\xff" * 16, *self.numbers), ctypes.sizeof(buffer))
         return -self.fail_if
 
@@ -190,7 +190,7 @@ def test_read_footprint_of_this_process():
     library = Library(6 * GIB, 7 * GIB)
 
     assert read_footprint(library) == Footprint(6 * GIB, 7 * GIB)
-    assert library.asked == [(os.getpid(), 4, 296)]
+    assert library.calls == [(os.getpid(), 4, 296)]
 
 
 @pytest.mark.parametrize("library", [Library(1, fails=True), Library(0)])

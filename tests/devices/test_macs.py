@@ -83,12 +83,12 @@ def answer(cell, torch):
 
 def commanded(cell):
     """Return the remedy that installs the torch of a cell."""
-    asked = "torch" if cell.helps == "torch" else f"torch=={cell.helps}"
+    requirement = "torch" if cell.helps == "torch" else f"torch=={cell.helps}"
     if cell.torch == "none":
-        return f"Install it: python -m pip install {asked}."
+        return f"Install it: python -m pip install {requirement}."
     if parse_release(cell.torch) < MIN_TORCH:
-        return f"Upgrade it: python -m pip install --upgrade {asked}."
-    return f"Update macOS, or install a torch that supports it: python -m pip install {asked}."
+        return f"Upgrade it: python -m pip install --upgrade {requirement}."
+    return f"Update macOS, or install a torch that supports it: python -m pip install {requirement}."
 
 
 @pytest.mark.parametrize("row", sorted({cell[:3] for cell in CELLS}), ids=" ".join)

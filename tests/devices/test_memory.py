@@ -147,8 +147,8 @@ def test_parse_any_text(text, kind):
 @given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
 def test_parse_every_unit(number, unit):
     power = "bkmgt".index(unit[0].lower())
-    said = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
-    assert OutOfMemoryDetails.parse(RuntimeError(said)) == OutOfMemoryDetails("mps", requested=number * 1024**power)
+    message = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
+    assert OutOfMemoryDetails.parse(RuntimeError(message)) == OutOfMemoryDetails("mps", requested=number * 1024**power)
 
 
 @pytest.mark.parametrize(

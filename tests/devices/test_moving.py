@@ -205,7 +205,7 @@ def test_to_device_converts_sparse_and_nested(pack):
         to_device(pack(wide(0, 1e200)), "mps")
 
 
-def said(batch):
+def move_warnings(batch):
     """Return the warnings of a move to MPS."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -220,16 +220,18 @@ def test_conversion_is_reported_once():
     module = torch.nn.Sequential(*(torch.nn.Linear(1, 1, dtype=torch.float64) for _ in range(4)))
     later = torch.nn.Linear(1, 1, device="mps")
     later.register_buffer("late", wide(1, 2))
-    assert said(batch) == ["Converted float64 to float32, because MPS does not support float64: weights, values[1]."]
-    assert said({"weights": wide(2)}) == []
+    assert move_warnings(batch) == [
+        "Converted float64 to float32, because MPS does not support float64: weights, values[1]."
+    ]
+    assert move_warnings({"weights": wide(2)}) == []
     assert to_device(wide(2), "cpu").dtype == torch.float64
-    assert said({"weights": wide(2).to(torch.complex128)}) == [
+    assert move_warnings({"weights": wide(2).to(torch.complex128)}) == [
         "Converted complex128 to complex64, because MPS does not support complex128: weights."
     ]
-    assert said(wide(2)) == ["Converted float64 to float32, because MPS does not support float64."]
-    (many,) = said(module)
+    assert move_warnings(wide(2)) == ["Converted float64 to float32, because MPS does not support float64."]
+    (many,) = move_warnings(module)
     assert many.endswith(": 0.weight, 0.bias, 1.weight and 5 more.")
-    assert len(said(later)) == 1
+    assert len(move_warnings(later)) == 1
     assert (later.late.dtype, later.late.device.type) == (torch.float32, "mps")
 
 
@@ -243,14 +245,14 @@ def test_conversion_is_reported_once():
     ],
 )
 def test_conversion_hides_possible_note_in_key(key, shown):
-    (message,) = said({key: wide(1)})
+    (message,) = move_warnings({key: wide(1)})
     assert message.endswith(f": {shown}.")
 
 
 @pytest.mark.usefixtures("mps")
 def test_conversion_shows_layer_names():
     module = torch.nn.ModuleDict({"LayerNorm": torch.nn.LayerNorm(1, dtype=torch.float64)})
-    assert ": LayerNorm.weight, LayerNorm.bias." in said(module.state_dict())[0]
+    assert ": LayerNorm.weight, LayerNorm.bias." in move_warnings(module.state_dict())[0]
 
 
 @pytest.mark.usefixtures("mps")
