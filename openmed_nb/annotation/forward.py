@@ -21,7 +21,7 @@ import numpy as np
 
 from .._utils.text import describe_error
 from ..devices.backend import TENSOR_LOCK
-from ..devices.linear import cudnn_attention_disabled, fast_linear, wrap_mask
+from ..devices.linear import cudnn_attention_disabled, wrap_mask
 from ..devices.memory import empty_cache, is_out_of_memory, out_of_memory_error
 from ..devices.moving import arrays_to_device, copy_to_host_async, to_numpy
 from ..devices.registry import get_device
@@ -177,6 +177,7 @@ class TokenClassifier:
         model: The model, or the result of ``torch.compile``.
         special_tokens: The special tokens around each window.
         input_names: Names of the arrays that the model takes.
+        linear_mode: Returns a context manager for linear layers on a device over a number of tokens.
         return_all_probabilities: Whether to return the probabilities of all labels instead of the best label of each token.
         compiled: Whether the model is compiled. ``torch.compile`` selects its own matrix-multiplication kernels.
         shapes: Shapes ``(rows, length)`` of the batches that ran.
@@ -185,6 +186,7 @@ class TokenClassifier:
     model: PreTrainedModel
     special_tokens: SpecialTokens
     input_names: frozenset[str]
+    linear_mode: Callable[[torch.device, int], contextlib.AbstractContextManager[None]]
     return_all_probabilities: bool = False
     compiled: bool = False
     shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)
@@ -249,7 +251,7 @@ class TokenClassifier:
     def _forward_logits(self, inputs: DeviceInputs) -> torch.Tensor:
         device = self.device
         num_tokens = inputs["input_ids"].numel()
-        linear_mode = contextlib.nullcontext() if self.compiled else fast_linear(device, num_tokens)
+        linear_mode = contextlib.nullcontext() if self.compiled else self.linear_mode(device, num_tokens)
         with linear_mode, cudnn_attention_disabled(device, self.first_parameter.dtype):
             output = self.model(**inputs)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]

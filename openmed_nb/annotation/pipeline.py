@@ -28,7 +28,7 @@ from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
 from .results import Entity, TextResult
 from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
-from .tuning import Calibration, Compilation, compare_compiled, is_padding_masked, measure_batches
+from .tuning import Calibration, Compilation, compare_compiled, fast_linear, is_padding_masked, measure_batches
 
 # Methods of the transformers class that a subclass may override to change results. AnnotationPipeline does not call them.
 OVERRIDABLE_METHODS = {
@@ -307,7 +307,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
             transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
-        plain_network = TokenClassifier(model, special_tokens, names, settings.aggregation_strategy == "average")
+        needs_all_labels = settings.aggregation_strategy == "average"
+        plain_network = TokenClassifier(model, special_tokens, names, fast_linear, needs_all_labels)
         network = plain_network
         batch_tokens = self._resolve_batch_tokens(forward_params, network.device)
         budget = replace(budget_for_device(network.device, model), max_tokens=batch_tokens, max_rows=rows)

@@ -174,9 +174,9 @@ class Scores(Displayable):
         """Return the scores as sentences and a table."""
         strict = self.total.strict
         title = f"{self.model} found {strict.correct:,} of {pluralize(strict.gold, 'gold entity', 'gold entities')}"
-        sentences = [f"Strict F1: {_percent(strict.f1)} in {pluralize(self.num_texts, 'text')}."]
+        sentences = [f"Strict F1: {_format_percent(strict.f1)} in {pluralize(self.num_texts, 'text')}."]
         if self.gold_characters:
-            fraction = _percent(self.uncovered_characters / self.gold_characters)
+            fraction = _format_percent(self.uncovered_characters / self.gold_characters)
             sentences.append(
                 f"{self.uncovered_characters:,} of {self.gold_characters:,} gold characters are not in an entity ({fraction})."
             )
@@ -188,7 +188,7 @@ class Scores(Displayable):
         return Report(title, tuple(sentences), (Table("Scores", columns, tuple(rows)),))
 
 
-def _percent(value: float) -> str:
+def _format_percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
@@ -197,9 +197,9 @@ def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
     return (
         label,
         scheme,
-        _percent(scores.precision),
-        _percent(scores.recall),
-        _percent(scores.f1),
+        _format_percent(scores.precision),
+        _format_percent(scores.recall),
+        _format_percent(scores.f1),
         f"{100 * low:.1f} to {100 * high:.1f}",
         f"{scores.gold:,}",
         f"{scores.predicted:,}",

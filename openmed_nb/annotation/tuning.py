@@ -1,7 +1,10 @@
-"""Performance measurements: whether rows may be padded, the best batch size, and whether compilation is worthwhile."""
+"""Performance measurements: whether rows may be padded, the best batch size, and whether oneDNN or compilation is faster."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import timeit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,10 +16,12 @@ from .._render.drawing import bar_chart
 from .._utils.clock import time_call
 from .._utils.text import describe_error
 from ..devices.backend import TENSOR_LOCK
-from ..devices.linear import min_runtime
+from ..devices.linear import MIN_ROWS, get_linear_mode_class
 from ..devices.machine import format_device
 from ..devices.memory import empty_cache, is_out_of_memory
 from ..devices.moving import to_numpy
+from ..devices.profilers import push_modes
+from ..devices.registry import get_device
 from .forward import TokenClassifier
 from .results import Entity, entity_span
 
@@ -38,6 +43,10 @@ MIN_CALIBRATION_SPEEDUP = 1.03
 # Minimum speedup for which a compiled model is kept. The fastest of COMPILE_PASSES passes of each model is compared.
 MIN_COMPILE_SPEEDUP = 1.05
 COMPILE_PASSES = 3
+
+# Minimum speedup for the use of oneDNN, and number of tokens that run before it is measured.
+MIN_ONEDNN_SPEEDUP = 1.2
+MIN_ONEDNN_TOKENS = 4096
 
 # Texts that both models annotate. They have several lengths, so that the compiled model runs with several shapes.
 COMPILE_TEXTS = (
@@ -175,12 +184,71 @@ def measure_throughput(network: TokenClassifier, rows: int, length: int) -> floa
             to_numpy(tensor)
 
     try:
-        return rows * length / min_runtime(run, times=3)
+        return rows * length / min(timeit.repeat(run, number=1, repeat=3))
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         empty_cache(str(device))
         return 0.0
+
+
+@dataclass
+class LinearTuning:
+    """Choice of the library for linear layers on the CPU.
+
+    Attributes:
+        num_tokens: Number of tokens that ran on the CPU in this process.
+        onednn_speedup: Measured speedup of oneDNN, or ``None`` before the measurement.
+    """
+
+    num_tokens: int = 0
+    onednn_speedup: float | None = None
+
+
+LINEAR_TUNING = LinearTuning()
+
+
+def fast_linear(device: torch.device, num_tokens: int) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager in which ``torch.nn.functional.linear`` uses the faster library on this machine.
+
+    The libraries are compared when the tokens of this process are numerous enough to gain from it.
+
+    Args:
+        device: Device of the model. The context manager has an effect on the CPU only.
+        num_tokens: Number of tokens in the batch. The context manager has no effect for few tokens, because it intercepts
+            every torch function, which would take longer than it saves.
+    """
+    if get_device(device).is_accelerator or num_tokens < MIN_ROWS:
+        return contextlib.nullcontext()
+    LINEAR_TUNING.num_tokens += num_tokens
+    if LINEAR_TUNING.onednn_speedup is None and LINEAR_TUNING.num_tokens >= MIN_ONEDNN_TOKENS:
+        LINEAR_TUNING.onednn_speedup = measure_onednn_speedup()
+    use_onednn = (LINEAR_TUNING.onednn_speedup or 0) >= MIN_ONEDNN_SPEEDUP
+    return push_modes(get_linear_mode_class()()) if use_onednn else contextlib.nullcontext()
+
+
+def measure_onednn_speedup() -> float:
+    """Return the speedup of oneDNN over the default of torch on this machine, or 0 if oneDNN cannot be used.
+
+    It takes about 30 milliseconds. The rounds are interleaved, so that background load affects both. The clock is the real
+    one, even inside ``use_clock``: the speedup applies to the whole process.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return 0.0
+    numbers = torch.linspace(-1, 1, 768 * 768).reshape(768, 768)
+    product = functools.partial(torch.nn.functional.linear, numbers[:512], numbers)
+
+    def onednn_product() -> torch.Tensor:
+        with get_linear_mode_class()():
+            return product()
+
+    with torch.inference_mode():
+        if not torch.allclose(onednn_product(), product(), rtol=1e-4, atol=1e-3):
+            return 0.0
+        rounds = [(timeit.timeit(product, number=1), timeit.timeit(onednn_product, number=1)) for _ in range(4)]
+    return min(default for default, _ in rounds) / min(onednn for _, onednn in rounds)
 
 
 AnnotateFn = Callable[[Sequence[str]], Sequence[Sequence[Entity]]]

@@ -17,19 +17,21 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .._events.activity import defer_interrupts
 from .._utils.text import describe_error
 from .._utils.validation import check_not_shadowed
 from ..errors import TorchImportError
+from .machine import Version
 from .request import device_type, normalize_device
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 
 MIN_TORCH = (2, 6)  # Oldest release that transformers 5 supports (its requirement is torch>=2.6).
@@ -71,7 +73,7 @@ class TorchInfo:
     metal_device: str = ""
 
     @functools.cached_property
-    def release(self) -> tuple[int, ...]:
+    def release(self) -> Version:
         """Version as numbers, such as ``(2, 13, 0)``."""
         return parse_release(self.version)
 
@@ -91,7 +93,7 @@ class TorchInfo:
         return {normalize_device(probed): failure for probed, failure in self.probes}.get(normalize_device(device))
 
 
-def parse_release(version: str | None) -> tuple[int, ...]:
+def parse_release(version: str | None) -> Version:
     """Return a torch version as numbers, such as ``(2, 13, 0)`` for ``"2.13.0+cpu"``, or ``(0,)`` if there is none."""
     match = re.match(r"\d+(\.\d+)*", version or "0")
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)
@@ -168,7 +170,7 @@ def gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def import_torch() -> Any:
+def import_torch() -> ModuleType:
     """Import torch. An interrupt is deferred, because a process cannot import torch again after a partial import."""
     try:
         with ExitStack() as stack:
@@ -191,6 +193,11 @@ def inspect_imported_torch() -> TorchInfo:
     """
     torch = import_torch()
     mps = torch.backends.mps
+    metal_device = ""
+    # torch reads the number of cores from a driver of Apple, since release 2.9 (pytorch#160414).
+    if mps.is_available():
+        with suppress(AttributeError, RuntimeError):
+            metal_device = f"{mps.get_name()}, {mps.get_core_count()} GPU cores"
     return TorchInfo(
         version=torch.__version__,
         is_imported=True,
@@ -198,25 +205,16 @@ def inspect_imported_torch() -> TorchInfo:
         mps_built=mps.is_built(),
         mps_available=mps.is_available(),
         cuda_names=tuple(_gpu_name(torch, index) for index in range(torch.cuda.device_count())),
-        metal_device=_metal_name(mps) if mps.is_available() else "",
+        metal_device=metal_device,
     )
 
 
-def _gpu_name(torch: Any, index: int) -> str:
+def _gpu_name(torch: ModuleType, index: int) -> str:
     """Return the name of a GPU. If the driver does not start, the name has the index, and the device check reports why."""
     try:
         return str(torch.cuda.get_device_name(index))
     except RuntimeError:
         return f"GPU {index}"
-
-
-def _metal_name(mps: Any) -> str:
-    """Return the name and the number of cores of the Metal device, without initializing the allocator."""
-    # torch reads the number of cores from a driver of Apple, since release 2.9 (pytorch#160414).
-    try:
-        return f"{mps.get_name()}, {mps.get_core_count()} GPU cores"
-    except (AttributeError, RuntimeError):
-        return ""
 
 
 # Start of the failure of a device check with incorrect results.
@@ -248,9 +246,10 @@ def probe_device(device: str) -> str:
     """
     torch = import_torch()
 
-    def integers(*shape: int) -> Any:
+    def integers(*shape: int) -> Tensor:
         index = torch.arange(math.prod(shape), device="cpu")
-        return ((index * 7 // 5) % 3 - 1).to(torch.float32).reshape(shape)
+        numbers: Tensor = ((index * 7 // 5) % 3 - 1).to(torch.float32).reshape(shape)
+        return numbers
 
     for shape, output_size, issue in LINEAR_PROBES:
         operands = (integers(*shape), integers(output_size, shape[-1]), integers(output_size) + 3)
@@ -276,14 +275,14 @@ def is_mps_allocator_initialized() -> bool | None:
     """
     if not is_torch_imported():
         return False
-    tensor_class: type[torch.Tensor] = sys.modules["torch"].Tensor
+    tensor_class: type[Tensor] = sys.modules["torch"].Tensor
     # issubclass and not isinstance, which would call the properties of proxy objects.
     has_mps_tensor = any(issubclass(type(value), tensor_class) and value.is_mps for value in gc.get_objects())
     return True if has_mps_tensor else None
 
 
 # Pairs of a device and the state of its random number generator, as a copy in host memory.
-RngStates = tuple[tuple[str, "torch.Tensor"], ...]
+RngStates = tuple[tuple[str, "Tensor"], ...]
 
 
 def get_rng_states(*devices: str) -> RngStates:
@@ -333,7 +332,7 @@ def preserve_rng_states() -> Iterator[None]:
         yield
 
 
-def _rng_module(name: str) -> tuple[Any, tuple[str, ...]]:
+def _rng_module(name: str) -> tuple[ModuleType, tuple[str, ...]]:
     """Return the torch module with the random number generator of a device, and its argument for the device."""
     torch = import_torch()
     kind = device_type(name)

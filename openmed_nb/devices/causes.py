@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .backend import TorchInfo
-from .machine import MachineInfo
+from .machine import MachineInfo, Version
 
 # Pairs of a torch release and the oldest macOS on which it supports MPS, from its own texts (EmptyTensor.cpp in the binaries
 # for macOS). pip does not check this: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
@@ -22,7 +22,7 @@ MACOS_13_TORCH = "torch==2.8.0"
 ARM_PYTHON_REMEDY = "Install an arm64 build of Python and recreate the environment with it."
 
 
-def min_macos_for(release: tuple[int, ...]) -> tuple[int, ...]:
+def min_macos_for(release: Version) -> Version:
     """Return the oldest macOS on which a torch release supports MPS; for releases before 2.6, that of 2.6."""
     return max((macos for first, macos in MIN_MACOS_BY_TORCH if first <= release), default=MIN_MACOS_BY_TORCH[0][1])
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
 from ..errors import DeviceUnavailableError, OpenMedError
@@ -225,7 +224,7 @@ class DeviceList(Displayable):
     devices: tuple[DeviceStatus, ...]
     choice: DeviceChoice | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the devices and the name of the active device as JSON-compatible values."""
         return {"devices": to_plain_data(self.devices), "active_device": self.choice.device if self.choice else None}
 

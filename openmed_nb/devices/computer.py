@@ -136,7 +136,14 @@ class DeviceManager:
         """
         previous = self._state
         if state is None:
-            state = self._inspect_torch_state(previous)
+            is_imported = self._torch_backend.is_torch_imported()
+            started = previous.allocator_started
+            if is_imported and not started:
+                started = None
+                if self.machine.native_apple_silicon:  # Otherwise MPS is not in use, and no tensors are searched.
+                    was_probed = self._torch is not None and self._torch.probe_failure("mps") is not None
+                    started = was_probed or self._torch_backend.is_mps_allocator_initialized()
+            state = TorchState(is_imported, started)
         observed = dict(previous.observed_values)
         for name in VARIABLES:
             if not previous.has_read(name):
@@ -144,18 +151,6 @@ class DeviceManager:
                 observed[name] = value if state.has_read(name) is False else observed[name] | value
         self._state = replace(state, observed_values=observed)
         return self._state
-
-    def _inspect_torch_state(self, previous: TorchState) -> TorchState:
-        """Return the current state of torch. Live tensors are searched only if MPS could be in use."""
-        if not self._torch_backend.is_torch_imported():
-            return TorchState(torch_loaded=False, allocator_started=False)
-        started = previous.allocator_started
-        if not started and self.machine.native_apple_silicon:
-            was_probed = self._torch is not None and self._torch.probe_failure("mps") is not None
-            started = was_probed or self._torch_backend.is_mps_allocator_initialized()
-        elif not started:
-            started = None
-        return TorchState(torch_loaded=True, allocator_started=started)
 
     def mps_environment(self, device: str) -> EnvPlan:
         """Return the MPS variables for a device, including variables of the user that torch ignores."""
@@ -183,21 +178,21 @@ class DeviceManager:
 
     def apply_mps_variables(self) -> None:
         """Set the MPS variables, replacing those that were applied before."""
-        state = self.track_variable_reads()
-        self._replace_applied(plan_mps_variables(self.user_environ, "mps", state).variables_to_set, state)
+        self.restore_mps_variables(plan_mps_variables(self.user_environ).variables_to_set)
 
     def restore_mps_variables(self, previous: Mapping[str, str] | None = None) -> None:
-        """Remove the applied MPS variables, or restore previously applied ones."""
-        self._replace_applied(previous or {}, self.track_variable_reads())
+        """Remove the applied MPS variables, or replace them. Values that the user has set since then are preserved.
 
-    def _replace_applied(self, applied: Mapping[str, str], state: TorchState) -> None:
-        """Replace the variables that the package set. Values that the user has set since then are preserved."""
+        Args:
+            previous: Variables to apply instead.
+        """
+        state = self.track_variable_reads()
         for name, value in self.applied_variables.items():
             if self.environ.get(name) == value:
                 del self.environ[name]
-        for name, value in applied.items():
+        self.applied_variables = dict(previous or {})
+        for name, value in self.applied_variables.items():
             self.environ.setdefault(name, value)
-        self.applied_variables = dict(applied)
         self.track_variable_reads(state)
 
     def restore_device_variable(self) -> None:

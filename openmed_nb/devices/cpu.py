@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .backend import TorchInfo
 from .device import Device
-from .machine import MachineInfo, processor_name
+from .machine import MachineInfo, Version, processor_name
 
 
 class Cpu(Device):
@@ -26,5 +26,5 @@ class Cpu(Device):
     def hardware_name(self, machine: MachineInfo, torch: TorchInfo) -> str:
         return processor_name() if machine.simulated else super().hardware_name(machine, torch)
 
-    def half_precision_notes(self, dtype: str, _release: tuple[int, ...], _machine: MachineInfo) -> tuple[str, ...]:
+    def half_precision_notes(self, dtype: str, _release: Version, _machine: MachineInfo) -> tuple[str, ...]:
         return (f"Most CPUs compute more slowly in {dtype} than in float32; measure it.",)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from .._render.display import pluralize
 from .backend import TENSOR_LOCK, TorchInfo, import_torch, is_torch_imported
 from .causes import DeviceContext, RejectionRule
-from .device import Device, MemoryStats
-from .machine import MachineInfo
+from .device import Capability, Device, MemoryStats
+from .machine import MachineInfo, Version
 
 MACOS = "macOS"
 NO_DRIVER = "no driver"
@@ -26,6 +26,7 @@ class Cuda(Device):
 
     supports_async_copies = True
     uses_cudnn = True
+    has_multi_tensor_norm = True
     profiler_times_kernels = True
     sensor = "nvidia-smi"
     has_allocator = True
@@ -125,8 +126,8 @@ class Cuda(Device):
         wait: Callable[[], None] = import_torch().cuda.current_stream(self.name).record_event().synchronize
         return wait
 
-    def capability(self) -> tuple[int, int] | None:
-        capability: tuple[int, int] = import_torch().cuda.get_device_capability(self.name)
+    def capability(self) -> Capability | None:
+        capability: Capability = import_torch().cuda.get_device_capability(self.name)
         return capability
 
     def uuid(self) -> str | None:
@@ -136,7 +137,7 @@ class Cuda(Device):
         return None if uuid is None else str(uuid)
 
     def half_precision_rejection(
-        self, dtype: str, _torch_release: tuple[int, ...], capability: tuple[int, int] | None
+        self, dtype: str, _torch_release: Version, capability: Capability | None
     ) -> RejectionRule | None:
         if dtype != "bfloat16" or (capability is not None and capability >= BFLOAT16_CAPABILITY):
             return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from .backend import MIN_TORCH, TorchInfo
 from .causes import (
@@ -20,8 +20,10 @@ from .causes import (
     RejectionRule,
     torch_requirement,
 )
-from .machine import MachineInfo, is_mps_simulated, processor_name
+from .machine import MachineInfo, Version, is_mps_simulated, processor_name
 from .request import NUMBERED_TYPES, device_type
+
+Capability: TypeAlias = tuple[int, int]  # Compute capability of a CUDA GPU, such as (9, 0).
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Device:
     supports_process_groups = True  # Whether several processes can train together on devices of this type.
     uses_cudnn = False
     profiler_times_kernels = False  # Whether torch's profiler records the kernels of the device and their duration.
+    has_lstm_defects = False  # Whether LSTMs of some sizes and torch releases compute incorrect results.
+    checkpoints_restore_rng = True  # Whether torch restores the random number state for a recomputed activation.
+    has_multi_tensor_norm = False  # Whether one kernel computes the norm of many tensors.
     attention_lacks_dropout = False  # Whether scaled_dot_product_attention raises an error for dropout.
     sensor = ""  # Source of the utilization: "ioreg" or "nvidia-smi".
 
@@ -180,7 +185,7 @@ class Device:
         """Return a function that waits for the work submitted so far, if reading a tensor does not wait for it."""
         return _wait_for_nothing
 
-    def capability(self) -> tuple[int, int] | None:
+    def capability(self) -> Capability | None:
         """Return the compute capability, such as (9, 0), or ``None`` if the device type has none."""
         return None
 
@@ -189,17 +194,15 @@ class Device:
         return None
 
     def half_precision_rejection(
-        self, _dtype: str, _torch_release: tuple[int, ...], _capability: tuple[int, int] | None
+        self, _dtype: str, _torch_release: Version, _capability: Capability | None
     ) -> RejectionRule | None:
         """Return the reason why a 16-bit dtype cannot be used in training, or ``None`` if it can."""
         return None
 
-    def half_precision_notes(
-        self, _dtype: str, _torch_release: tuple[int, ...], _machine: MachineInfo
-    ) -> tuple[str, ...]:
+    def half_precision_notes(self, _dtype: str, _torch_release: Version, _machine: MachineInfo) -> tuple[str, ...]:
         """Return notes about training in a 16-bit dtype."""
         return ()
 
-    def has_scaler_defect(self, _torch_release: tuple[int, ...]) -> bool:
+    def has_scaler_defect(self, _torch_release: Version) -> bool:
         """Return whether a fused optimizer steps although a ``GradScaler`` found infinite gradients."""
         return False

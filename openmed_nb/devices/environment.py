@@ -16,7 +16,7 @@ import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from .._render.display import Displayable, Report, Table
 from .._utils.validation import closest_match
@@ -47,13 +47,15 @@ TORCH_HIGH = 1.7
 TORCH_LOW = 1.4
 MAX_RATIO = 2.0
 
-PENDING = "pending"
-ACTIVE = "active"
-TOO_LATE = "too late"
-UNKNOWN = "unknown"
-CONFLICT = "conflict"
-IGNORED = "ignored"
-NOT_FOR_DEVICE = "not applicable"
+Effect: TypeAlias = Literal["pending", "active", "too late", "unknown", "conflict", "ignored", "not applicable"]
+
+PENDING: Final = "pending"
+ACTIVE: Final = "active"
+TOO_LATE: Final = "too late"
+UNKNOWN: Final = "unknown"
+CONFLICT: Final = "conflict"
+IGNORED: Final = "ignored"
+NOT_FOR_DEVICE: Final = "not applicable"
 
 SettingSource: TypeAlias = Literal["set", "kept", "unset"]
 
@@ -105,7 +107,7 @@ class EnvSetting:
     name: str
     value: str | None
     source: SettingSource
-    effect: str
+    effect: Effect
     note: str = ""
     remedy: str = ""
 
@@ -114,7 +116,7 @@ class EnvSetting:
         """Value for display, with secrets masked."""
         return None if self.value is None else mask_secrets(self.name, self.value)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | None]:
         """Return the setting as JSON-compatible values."""
         return {**vars(self), "value": self.display_value}
 
@@ -177,23 +179,19 @@ def plan_mps_variables(
             its values.
         torch: Version of torch, or ``None`` if it is unknown.
     """
+    variables_to_set = applied_variables or {}
     conflict = ""
     if device == "mps":
-        high, low = _watermark_defaults(environ.get(HIGH_WATERMARK_VARIABLE), environ.get(LOW_WATERMARK_VARIABLE))
-        defaults = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
-        applied_variables = {name: value for name, value in defaults.items() if value is not None}
-        conflict = watermark_conflict(
-            environ.get(HIGH_WATERMARK_VARIABLE, high), environ.get(LOW_WATERMARK_VARIABLE, low)
-        )
-    applied_variables = applied_variables or {}
+        variables_to_set = {FALLBACK_VARIABLE: "1", **_watermark_defaults(environ)}
+        conflict = watermark_conflict({**variables_to_set, **environ})
     settings = []
     for name in VARIABLES:
         source: SettingSource = "unset"
         if name in environ:
             source = "kept"
-        elif name in applied_variables:
+        elif name in variables_to_set:
             source = "set"
-        setting = EnvSetting(name, environ.get(name, applied_variables.get(name)), source, NOT_FOR_DEVICE)
+        setting = EnvSetting(name, environ.get(name, variables_to_set.get(name)), source, NOT_FOR_DEVICE)
         if device == "mps":
             watermark_error = "" if name == FALLBACK_VARIABLE else conflict
             setting = _with_effect(setting, environ, watermark_error, state or TorchState())
@@ -218,39 +216,37 @@ def _ignored_variables(environ: Mapping[str, str], device: str, torch: str | Non
         yield setting
 
 
-def _watermark_defaults(high: str | None, low: str | None) -> tuple[str | None, str | None]:
-    """Return the high and low watermark ratios to set; ``None`` for a ratio that is not changed.
-
-    Args:
-        high: High watermark ratio of the user as written, or ``None`` if it is not set.
-        low: Low watermark ratio of the user as written, or ``None`` if it is not set.
+def _watermark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the watermark ratios to set, which the ratios of the user determine. An invalid ratio remains alone.
 
     Example:
-        >>> _watermark_defaults(None, None), _watermark_defaults("0.7", None), _watermark_defaults(None, "1.2")
-        (('1.0', '0.9'), (None, '0.63'), ('1.2', None))
-        >>> _watermark_defaults("2.5", None), _watermark_defaults("1.5", "0.5")
-        ((None, None), (None, None))
+        >>> _watermark_defaults({HIGH_WATERMARK_VARIABLE: "0.7"})
+        {'PYTORCH_MPS_LOW_WATERMARK_RATIO': '0.63'}
+        >>> _watermark_defaults({LOW_WATERMARK_VARIABLE: "1.2"})
+        {'PYTORCH_MPS_HIGH_WATERMARK_RATIO': '1.2'}
+        >>> _watermark_defaults({HIGH_WATERMARK_VARIABLE: "2.5"})
+        {}
     """
+    high = environ.get(HIGH_WATERMARK_VARIABLE)
+    low = environ.get(LOW_WATERMARK_VARIABLE)
     if high is None and low is None:
-        return str(DEFAULT_HIGH), str(DEFAULT_LOW)
+        return {HIGH_WATERMARK_VARIABLE: str(DEFAULT_HIGH), LOW_WATERMARK_VARIABLE: str(DEFAULT_LOW)}
     user_ratio = parse_ratio(str(low if high is None else high))
     if None not in (high, low) or not 0 <= user_ratio <= MAX_RATIO:
-        return None, None
+        return {}
     if high is None:
-        return str(max(DEFAULT_HIGH, user_ratio)), None
-    if user_ratio == 0 or user_ratio >= DEFAULT_LOW:
-        return None, str(DEFAULT_LOW)
-    return None, f"{DEFAULT_LOW * user_ratio:.6g}"
+        return {HIGH_WATERMARK_VARIABLE: str(max(DEFAULT_HIGH, user_ratio))}
+    is_scaled = 0 < user_ratio < DEFAULT_LOW
+    return {LOW_WATERMARK_VARIABLE: f"{DEFAULT_LOW * user_ratio:.6g}" if is_scaled else str(DEFAULT_LOW)}
 
 
-def watermark_conflict(high: str | None, low: str | None) -> str:
-    """Return the error of torch for a pair of ratios, or an empty string if torch accepts them."""
-    ratios = {HIGH_WATERMARK_VARIABLE: high, LOW_WATERMARK_VARIABLE: low}
-    high_ratio, low_ratio = watermarks({name: ratio for name, ratio in ratios.items() if ratio is not None})
-    if not 0 <= high_ratio <= MAX_RATIO:
-        return f"invalid high watermark ratio {high_ratio:g}"
-    if not 0 <= low_ratio <= (high_ratio or MAX_RATIO):
-        return f"invalid low watermark ratio {low_ratio:g}"
+def watermark_conflict(environ: Mapping[str, str]) -> str:
+    """Return the error of torch for the ratios of an environment, or an empty string if torch accepts them."""
+    high, low = watermarks(environ)
+    if not 0 <= high <= MAX_RATIO:
+        return f"invalid high watermark ratio {high:g}"
+    if not 0 <= low <= (high or MAX_RATIO):
+        return f"invalid low watermark ratio {low:g}"
     return ""
 
 
@@ -294,6 +290,7 @@ def _with_effect(setting: EnvSetting, environ: Mapping[str, str], conflict: str,
     if conflict:
         return replace(setting, effect=CONFLICT, note=f"torch will reject it: {conflict}", remedy=UNSET_BOTH_REMEDY)
     has_read = state.has_read(name)
+    effect: Effect
     observed = state.observed_values.get(name, frozenset((UNOBSERVED, environ.get(name))))
     if has_read is False:
         effect = PENDING

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import platform
 import re
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 from .._render.display import SIMULATED_SUFFIX
 from .._utils.text import describe_value
@@ -20,7 +21,10 @@ from ..errors import ConfigurationError
 from .request import normalize_device
 
 if TYPE_CHECKING:
+    import ctypes
     from importlib.metadata import Distribution
+
+Version: TypeAlias = tuple[int, ...]  # Numbers of a version or release, such as (2, 13, 0).
 
 # Keys of sysctl on macOS. The option -i ignores unknown keys, such as the Rosetta flag on an old Mac.
 SYSCTL_KEYS = (
@@ -41,10 +45,9 @@ APPLE_CPU = re.compile(r"^CPU implementer\s*:\s*0x61$|\bVirtualApple\b", re.MULT
 GPU_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
-def import_psutil() -> Any:
+def import_psutil() -> ModuleType:
     """Import psutil, which provides memory and process information on every operating system."""
-    import psutil
-
+    psutil = importlib.import_module("psutil")
     check_not_shadowed(psutil, "virtual_memory")
     return psutil
 
@@ -81,7 +84,7 @@ class MachineInfo:
     apple_silicon: bool = False
     under_rosetta: bool = False
     chip: str | None = None
-    macos: tuple[int, ...] | None = None
+    macos: Version | None = None
     memory_bytes: int | None = None
     cores: int | None = None
     gpu_driver: bool | None = None
@@ -107,7 +110,9 @@ def read_machine(
     if system != "Darwin":
         apple = APPLE_CPU.search(_read_cpuinfo(cpuinfo)) is not None
         return MachineInfo(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
-    facts = parse_sysctl((run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]))
+    output = (run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]) or ""
+    lines = (line.partition(":") for line in output.splitlines())
+    facts = {name.strip(): value.strip() for name, _colon, value in lines}
     memory = facts.get("hw.memsize", "")
     cores = facts.get("hw.physicalcpu", "")
     match = re.match(r"\d+(\.\d+)*", facts.get("kern.osproductversion", ""))
@@ -117,7 +122,7 @@ def read_machine(
         architecture=architecture,
         apple_silicon=architecture == "arm64" or facts.get("hw.optional.arm64") == "1",
         under_rosetta=facts.get("sysctl.proc_translated") == "1",
-        chip=facts.get("machdep.cpu.brand_string"),
+        chip=facts.get("machdep.cpu.brand_string") or None,
         # macOS reports "10.16" to old programs for every version from 11 on, so the actual version is unknown.
         macos=None if macos and macos[:2] == (10, 16) else macos,
         memory_bytes=int(memory) if memory.isdecimal() else None,
@@ -132,12 +137,6 @@ def apple_chip_generation(machine: MachineInfo) -> int | None:
         return 4
     match = re.match(r"Apple M(\d+)\b", machine.chip or "", re.ASCII)
     return int(match[1]) if match else None
-
-
-def parse_sysctl(output: str | None) -> dict[str, str]:
-    """Return the ``name: value`` lines of ``sysctl`` as a mapping, ignoring other lines."""
-    pairs = (line.partition(":") for line in (output or "").splitlines())
-    return {name.strip(): value.strip() for name, colon, value in pairs if colon and value.strip()}
 
 
 def run_command(command: list[str], environ: Mapping[str, str] | None = None) -> str | None:
@@ -175,28 +174,27 @@ class Footprint:
     peak: int
 
 
-# Struct rusage_info_v4 of xnu's bsd/sys/resource.h, in every macOS since 10.13: a UUID and 35 numbers. Number 8 is
-# ri_phys_footprint and number 29 is ri_lifetime_max_phys_footprint. Every later version starts with the same fields.
-RUSAGE_STRUCT = struct.Struct("<16x35Q")
+# Version and size of rusage_info_v4 of xnu's bsd/sys/resource.h, in every macOS since 10.13: 37 numbers of 64 bits, a UUID in
+# the first two. Every later version starts with the same fields.
 RUSAGE_VERSION = 4
-PHYS_FOOTPRINT_INDEX = 7
-MAX_FOOTPRINT_INDEX = 28
+RUSAGE_NUMBERS = 37
+PHYS_FOOTPRINT_INDEX = 9  # ri_phys_footprint
+MAX_FOOTPRINT_INDEX = 30  # ri_lifetime_max_phys_footprint
 
 
-def read_footprint(library: Any = None) -> Footprint | None:
+def read_footprint(library: ctypes.CDLL | None = None) -> Footprint | None:
     """Return the footprint of this process from the C library of macOS, or ``None`` if it is unavailable."""
     if library is None and sys.platform != "darwin":
         return None
     import ctypes
 
     library = library or ctypes.CDLL("/usr/lib/libSystem.B.dylib")
-    usage = ctypes.create_string_buffer(RUSAGE_STRUCT.size)
+    usage = (ctypes.c_uint64 * RUSAGE_NUMBERS)()
     error_code = library.proc_pid_rusage(os.getpid(), RUSAGE_VERSION, usage)
-    numbers = RUSAGE_STRUCT.unpack(usage.raw)
-    current = numbers[PHYS_FOOTPRINT_INDEX]
+    current = usage[PHYS_FOOTPRINT_INDEX]
     if error_code or not current:  # A process always has a footprint, so 0 means that it is unknown.
         return None
-    return Footprint(current, numbers[MAX_FOOTPRINT_INDEX])
+    return Footprint(current, usage[MAX_FOOTPRINT_INDEX])
 
 
 def _read_cpuinfo(file: Path = CPUINFO) -> str:

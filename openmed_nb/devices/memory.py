@@ -129,14 +129,19 @@ class OutOfMemoryDetails(JsonMixin):
         if not is_out_of_memory(error):
             return None
         text = str(error)
-        sizes = {name: _find_size(text, patterns) for name, patterns in OOM_FIELD_PATTERNS.items()}
+        sizes: dict[str, int] = {}
+        for name, patterns in OOM_FIELD_PATTERNS.items():
+            for pattern in patterns:
+                match = re.search(pattern, text, re.IGNORECASE)
+                if match and name not in sizes:
+                    sizes[name] = round(float(match[1]) * BYTES_BY_UNIT[match[2][0].lower()])
         matching = (name for name, pattern in DEVICE_PATTERNS.items() if re.search(pattern, text, re.IGNORECASE))
         device = next(matching, "cpu")
-        allocated = sizes["allocated"]
-        other = sizes["cached"] if sizes["outside"] is None else sizes["outside"]
-        if sizes["process"] is not None and allocated is not None:
+        allocated = sizes.get("allocated")
+        other = sizes.get("outside", sizes.get("cached"))
+        if "process" in sizes and allocated is not None:
             other = max(0, sizes["process"] - allocated)
-        return cls(device, allocated, other, sizes["limit"] or sizes["capacity"], sizes["tried"])
+        return cls(device, allocated, other, sizes.get("limit") or sizes.get("capacity"), sizes.get("tried"))
 
     def __str__(self) -> str:
         sizes = {
@@ -147,12 +152,3 @@ class OutOfMemoryDetails(JsonMixin):
         }
         details = ", ".join(f"{format_bytes(size)} {name}" for name, size in sizes.items() if size is not None)
         return f"an out-of-memory error on {self.device}{f': {details}' if details else ''}"
-
-
-def _find_size(text: str, patterns: tuple[str, ...]) -> int | None:
-    """Return the size in bytes from the first pattern that matches, or ``None``."""
-    for pattern in patterns:
-        if match := re.search(pattern, text, re.IGNORECASE):
-            number, unit = match.groups()
-            return round(float(number) * BYTES_BY_UNIT[unit[0].lower()])
-    return None

@@ -63,7 +63,7 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
     else:
         packed = torch.from_numpy(np.concatenate(flat))
     moved = packed.to(device, non_blocking=target.supports_async_copies)
-    ends = itertools.accumulate(array.size for array in flat)
+    ends = itertools.accumulate(array.size for array in flat)  # Tensor.split does not support every device type.
     return [moved[end - array.size : end].view(array.shape) for array, end in zip(arrays, ends, strict=True)]
 
 
@@ -74,11 +74,10 @@ def copy_to_host_async(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """Return a tensor as an array in host memory."""
-    array: np.ndarray = tensor.cpu().numpy()
-    return array
+    return tensor.cpu().numpy()
 
 
-def _get_children(value: Any) -> list[tuple[Any, Any]] | None:
+def _get_children(value: object) -> list[tuple[object, object]] | None:
     """Return the children of a mapping, sequence, set or dataclass with their keys, indices or field names.
 
     A ``BatchEncoding`` of transformers is a mapping but not a ``dict``. A ``ModelOutput`` is both a ``dict`` and a dataclass.
@@ -96,7 +95,7 @@ def _get_children(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _replace_children(value: Any, children: list[Any]) -> Any:
+def _replace_children(value: Any, children: Sequence[object]) -> object:
     """Return a value of the same type with other children, in the order of :func:`_get_children`.
 
     A read-only mapping becomes a ``dict``, unless it is a ``MappingProxyType``. A tuple with unchanged children, such as a
@@ -121,13 +120,13 @@ def _replace_children(value: Any, children: list[Any]) -> Any:
         changed._metadata = value._metadata  # noqa: SLF001
     for key, child in pairs.items():
         if dataclasses.is_dataclass(value) and not is_mapping:
-            object.__setattr__(changed, key, child)  # The dataclass may be frozen; this instance is new.
+            object.__setattr__(changed, str(key), child)  # The dataclass may be frozen; this instance is new.
         else:  # A ModelOutput does not support update().
             changed[key] = child
     return changed
 
 
-def named_tensors(value: Any, name: str = "", parents: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: object, name: str = "", parents: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors in nested mappings, sequences and dataclasses with their names, joined by dots."""
     import torch
 
@@ -138,7 +137,7 @@ def named_tensors(value: Any, name: str = "", parents: tuple[int, ...] = ()) -> 
             yield from named_tensors(child, f"{name}.{key}" if name else str(key), (*parents, id(value)))
 
 
-def iter_operator_tensors(value: Any) -> list[torch.Tensor]:
+def iter_operator_tensors(value: object) -> list[torch.Tensor]:
     """Return the tensors in the tuples, lists and dicts that operators take and return.
 
     Modes call it for each operator, so it is faster than :func:`named_tensors`.
@@ -158,7 +157,7 @@ def iter_operator_tensors(value: Any) -> list[torch.Tensor]:
     return tensors
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a value of the same type with changed tensors. A value without tensors is returned unchanged."""
     import torch
 
@@ -169,7 +168,9 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> A
     return _replace_children(value, [map_tensors(child, change) for _, child in _get_children(value) or ()])
 
 
-def get_module(value: Any, remedy: str = "Pass the name of a model, a torch module or a pipeline.") -> torch.nn.Module:
+def get_module(
+    value: object, remedy: str = "Pass the name of a model, a torch module or a pipeline."
+) -> torch.nn.Module:
     """Return the torch module of a module, a pipeline or a loaded model.
 
     Raises:
@@ -183,11 +184,12 @@ def get_module(value: Any, remedy: str = "Pass the name of a model, a torch modu
     return module
 
 
-def unwrap_model(model: Any) -> Any:
+def unwrap_model(model: object) -> Any:
     """Return the model inside the wrappers for compilation, parallel training and adapters."""
     for name in ("_orig_mod", "module"):
         model = getattr(model, name, model)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    get_base_model = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
 
 
 def underlying_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,11 +213,22 @@ def safe_key_name(key: object, index: int) -> str:
     return key if isinstance(key, str) and FIELD_NAME_PATTERN.fullmatch(key) else f"[{index}]"
 
 
+def _child_suffix(parent: object, key: object, index: int) -> str:
+    """Return the suffix of the name of a child, with its key only if that cannot be part of a note."""
+    if isinstance(parent, Mapping):
+        is_state_dict = getattr(parent, "_metadata", None)  # The keys of a state dict are names of layers.
+        return f".{key if is_state_dict else safe_key_name(key, index)}"
+    if isinstance(key, int):
+        fields = getattr(parent, "_fields", None)  # Names of a named tuple.
+        return f".{fields[index]}" if fields else f"[{index}]"
+    return f".{key}"
+
+
 # Kinds of NumPy dtypes that torch supports, with their maximum sizes in bytes. Text, objects, dates and float128 are excluded.
 MAX_BYTES_BY_KIND = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
 
 
-def _is_numeric_array(value: Any) -> bool:
+def _is_numeric_array(value: object) -> bool:
     """Return whether a value is an array that can become a tensor; a masked array cannot."""
     numpy = sys.modules.get("numpy")  # If numpy is not imported, there are no arrays.
     if numpy is None or not isinstance(value, numpy.ndarray) or hasattr(value, "mask"):
@@ -233,7 +246,12 @@ def to_device(value: T, device: str | torch.device) -> T:
     import torch
 
     mover = TensorMover(torch.device(device))
-    moved: T = mover.move_module(value) if isinstance(value, torch.nn.Module) else mover(value, "")
+    moved: T
+    if isinstance(value, torch.nn.Module):
+        mover.move_module(value)
+        moved = value
+    else:
+        moved = mover.move(value, "")
     _warn_of_conversions(mover.converted, mover.device.type)
     return moved
 
@@ -252,15 +270,14 @@ class TensorMover:
         self.converted: dict[str, tuple[str, str]] = {}
         self.narrower = mps_dtype_fallbacks(device)
         # By identity: the original tensor, which is kept alive so that its identity is not reused, and the moved tensor.
-        self._moved: dict[tuple[Any, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._parents: set[int] = set()
+        self._moved: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def __call__(self, value: Any, name: str) -> Any:
-        """Return a value with moved tensors."""
+    def move(self, value: Any, name: str, parents: tuple[int, ...] = ()) -> Any:
+        """Return a value with moved tensors; its name describes where it is in the value that the caller passed."""
         import torch
 
         if isinstance(value, torch.Tensor):
-            return self._move_once(value, name, self._move_tensor)
+            return self._move_tensor(value, name)
         if _is_numeric_array(value):  # torch.from_numpy rejects negative strides and other byte orders.
             native = value.astype(value.dtype.newbyteorder("="), order="C")
             return self._move_tensor(torch.from_numpy(native), name)
@@ -270,64 +287,54 @@ class TensorMover:
         if isinstance(value, torch.optim.Optimizer):
             remedy = "Move the model first, then create the optimizer from its parameters."
             raise ConfigurationError(f"The optimizer {type_name} cannot be moved.", remedy)
-        if id(value) in self._parents:
+        if id(value) in parents:
             message = f"A {type_name} contains a reference to itself and cannot be moved."
             raise ConfigurationError(message, "Remove that reference from the value.")
         children = _get_children(value)
         if children is None:
             return value
-        self._parents.add(id(value))
-        try:
-            moved = [self._move_child(value, name, index, *pair) for index, pair in enumerate(children)]
-            return _replace_children(value, moved)
-        finally:
-            self._parents.discard(id(value))
+        moved = []
+        for index, (key, child) in enumerate(children):
+            child_name = f"{name}{_child_suffix(value, key, index)}".lstrip(".")
+            if isinstance(value, torch.nn.utils.rnn.PackedSequence) and child is value.batch_sizes:
+                moved.append(child)  # torch reads it on the CPU.
+            else:
+                moved.append(self.move(child, child_name, (*parents, id(value))))
+        return _replace_children(value, moved)
 
-    def _move_child(self, parent: Any, name: str, index: int, key: Any, child: Any) -> Any:
-        """Return a child with moved tensors. Its name contains the key only if that cannot be part of a note."""
-        import torch
-
-        if isinstance(parent, Mapping):
-            is_state_dict = getattr(parent, "_metadata", None)  # The keys of a state dict are names of layers.
-            child_name = str(key) if is_state_dict else safe_key_name(key, index)
-        elif isinstance(key, int) and not hasattr(parent, "_fields"):
-            return self(child, f"{name}[{index}]")
-        else:
-            child_name = key if isinstance(key, str) else parent._fields[index]
-            if child_name == "batch_sizes" and isinstance(parent, torch.nn.utils.rnn.PackedSequence):
-                return child  # torch reads it on the CPU.
-        return self(child, f"{name}.{child_name}".lstrip("."))
-
-    def move_module(self, module: torch.nn.Module) -> Any:
+    def move_module(self, module: torch.nn.Module) -> None:
         """Move a module in place. Buffers that several modules share remain shared."""
         import torch
 
-        shared = _shared_buffers(module)
+        buffers = [
+            (owner, name, buffer)
+            for owner in module.modules()
+            for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False)
+        ]
+        tensors: list[tuple[str, torch.Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+        for name, weight in module.named_parameters():
+            if weight.grad is not None:
+                tensors.append((f"{name}.grad", weight.grad))
         with torch.no_grad():
-            wide = ((name, tensor) for name, tensor in _iter_module_tensors(module) if tensor.dtype in self.narrower)
-            narrowed = {id(tensor): self._move_once(tensor, name, self._downcast) for name, tensor in wide}
+            wide = ((name, tensor) for name, tensor in tensors if tensor.dtype in self.narrower)
+            narrowed = {id(tensor): self._move_tensor(tensor, name) for name, tensor in wide}
             if narrowed:  # Module.to would also convert 16-bit tensors.
                 module._apply(lambda tensor: narrowed.get(id(tensor), tensor))  # noqa: SLF001
         module.to(self.device)
-        for (first_owner, first_name), *locations in shared:
-            for owner, name in locations:
-                setattr(owner, name, getattr(first_owner, first_name))
-        return module
-
-    def _move_once(
-        self, tensor: torch.Tensor, name: str, change: Callable[[torch.Tensor, str], torch.Tensor]
-    ) -> torch.Tensor:
-        """Change a tensor, or return the result for another view of the same memory."""
-        key = _identity(tensor)
-        if key not in self._moved:
-            self._moved[key] = (tensor, change(tensor, name))
-        return self._moved[key][1]
+        moved: dict[int, torch.Tensor] = {}
+        for owner, name, buffer in buffers:
+            setattr(owner, name, moved.setdefault(id(buffer), getattr(owner, name)))
 
     def _move_tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        # Only copies from pinned memory to CUDA are safe without waiting.
-        queues_copies = get_device(self.device).supports_async_copies
-        non_blocking = queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
-        return self._downcast(tensor, name).to(self.device, non_blocking=non_blocking)
+        """Return a moved tensor, or the result for another view of the same memory."""
+        key = _identity(tensor)
+        if key not in self._moved:
+            # Only copies from pinned memory to CUDA are safe without waiting.
+            queues_copies = get_device(self.device).supports_async_copies
+            non_blocking = queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
+            moved = self._downcast(tensor, name).to(self.device, non_blocking=non_blocking)
+            self._moved[key] = (tensor, moved)
+        return self._moved[key][1]
 
     def _downcast(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return a tensor in a dtype that the device supports, or raise an error if a value would overflow."""
@@ -347,25 +354,7 @@ class TensorMover:
         return narrow
 
 
-def _iter_module_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters of a module, their gradients and all buffers, persistent or not, with their names."""
-    for name, parameter in module.named_parameters():
-        yield name, parameter
-        if parameter.grad is not None:
-            yield f"{name}.grad", parameter.grad
-    yield from module.named_buffers()
-
-
-def _shared_buffers(module: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
-    """Return the locations of each buffer that several modules share: pairs of a module and a name."""
-    locations_by_buffer: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-    for owner in module.modules():
-        for name, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
-            locations_by_buffer.setdefault(id(buffer), []).append((owner, name))
-    return [locations for locations in locations_by_buffer.values() if len(locations) > 1]
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
     """Return a key that is equal for tensors that are the same view of the same memory."""
     import torch
 
@@ -417,7 +406,7 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
         message = f"{name} cannot be copied: {describe_error(error)}."
         raise ConfigurationError(message, "Remove the attribute that cannot be copied.") from error
     for copied_weight, weight in zip(copied.parameters(), inner.parameters(), strict=True):
-        if copied_weight.requires_grad != weight.requires_grad:
+        if copied_weight.requires_grad != weight.requires_grad:  # An uninitialized weight rejects the call.
             copied_weight.requires_grad_(weight.requires_grad)
     return copied.to(torch.device(device))
 

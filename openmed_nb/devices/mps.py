@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from .backend import MIN_TORCH, TENSOR_LOCK, import_torch, parse_release
 from .causes import ARM_PYTHON_REMEDY, DeviceContext, RejectionRule, min_macos_for, torch_requirement
-from .device import Device, MemoryStats
+from .device import Capability, Device, MemoryStats
 from .environment import UNSET_BOTH_REMEDY
-from .machine import MachineInfo, apple_chip_generation
+from .machine import MachineInfo, Version, apple_chip_generation
 
 LINUX_ON_APPLE = "Linux on an Apple chip"
 NO_MAC = "no Mac"
@@ -41,6 +42,8 @@ class Mps(Device):
     can_be_simulated = True
     has_fallbacks = True
     supports_process_groups = False  # Neither gloo nor nccl supports MPS (pytorch#160732).
+    has_lstm_defects = True
+    checkpoints_restore_rng = False
     attention_lacks_dropout = True
     sensor = "ioreg"
     has_allocator = True
@@ -139,7 +142,7 @@ class Mps(Device):
             import_torch().mps.synchronize()
 
     def half_precision_rejection(
-        self, dtype: str, torch_release: tuple[int, ...], _capability: tuple[int, int] | None
+        self, dtype: str, torch_release: Version, _capability: Capability | None
     ) -> RejectionRule | None:
         if dtype != "float16" or torch_release >= GRAD_SCALER_SINCE:
             return None
@@ -149,7 +152,7 @@ class Mps(Device):
             "float16", reason, "Use 'bfloat16', which does not need a GradScaler, or torch 2.8 or later."
         )
 
-    def half_precision_notes(self, dtype: str, torch_release: tuple[int, ...], machine: MachineInfo) -> tuple[str, ...]:
+    def half_precision_notes(self, dtype: str, torch_release: Version, machine: MachineInfo) -> tuple[str, ...]:
         if dtype == "float16":
             if not self.has_scaler_defect(torch_release):
                 return ()
@@ -165,10 +168,10 @@ class Mps(Device):
             return ()
         return (f"{note} (transformers#40458).",)
 
-    def has_scaler_defect(self, torch_release: tuple[int, ...]) -> bool:
+    def has_scaler_defect(self, torch_release: Version) -> bool:
         return tuple(torch_release) < FUSED_SCALER_SINCE
 
 
-def _counts_peaks(torch: Any) -> bool:
+def _counts_peaks(torch: ModuleType) -> bool:
     """Return whether torch counts the peak memory of MPS."""
     return parse_release(torch.__version__) >= PEAK_MEMORY_SINCE

@@ -6,10 +6,11 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._events.activity import defer_interrupts
 from .._utils.text import describe_value
@@ -18,9 +19,24 @@ from .backend import import_torch
 from .machine import is_mps_simulated
 from .registry import get_device
 
+if TYPE_CHECKING:
+    from torch.autograd.profiler_util import FunctionEvent
+    from torch.overrides import TorchFunctionMode
+    from torch.profiler import profile
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+
+Mode: TypeAlias = "TorchDispatchMode | TorchFunctionMode"
+
+# A function or an operator of torch that a mode intercepts, its arguments, and its result.
+TorchFunction: TypeAlias = Callable[..., Any]
+Arguments: TypeAlias = tuple[Any, ...]
+Keywords: TypeAlias = dict[str, Any]
+Result: TypeAlias = Any  # A tensor, a tuple of tensors, or another value.
+
 
 @contextmanager
-def push_modes(*modes: Any) -> Iterator[None]:
+def push_modes(*modes: Mode) -> Iterator[None]:
     """Enter modes in this thread, and remove exactly these modes at the end of the block.
 
     torch removes a mode from its stack while the mode runs, and the exit of a mode removes the top of the stack. After an
@@ -34,34 +50,23 @@ def push_modes(*modes: Any) -> Iterator[None]:
         yield
 
 
-def active_modes(mode: Any) -> list[Any]:
-    """Return the active modes of the same kind in this thread, the outermost first."""
-    module, kind = _mode_stack(mode)
-    return list(getattr(module, f"_get_current_{kind}_mode_stack")())
-
-
-def _move_to_top(mode: Any) -> None:
+def _move_to_top(mode: Mode) -> None:
     """Move a mode to the top of its stack, where its exit removes it."""
-    module, _kind = _mode_stack(mode)
-    current = active_modes(mode)
-    reordered = [*(active for active in current if active is not mode), mode]
-    if [*map(id, current)] == [*map(id, reordered)]:
-        return
-    for _ in current:
-        module._pop_mode()  # noqa: SLF001 - torch does not have a public function for it
-    for active in reordered:
-        module._push_mode(active)  # noqa: SLF001
-
-
-def _mode_stack(mode: Any) -> tuple[Any, str]:
-    """Return the torch module with the stack of such modes, and the kind of call that they intercept."""
-    import_torch()
     from torch import overrides
     from torch.utils import _python_dispatch
 
+    module: ModuleType = overrides
+    active: list[Mode] = [*overrides._get_current_function_mode_stack()]  # noqa: SLF001 - torch has no public functions
     if isinstance(mode, _python_dispatch.TorchDispatchMode):
-        return _python_dispatch, "dispatch"
-    return overrides, "function"
+        module = _python_dispatch
+        active = [*_python_dispatch._get_current_dispatch_mode_stack()]  # noqa: SLF001
+    reordered = [*(other for other in active if other is not mode), mode]
+    if [*map(id, active)] == [*map(id, reordered)]:
+        return
+    for _ in active:
+        module._pop_mode()  # noqa: SLF001
+    for other in reordered:
+        module._push_mode(other)  # noqa: SLF001
 
 
 STDERR_FD = 2
@@ -75,19 +80,20 @@ MEMORY_EVENT = "[memory]"  # Name of an allocation or deallocation in torch's pr
 
 
 @contextlib.contextmanager
-def profile_device(device: str, *, profile_memory: bool = False) -> Iterator[Any]:
+def profile_device(device: str, *, profile_memory: bool = False) -> Iterator[profile]:
     """Profile a block on a device with torch's profiler.
 
     The profiler records names and durations, and optionally memory, but no shapes and no source code.
     """
-    from torch.profiler import ProfilerActivity, profile
+    import torch
+    from torch.profiler import ProfilerActivity
 
     activities = [ProfilerActivity.CPU]
     profiled = get_device(device)
     if profiled.profiler_times_kernels:
         activities.append(getattr(ProfilerActivity, profiled.type.upper()))
     # Without acc_events, torch 2.11 warns that later cycles clear events.
-    profiler = profile(activities=activities, profile_memory=profile_memory, acc_events=True)
+    profiler = torch.profiler.profile(activities=activities, profile_memory=profile_memory, acc_events=True)
     try:
         with defer_interrupts(), suppress_kineto_output():
             profiler.__enter__()
@@ -104,13 +110,16 @@ def iter_memory_changes(profiler: Any) -> list[int]:
     ``profiler.events()`` contains sums only. The individual changes are in the results from which it computes them.
     """
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == MEMORY_EVENT]
-    return [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()) if is_host_event(event)]
+    return [
+        event.nbytes()
+        for event in sorted(events, key=lambda event: event.start_ns())
+        if str(event.device_type()).endswith("CPU")
+    ]
 
 
-def is_host_event(event: Any) -> bool:
+def is_host_event(event: FunctionEvent) -> bool:
     """Return whether a profiler event occurred on the host."""
-    device = event.device_type
-    return str(device() if callable(device) else device).endswith("CPU")
+    return str(event.device_type).endswith("CPU")
 
 
 @contextlib.contextmanager
@@ -141,18 +150,7 @@ def is_profiler_active() -> bool:
     return bool(import_torch().autograd._profiler_enabled())  # noqa: SLF001 - torch does not have a public function for it
 
 
-def check_no_profiler() -> None:
-    """Raise an error if another torch profiler is running."""
-    if is_profiler_active():
-        raise ConfigurationError("Another torch profiler is already running.", "Exit its with block first.")
-
-
-def check_signposts(device: str) -> None:
-    """Raise an error if torch cannot write signposts for a device."""
-    _check_mps("Signposts", device, "Remove signposts=True.")
-
-
-def capture_name(name: Any) -> str:
+def capture_name(name: object) -> str:
     """Validate and normalize the name of a Metal capture.
 
     torch writes the capture to ``0000-NAME.gputrace`` in the current directory, with an increasing number.
@@ -168,9 +166,21 @@ def capture_name(name: Any) -> str:
     return stem
 
 
-def check_metal_capture(device: str) -> None:
-    """Raise an error if torch cannot capture the Metal calls of a device."""
-    _check_mps("Metal captures", device, "Remove metal_capture.")
+def check_profiling(device: str, signposts: bool, metal_capture: str | None) -> None:
+    """Raise an error if another profiler is running, or if torch cannot write signposts or a Metal capture for a device."""
+    if is_profiler_active():
+        raise ConfigurationError("Another torch profiler is already running.", "Exit its with block first.")
+    requests = (
+        (signposts, "Signposts", "Remove signposts=True."),
+        (metal_capture is not None, "Metal captures", "Remove metal_capture."),
+    )
+    for is_requested, feature, remedy in requests:
+        if is_requested and get_device(device).type != "mps":
+            raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
+        if is_requested and is_mps_simulated():
+            raise ConfigurationError(f"{feature} are not supported on a simulated MPS device.", remedy)
+    if metal_capture is None:
+        return
     torch = import_torch()
     if not hasattr(torch.mps.profiler, "metal_capture"):
         message = f"torch {torch.__version__} does not have torch.mps.profiler.metal_capture."
@@ -180,19 +190,15 @@ def check_metal_capture(device: str) -> None:
         raise ConfigurationError(message, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
 
 
-def _check_mps(feature: str, device: str, remedy: str) -> None:
-    """Raise an error if a device is not a real MPS device."""
-    if get_device(device).type != "mps":
-        raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
-    if is_mps_simulated():
-        raise ConfigurationError(f"{feature} are not supported on a simulated MPS device.", remedy)
-
-
-def signposts() -> Any:
+def signposts() -> contextlib.AbstractContextManager[None]:
     """Return a context manager whose MPS operators write signposts for Instruments (``torch.mps.profiler.profile``)."""
-    return import_torch().mps.profiler.profile(mode="interval")
+    import torch
+
+    return torch.mps.profiler.profile(mode="interval")
 
 
-def metal_capture(name: str) -> Any:
+def metal_capture(name: str) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that captures Metal calls for Xcode (``torch.mps.profiler.metal_capture``)."""
-    return import_torch().mps.profiler.metal_capture(name)
+    import torch
+
+    return torch.mps.profiler.metal_capture(name)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
 
 from .._render.display import JsonMixin
 from .._utils.text import describe_value, short_type_name
@@ -160,14 +159,11 @@ def _closest_device(word: str) -> str:
     """Return the closest device type, or an empty string if two are equally close: "tpu" is neither "cpu" nor "gpu"."""
     import difflib
 
-    for name, names in DEVICE_NAMES.items():
-        if word.startswith(names.vendors):
+    for name, device_names in DEVICE_NAMES.items():
+        if word.startswith(device_names.vendors):
             return name
-    matcher = difflib.SequenceMatcher(b=word)
-    similarities = {}
-    for name in (*DEVICE_NAMES, GPU, *AUTO_NAMES):
-        matcher.set_seq1(name)
-        similarities[name] = matcher.ratio()
+    names = (*DEVICE_NAMES, GPU, *AUTO_NAMES)
+    similarities = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in names}
     first, second = sorted(similarities, key=similarities.__getitem__, reverse=True)[:2]
     is_clear = similarities[first] >= MIN_SIMILARITY and similarities[first] > similarities[second]
     return first if is_clear else ""
@@ -254,7 +250,7 @@ def normalize_device(device: str) -> str:
     return CANONICAL_NAMES.get(device, device)
 
 
-def parse_device_argument(value: Any) -> str:
+def parse_device_argument(value: object) -> str:
     """Return the device name for a ``device=`` argument.
 
     Args:

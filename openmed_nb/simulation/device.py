@@ -13,8 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from dataclasses import dataclass
-from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 from unittest import mock
 
@@ -32,12 +31,10 @@ from ..devices.machine import ACTIVE_SIMULATIONS, DEFAULT_SIMULATED_MEMORY, Mach
 from ..devices.profilers import push_modes
 from ..errors import DeviceUnavailableError
 from .memory import MacMemory, SimulatedAllocator, format_size
-from .modes import DeviceCopy, DeviceStorages, FunctionMode, OperatorMode, SimulatedDevice, storage_key
-from .operators import Defect, FallbackPolicy, OperatorCall, validate_defects
+from .modes import CPU, MPS, FunctionMode, OperatorMode, SimulatedDevice, storage_key
+from .operators import FallbackPolicy, validate_defects
 
 Value = TypeVar("Value")
-# Memory statistics by name, pool and kind.
-MemoryStats = dict[str, dict[str, dict[str, int]]]
 
 CHIP = "Apple Silicon (SIMULATED)"
 MACOS = (15, 5)
@@ -54,67 +51,63 @@ CACHED_AVAILABILITY = (
 # Classes of Accelerate that share one state per process, including its device.
 SHARED_STATES = ("PartialState", "AcceleratorState", "GradientState")
 
-# Functions of torch._C that have no effect with a single synchronous device, or that return its index.
-NOOP_FUNCTIONS = (
-    "_mps_deviceSynchronize",
-    "_accelerator_synchronizeDevice",
-    "_accelerator_setDeviceIndex",
-    "_accelerator_emptyHostCache",
-)
-FIRST_DEVICE = ("_accelerator_getDeviceIndex", "_accelerator_exchangeDevice", "_accelerator_maybeExchangeDevice")
+# Functions of torch._C with a constant result: there is a single synchronous device.
+CONSTANT_RESULTS = {
+    "_mps_is_available": True,
+    "_mps_get_name": CHIP,
+    "_mps_get_core_count": 8,
+    "_mps_get_default_generator": torch.default_generator,
+    "_mps_deviceSynchronize": None,
+    "_mps_isCaptureEnabled": False,
+    "_mps_isCapturing": False,
+    "_mps_stopCapture": None,
+    "_get_accelerator": torch.device("mps"),
+    "_accelerator_getAccelerator": torch.device("mps"),
+    "_accelerator_getDeviceIndex": 0,
+    "_accelerator_exchangeDevice": 0,
+    "_accelerator_maybeExchangeDevice": 0,
+    "_accelerator_setDeviceIndex": None,
+    "_accelerator_synchronizeDevice": None,
+    "_accelerator_emptyHostCache": None,
+    "_accelerator_isAllocatorInitialized": True,
+}
 
 
-@dataclass(frozen=True, repr=False)
-class SimulatedMps(Displayable):
+class SimulatedMps(SimulatedDevice, Displayable):
     """Simulated MPS device that computes on the CPU; its measurements do not represent real MPS hardware.
 
     It does not reproduce the numerical results of MPS, its speed, its random numbers (they are those of the CPU), the
     16-bit types of ``torch.autocast("mps")``, its caches for graph shapes, or ``torch.mps.event``.
     ``torch.mps.profiler`` records nothing.
-
-    Attributes:
-        allocator: Its memory in bytes, such as ``allocated``, ``driver_allocated``, ``peak`` and
-            ``memory.recommended``.
-        defects: Its simulated silent errors.
     """
-
-    allocator: SimulatedAllocator
-    _device: SimulatedDevice
-    defects: tuple[Defect, ...] = ()
 
     simulated: ClassVar[bool] = True  # Reports of this device are labeled.
 
     @property
-    def copies(self) -> list[DeviceCopy]:
-        """Copies between the devices, with both devices and whether they were non-blocking."""
-        return self._device.copies
-
-    @property
-    def call_counts(self) -> Counter[str]:
-        """Number of calls of each torch function with a tensor of the device."""
-        return self._device.call_counts
-
-    @property
     def fallbacks(self) -> Counter[str]:
         """Number of times that each unsupported operator fell back to the CPU."""
-        return self._device.fallbacks.counts
+        return self.fallback_policy.counts
 
     @property
     def cache_clears(self) -> int:
         """Number of times that the cache was emptied by request."""
         return self.allocator.emptied
 
-    def contains(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is on the device."""
-        return self._device.storages.contains(tensor)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the state of the device as JSON-compatible values; memory in bytes."""
-        memory = {name: getattr(self.allocator, name) for name in ("allocated", "driver_allocated", "peak", "limit")}
-        installed = {"installed": self.allocator.memory.installed, "recommended": self.allocator.memory.recommended}
-        counters = {"fallbacks": dict(self.fallbacks), "cache_clears": self.cache_clears}
-        defects = [defect.issue for defect in self.defects]
-        return {"simulated": True, **installed, **memory, **counters, "defects": defects}
+        allocator = self.allocator
+        return {
+            "simulated": True,
+            "installed": allocator.memory.installed,
+            "recommended": allocator.memory.recommended,
+            "allocated": allocator.allocated,
+            "driver_allocated": allocator.driver_allocated,
+            "peak": allocator.peak,
+            "limit": allocator.limit,
+            "fallbacks": dict(self.fallbacks),
+            "cache_clears": self.cache_clears,
+            "defects": [defect.issue for defect in self.defects],
+        }
 
     def to_report(self) -> Report:
         """Return the memory, and the operators that fell back to the CPU."""
@@ -146,43 +139,53 @@ def simulated_device(
     ``torch.mps`` are replaced for the whole process, but tensors of other threads stay on the CPU.
     """
     environ = os.environ if environ is None else environ
-    mac = MacMemory(parse_memory(memory))
-    active = validate_defects(defects)
+    allocator = SimulatedAllocator(MacMemory(parse_memory(memory)), environ)
+    active_defects = validate_defects(defects)
     if ACTIVE_SIMULATIONS:
         message = "A simulated MPS device is already active; only one is supported."
         raise DeviceUnavailableError(
             message, "Stop it first: run %openmed_device --simulate off, or leave its with block."
         )
-    allocator = SimulatedAllocator(mac, environ)
-    # torch 2.13 treats any value except exactly 0 as enabled.
-    fallbacks = FallbackPolicy(environ.get(FALLBACK_VARIABLE, "0") != "0" if fallback is None else fallback)
-    active_defects: dict[str, list[Callable[[OperatorCall], Any]]] = {}
-    for defect in active:
-        for operator in defect.operators:
-            active_defects.setdefault(operator, []).append(defect.compute)
-    device = SimulatedDevice(allocator, fallbacks, DeviceStorages(allocator), active_defects=active_defects)
+    if fallback is None:
+        fallback = (
+            environ.get(FALLBACK_VARIABLE, "0") != "0"
+        )  # torch 2.13 treats any value except exactly 0 as enabled.
+    device = SimulatedMps(allocator, FallbackPolicy(fallback), active_defects)
     functions = FunctionMode(device)
-    simulated = SimulatedMps(allocator, device, active)
-    ACTIVE_SIMULATIONS.append(simulated)
-    try:
-        with (
-            preserve_variables([FALLBACK_VARIABLE], os.environ),  # Accelerate sets it whenever it finds MPS.
-            _restore_default_device(),
-            _patch_libraries(allocator, device.storages, functions.wrap_backward),
-            push_modes(OperatorMode(device), functions),
-        ):
-            yield simulated
-    finally:
-        ACTIVE_SIMULATIONS.clear()
+    run_backward = functions.wrap_backward(vars(torch.autograd)["_engine_run_backward"])
+    replacements: list[tuple[object, str, object]] = [
+        *((torch._C, name, replacement) for name, replacement in _make_library_functions(allocator).items()),  # noqa: SLF001
+        *((torch.Tensor, name, replacement) for name, replacement in _make_tensor_properties(device).items()),
+        *((torch.UntypedStorage, name, method) for name, method in _make_storage_methods(device).items()),
+        (torch, "Generator", SimulatedGeneratorFactory),
+        (torch.mps, "_default_mps_generator", torch.default_generator),
+        (torch.autograd, "_engine_run_backward", run_backward),
+        (FakeTensor, "_normalize_fake_device", staticmethod(_normalize_fake_device)),
+        (torch.cuda, "is_available", _make_constant_function(False)),
+        (torch.cuda, "device_count", _make_constant_function(0)),
+    ]
+    with contextlib.ExitStack() as stack:
+        ACTIVE_SIMULATIONS.append(device)
+        stack.callback(ACTIVE_SIMULATIONS.clear)
+        # Accelerate sets the variable whenever it finds MPS.
+        stack.enter_context(preserve_variables([FALLBACK_VARIABLE], os.environ))
+        stack.callback(_restore_default_device)
+        stack.callback(_clear_cached_availability)
+        for owner, name, replacement in replacements:
+            stack.enter_context(mock.patch.object(owner, name, replacement, create=True))
+        _clear_cached_availability()
+        # Existing Accelerators continue to work afterwards. The simulation may also have imported Accelerate.
+        for state in _get_shared_states():
+            stack.enter_context(mock.patch.dict(state, clear=True))
+        stack.callback(_clear_shared_states)
+        stack.enter_context(push_modes(OperatorMode(device), functions))
+        yield device
 
 
-@contextlib.contextmanager
-def _restore_default_device() -> Iterator[None]:
-    """Reset the default device of torch at the end if it is the simulated MPS device."""
-    yield
-    if (
-        getattr(default_device.CURRENT_DEVICE, "type", "") == "mps"
-    ):  # torch.get_default_device() would create a tensor on it.
+def _restore_default_device() -> None:
+    """Reset the default device of torch if it is the simulated MPS device."""
+    # torch.get_default_device() would create a tensor on it.
+    if getattr(default_device.CURRENT_DEVICE, "type", "") == "mps":
         torch.set_default_device(None)
 
 
@@ -238,10 +241,25 @@ def simulated_computer(
             computer.restore_mps_variables()
 
 
-def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
+def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, object]:
     """Return the replacements for the functions of ``torch._C``."""
-    memory = allocator.memory
     profiler = MpsProfiler()
+
+    def query(name: str) -> Callable[..., object]:
+        """Return a function that returns an attribute of the allocator, after initializing it as every query does."""
+
+        def initialize_and_get(_index: int | None = None) -> object:
+            allocator.initialize()
+            return attrgetter(name)(allocator)
+
+        return initialize_and_get
+
+    def reset_peak_stats(_index: int | None = None) -> None:
+        allocator.initialize()
+        allocator.reset_peak()
+
+    def reset_accumulated_stats(_index: int | None = None) -> None:
+        allocator.initialize()
 
     def is_on_macos_or_newer(major: int, minor: int) -> bool:
         return (major, minor) <= MACOS
@@ -249,46 +267,25 @@ def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, Any]:
     def get_stream(_index: int | None = None) -> torch.Stream:
         return torch.Stream(device="cpu")
 
-    def get_memory_info(_index: int | None = None) -> tuple[int, int]:
-        return max(0, memory.recommended - allocator.driver_allocated), memory.recommended
-
-    def get_memory_stats(_index: int | None = None) -> MemoryStats:
-        return _make_memory_stats(allocator)
-
-    def reset_peak_stats(_index: int | None = None) -> None:
-        allocator.reset_peak()
-
-    get_mps = _make_constant_function(torch.device("mps"))
     return {
         "_has_mps": True,
-        "_mps_is_available": _make_constant_function(True),
+        **{name: _make_constant_function(result) for name, result in CONSTANT_RESULTS.items()},
         "_mps_is_on_macos_or_newer": is_on_macos_or_newer,
-        "_mps_get_name": _make_constant_function(CHIP),
-        "_mps_get_core_count": _make_constant_function(8),
-        "_mps_get_default_generator": _make_constant_function(torch.default_generator),
         "_mps_emptyCache": allocator.empty_cache,
         "_mps_setMemoryFraction": allocator.set_fraction,
-        "_mps_currentAllocatedMemory": _initialize_before(allocator, partial(getattr, allocator, "allocated")),
-        "_mps_driverAllocatedMemory": _initialize_before(allocator, partial(getattr, allocator, "driver_allocated")),
-        "_mps_recommendedMaxMemory": _initialize_before(allocator, partial(getattr, memory, "recommended")),
-        "_mps_maxBufferLength": _initialize_before(allocator, partial(getattr, memory, "largest_buffer")),
+        "_mps_currentAllocatedMemory": query("allocated"),
+        "_mps_driverAllocatedMemory": query("driver_allocated"),
+        "_mps_recommendedMaxMemory": query("memory.recommended"),
+        "_mps_maxBufferLength": query("memory.largest_buffer"),
         "_mps_profilerStartTrace": profiler.start_trace,
         "_mps_profilerStopTrace": profiler.stop_trace,
-        "_mps_isCaptureEnabled": _make_constant_function(False),
-        "_mps_isCapturing": _make_constant_function(False),
         "_mps_startCapture": profiler.start_capture,
-        "_mps_stopCapture": _make_constant_function(None),
-        "_accelerator_getAccelerator": get_mps,
-        "_get_accelerator": get_mps,
-        **dict.fromkeys(NOOP_FUNCTIONS, _make_constant_function(None)),
-        **dict.fromkeys(FIRST_DEVICE, _make_constant_function(0)),
         "_accelerator_getStream": get_stream,
-        "_accelerator_isAllocatorInitialized": _make_constant_function(True),
         "_accelerator_emptyCache": allocator.empty_cache,
-        "_accelerator_getDeviceStats": _initialize_before(allocator, get_memory_stats),
-        "_accelerator_resetPeakStats": _initialize_before(allocator, reset_peak_stats),
-        "_accelerator_resetAccumulatedStats": _initialize_before(allocator, _make_constant_function(None)),
-        "_accelerator_getMemoryInfo": _initialize_before(allocator, get_memory_info),
+        "_accelerator_getDeviceStats": query("stats"),
+        "_accelerator_getMemoryInfo": query("free_and_total"),
+        "_accelerator_resetPeakStats": reset_peak_stats,
+        "_accelerator_resetAccumulatedStats": reset_accumulated_stats,
     }
 
 
@@ -304,18 +301,16 @@ def _make_constant_function(value: Value) -> Callable[..., Value]:
 class SimulatedGenerator(CpuGenerator):
     """Generator that reports the device MPS; its random numbers are those of the CPU."""
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device("mps", 0)
+    device = MPS
 
 
 class _GeneratorType(type):
     """Metaclass in place of the type of ``torch.Generator``: it creates and recognizes generators of both devices."""
 
-    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+    def __call__(cls, device: str | torch.device = "cpu") -> torch.Generator:
         return SimulatedGenerator() if torch.device(device).type == "mps" else CpuGenerator(device)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, CpuGenerator)
 
 
@@ -346,63 +341,42 @@ class MpsProfiler:
         raise RuntimeError(f"Failed to start capture of {file} error {CAPTURE_ERROR}")
 
 
-def _initialize_before(allocator: SimulatedAllocator, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that reads the watermarks first, because a query of the memory initializes the allocator."""
-
-    def initialize_and_call(*args: Any) -> Any:
-        allocator.initialize()
-        return replacement(*args)
-
-    return initialize_and_call
-
-
-def _make_memory_stats(allocator: SimulatedAllocator) -> MemoryStats:
-    """Return the values of ``torch.accelerator.memory_stats``, which MPS supports since torch 2.13."""
-    allocated = {"current": allocator.allocated, "peak": allocator.peak}
-    reserved = {"current": allocator.driver_allocated, "peak": allocator.driver_peak}
-    return {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
-
-
-def _make_tensor_properties(storages: DeviceStorages) -> dict[str, Any]:
+def _make_tensor_properties(device: SimulatedDevice) -> dict[str, property]:
     """Return the replacements for the device properties of a tensor, which apply to this thread."""
-    mps = torch.device("mps", 0)
     thread = threading.get_ident()
 
-    def make_property(name: str, value_on_mps: Any) -> property:
+    def make_property(name: str, value_on_mps: object) -> property:
         original = getattr(torch.Tensor, name)
 
-        def get(tensor: torch.Tensor) -> Any:
-            if threading.get_ident() == thread and storages.contains(tensor):
+        def get(tensor: torch.Tensor) -> object:
+            if threading.get_ident() == thread and device.contains(tensor):
                 return value_on_mps
             with torch._C.DisableTorchFunction():  # noqa: SLF001 - a mode would call this function again
                 return original.__get__(tensor)
 
         return property(get)
 
-    return {name: make_property(name, value) for name, value in (("device", mps), ("is_mps", True), ("is_cpu", False))}
+    return {name: make_property(name, value) for name, value in (("device", MPS), ("is_mps", True), ("is_cpu", False))}
 
 
-def _make_storage_methods(storages: DeviceStorages) -> dict[str, Any]:
+def _make_storage_methods(device: SimulatedDevice) -> dict[str, object]:
     """Return the replacements for the storage methods that saving and loading use to find the device."""
-    mps = torch.device("mps", 0)
     original_device = torch.UntypedStorage.device
 
-    def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        return torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
+    def get_device(storage: torch.UntypedStorage) -> torch.device:
+        return MPS if storage_key(storage) in device.blocks else original_device.__get__(storage)
 
-    def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        if storage_key(storage) in storages:
-            return storage
-        copy = copy_storage(storage)
-        storages.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
+    def copy_storage(storage: torch.UntypedStorage, to_device: bool) -> torch.UntypedStorage:
+        copy = torch.UntypedStorage(storage.nbytes()).copy_(storage, False)
+        if to_device:
+            device.add(torch.empty(0, dtype=torch.uint8, device="cpu").set_(copy))
         return copy
 
-    def get_device(storage: torch.UntypedStorage) -> torch.device:
-        return mps if storage_key(storage) in storages else original_device.__get__(storage)
+    def to_mps(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return storage if storage_key(storage) in device.blocks else copy_storage(storage, to_device=True)
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        copy = copy_storage(storage)
-        return to_mps(copy) if storage_key(storage) in storages else copy
+        return copy_storage(storage, to_device=storage_key(storage) in device.blocks)
 
     return {"device": property(get_device), "clone": clone, "mps": to_mps}
 
@@ -416,34 +390,7 @@ def _normalize_fake_device(device: torch.device) -> torch.device:
     The autograd engine looks up the streams of the device of a tensor, and aborts the process if torch was built
     without it.
     """
-    return torch.device("cpu") if device.type == "mps" else ORIGINAL_NORMALIZE_FAKE_DEVICE(device)
-
-
-@contextlib.contextmanager
-def _patch_libraries(
-    allocator: SimulatedAllocator,
-    storages: DeviceStorages,
-    wrap_backward: Callable[[Callable[..., Any]], Callable[..., Any]],
-) -> Iterator[None]:
-    """Make an MPS device available to torch, transformers and Accelerate."""
-    rows = [
-        *((torch._C, name, replacement) for name, replacement in _make_library_functions(allocator).items()),  # noqa: SLF001
-        *((torch.Tensor, name, replacement) for name, replacement in _make_tensor_properties(storages).items()),
-        *((torch.UntypedStorage, name, method) for name, method in _make_storage_methods(storages).items()),
-        (torch, "Generator", SimulatedGeneratorFactory),
-        (torch.mps, "_default_mps_generator", torch.default_generator),
-        (torch.autograd, "_engine_run_backward", wrap_backward(torch.autograd._engine_run_backward)),  # noqa: SLF001
-        (FakeTensor, "_normalize_fake_device", staticmethod(_normalize_fake_device)),
-        (torch.cuda, "is_available", _make_constant_function(False)),
-        (torch.cuda, "device_count", _make_constant_function(0)),
-    ]
-    with contextlib.ExitStack() as undo:
-        undo.callback(_clear_cached_availability)
-        for owner, name, replacement in rows:
-            undo.enter_context(mock.patch.object(owner, name, replacement, create=True))
-        _clear_cached_availability()
-        undo.enter_context(_preserve_accelerate_state())
-        yield
+    return CPU if device.type == "mps" else ORIGINAL_NORMALIZE_FAKE_DEVICE(device)
 
 
 def _clear_cached_availability() -> None:
@@ -454,21 +401,13 @@ def _clear_cached_availability() -> None:
             clear()
 
 
-@contextlib.contextmanager
-def _preserve_accelerate_state() -> Iterator[None]:
-    """Clear the shared states of Accelerate and restore them, so that existing Accelerators continue to work."""
-    before = [(state, dict(state)) for state in _get_shared_states()]
-    for state, _content in before:
+def _clear_shared_states() -> None:
+    """Clear the shared states of Accelerate."""
+    for state in _get_shared_states():
         state.clear()
-    try:
-        yield
-    finally:
-        saved = {id(state): content for state, content in before}
-        for state in _get_shared_states():
-            state.clear()
-            state.update(saved.get(id(state), {}))
 
 
-def _get_shared_states() -> list[dict[str, Any]]:
+def _get_shared_states() -> list[dict[str, object]]:
+    """Return the states that the objects of a class of Accelerate share, if it is imported."""
     module = sys.modules.get("accelerate.state")
     return [getattr(module, name)._shared_state for name in SHARED_STATES] if module else []  # noqa: SLF001

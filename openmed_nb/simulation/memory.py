@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE, watermark_conflict, watermarks
+from ..devices.environment import watermark_conflict, watermarks
 
 NO_LIMIT = (
     " Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit for memory allocations"
@@ -96,6 +96,18 @@ class SimulatedAllocator:
             return self.allocated + self._cached
 
     @property
+    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Values of ``torch.accelerator.memory_stats`` by name, pool and kind; MPS supports them since torch 2.13."""
+        allocated = {"current": self.allocated, "peak": self.peak}
+        reserved = {"current": self.driver_allocated, "peak": self.driver_peak}
+        return {"allocated_bytes": {"all": allocated}, "reserved_bytes": {"all": reserved}}
+
+    @property
+    def free_and_total(self) -> tuple[int, int]:
+        """Values of ``torch.accelerator.get_memory_info`` in bytes."""
+        return max(0, self.memory.recommended - self.driver_allocated), self.memory.recommended
+
+    @property
     def limit(self) -> int | None:
         """Limit of the high watermark in bytes, even before it is read; ``None`` if the watermark is 0."""
         high = self._high if self.initialized else watermarks(self._environ)[0]
@@ -104,9 +116,7 @@ class SimulatedAllocator:
     def initialize(self) -> None:
         """Read the watermarks on first use."""
         if self._conflict is None:
-            self._conflict = watermark_conflict(
-                self._environ.get(HIGH_WATERMARK_VARIABLE), self._environ.get(LOW_WATERMARK_VARIABLE)
-            )
+            self._conflict = watermark_conflict(self._environ)
             self._high, self._low = watermarks(self._environ)
         if self._conflict:
             raise RuntimeError(self._conflict)
@@ -124,15 +134,28 @@ class SimulatedAllocator:
             return block
 
     def check(self, size: int) -> int:
-        """Return the block size for a tensor, after emptying the cache if that makes the block fit."""
+        """Return the block size for a tensor, after emptying the cache if the block is new and would exceed a watermark."""
         with self._lock:
             self.initialize()
             if size > self.memory.largest_buffer:
                 raise RuntimeError(f"Invalid buffer size: {format_size(size)}")  # MPSAllocator.mm:236
             block = block_size(size)
             self._apply_pending_frees()
-            if not self._cache[block]:
-                self._make_room(block)
+            if self._cache[block]:
+                return block
+            low = int(self._low * self.memory.recommended)
+            limit = self.memory.installed if self.limit is None else self.limit
+            required = self._allocated + OTHER_ALLOCATIONS + block
+            if required + self._cached > min(limit, low or limit):
+                self._clear_cache()
+            if required > limit:
+                # MPSAllocator.mm:286, and MPSAllocator.mm:297 without a limit.
+                limit_text = "" if self.limit is None else f", max allowed: {format_size(self.limit)}"
+                raise RuntimeError(
+                    f"MPS backend out of memory (MPS allocated: {format_size(self._allocated)}, "
+                    f"other allocations: {format_size(OTHER_ALLOCATIONS)}{limit_text}). "
+                    f"Tried to allocate {format_size(block)} on private pool.{NO_LIMIT if limit_text else ''}"
+                )
             return block
 
     def free(self, block: int) -> None:
@@ -157,21 +180,6 @@ class SimulatedAllocator:
         with self._lock:
             self.peak = self.allocated
             self.driver_peak = self.driver_allocated
-
-    def _make_room(self, block: int) -> None:
-        low = int(self._low * self.memory.recommended)
-        limit = self.memory.installed if self.limit is None else self.limit
-        required = self._allocated + OTHER_ALLOCATIONS + block
-        if required + self._cached > min(limit, low or limit):
-            self._clear_cache()
-        if required > limit:
-            # MPSAllocator.mm:286, and MPSAllocator.mm:297 without a limit.
-            limit_text = "" if self.limit is None else f", max allowed: {format_size(self.limit)}"
-            raise RuntimeError(
-                f"MPS backend out of memory (MPS allocated: {format_size(self._allocated)}, "
-                f"other allocations: {format_size(OTHER_ALLOCATIONS)}{limit_text}). "
-                f"Tried to allocate {format_size(block)} on private pool.{NO_LIMIT if limit_text else ''}"
-            )
 
     def _apply_pending_frees(self) -> None:
         while self._freed:

@@ -7,25 +7,22 @@ delegates to.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._utils.text import describe_value
 from .._utils.warning import stacklevel_outside
+from ..devices.moving import iter_operator_tensors
+from ..devices.profilers import Arguments, Keywords, Result, TorchFunction
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch
-
-# Arguments of an operator or function of torch.
-Arguments = Sequence[Any]
-Keywords = Mapping[str, Any]
+    from torch._ops import OpOverload
 
 # Commit of torch 2.13.0, which its message contains.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -103,10 +100,15 @@ UNSUPPORTED: Mapping[str, str] = {
     "aten::heaviside_": "aten::heaviside.out",
     "aten::frexp.Tensor": "aten::frexp.Tensor_out",
     "aten::linalg_lstsq": "aten::linalg_lstsq.out",
-    "aten::logspace": "aten::logspace.out",
-    "aten::logspace.Tensor_Tensor": "aten::logspace.out",
-    "aten::logspace.Tensor_Scalar": "aten::logspace.out",
-    "aten::logspace.Scalar_Tensor": "aten::logspace.out",
+    **dict.fromkeys(
+        (
+            "aten::logspace",
+            "aten::logspace.Tensor_Tensor",
+            "aten::logspace.Tensor_Scalar",
+            "aten::logspace.Scalar_Tensor",
+        ),
+        "aten::logspace.out",
+    ),
 }
 
 # Operators that MPS always runs on the CPU, even if the fallback is disabled (``MPSFallback.mm:110``).
@@ -119,14 +121,25 @@ BELOW_AUTOGRAD: Mapping[str, str] = {
 }
 
 
-# Operators that accept tensors of two devices, because they copy or read only a shape or a dtype.
-COPY_OPERATORS = frozenset({"_to_copy", "copy_", "copy", "_copy_from", "_foreach_copy_", "_local_scalar_dense", "set_"})
 # Operators that copy into a copy of their first argument, on any device (TensorShape.cpp).
 SCATTER_OPERATORS = frozenset({"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
-SHAPE_OPERATORS = frozenset({"resize_as_", "is_same_size", "result_type", "_has_compatible_shallow_copy_type"})
 
-# Operators whose lengths or batch sizes must be on the CPU.
-LENGTH_OPERATORS = frozenset({"_pack_padded_sequence", "_pad_packed_sequence"})
+# Operators that accept tensors of two devices: they copy, read only a shape or a dtype, or require lengths on the CPU.
+TWO_DEVICE_OPERATORS = SCATTER_OPERATORS | {
+    "_to_copy",
+    "copy_",
+    "copy",
+    "_copy_from",
+    "_foreach_copy_",
+    "_local_scalar_dense",
+    "set_",
+    "resize_as_",
+    "is_same_size",
+    "result_type",
+    "_has_compatible_shallow_copy_type",
+    "_pack_padded_sequence",
+    "_pad_packed_sequence",
+}
 
 # Operators whose indices may be on the CPU if the indexed tensor is on MPS; the reverse is an error.
 INDEX_OPERATORS = frozenset(
@@ -142,6 +155,9 @@ INDEX_OPERATORS = frozenset(
     }
 )
 
+# Operators that check their index and source before anything else (TensorAdvancedIndexing.cpp).
+SOURCE_OPERATORS = frozenset({"index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_"})
+
 # Pointwise operators that move CPU scalars to the device, so that they accept several.
 NUMBER_OPERATORS = frozenset({"where", "masked_fill", "masked_fill_"})
 
@@ -151,11 +167,16 @@ MATRIX_OPERATORS: Mapping[str, tuple[str, ...]] = {"mm": ("mat1", "mat2"), "bmm"
 # Operators with Metal kernels whose source was read. For other operators, the text of a TensorIterator is used.
 METAL_OPERATORS = frozenset({"embedding", "index_select"})
 
-# Operators that check their index and source before anything else (TensorAdvancedIndexing.cpp).
-SOURCE_OPERATORS = frozenset({"index_add", "index_add_", "index_copy", "index_copy_", "index_reduce", "index_reduce_"})
+
+def base_name(operator: OpOverload) -> str:
+    """Return the name of an operator without its overload, such as ``"add"``."""
+    name: str = operator.name()
+    return name.removeprefix("aten::").partition(".")[0]
 
 
-def check_operator(operator: Any, args: Arguments, kwargs: Keywords, cpu_tensors: Sequence[torch.Tensor]) -> None:
+def check_operator(  # noqa: C901 - the checks of torch in their order
+    operator: OpOverload, args: Arguments, kwargs: Keywords, cpu_tensors: Sequence[torch.Tensor]
+) -> None:
     """Raise the error of torch for CPU tensors together with MPS tensors, if the operator does not accept them.
 
     Args:
@@ -164,8 +185,10 @@ def check_operator(operator: Any, args: Arguments, kwargs: Keywords, cpu_tensors
         kwargs: Keyword arguments.
         cpu_tensors: Those tensors among the arguments that are on the CPU.
     """
-    name = operator.name().removeprefix("aten::").partition(".")[0]
-    if name in COPY_OPERATORS | SCATTER_OPERATORS | SHAPE_OPERATORS | LENGTH_OPERATORS:
+    import torch
+
+    name = base_name(operator)
+    if name in TWO_DEVICE_OPERATORS:
         return
     on_cpu = {id(tensor) for tensor in cpu_tensors}
     if name in INDEX_OPERATORS:
@@ -177,72 +200,48 @@ def check_operator(operator: Any, args: Arguments, kwargs: Keywords, cpu_tensors
     if name in {"convolution", "convolution_overrideable"}:
         _check_convolution(args, on_cpu)
     if name in {"masked_fill", "masked_fill_"} and (id(args[0]) in on_cpu) != (id(args[1]) in on_cpu):
-        mask, filled = ("cpu", "mps:0") if id(args[1]) in on_cpu else ("mps:0", "cpu")
-        raise RuntimeError(OTHER_MASK.format(mask, filled))
-    written = _get_written_tensors(operator, args, kwargs)
-    if any(tensor.dim() or id(tensor) in written for tensor in cpu_tensors):
-        raise RuntimeError(_select_error(name, args, on_cpu))
-    numbers = len(on_cpu)
-    if numbers > 1 and _is_pointwise(operator) and name not in NUMBER_OPERATORS:
+        devices = ["cpu", "mps:0"] if id(args[1]) in on_cpu else ["mps:0", "cpu"]
+        raise RuntimeError(OTHER_MASK.format(*devices))
+    # Any other operator accepts CPU tensors without dimensions that it does not write to.
+    written: list[object] = []
+    for index, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written.append(args[index] if index < len(args) else kwargs.get(argument.name))
+    written_ids = {id(tensor) for tensor in iter_operator_tensors(written)}
+    if any(tensor.dim() or id(tensor) in written_ids for tensor in cpu_tensors):
+        for index, matrix in enumerate(MATRIX_OPERATORS.get(name, ())):
+            if id(args[index]) in on_cpu:
+                raise RuntimeError(NOT_ON_GPU.format(index + 1, matrix, name))
+        raise RuntimeError(CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES)
+    # A pointwise operator is a TensorIterator over its arguments, which accepts one CPU scalar.
+    if len(on_cpu) > 1 and torch.Tag.pointwise in operator.tags and name not in NUMBER_OPERATORS:
         raise RuntimeError(TOO_MANY_NUMBERS)
 
 
-def follows_first_argument(operator: torch._ops.OpOverload, args: Arguments) -> bool:
-    """Return whether the result of an operator is always on the device of its first argument."""
-    return bool(args) and operator.name().removeprefix("aten::").partition(".")[0] in SCATTER_OPERATORS
-
-
-def _is_pointwise(operator: torch._ops.OpOverload) -> bool:
-    """Return whether an operator is a TensorIterator over its arguments, which accepts one CPU scalar."""
-    import torch
-
-    return torch.Tag.pointwise in operator.tags
-
-
 def _check_index(args: Arguments, on_cpu: set[int]) -> None:
+    """Raise an error if an indexed tensor and its indices or values are on devices that torch does not combine."""
     indexed, indices, *others = args
     if id(indexed) in on_cpu:
-        all_indices = list(indices) if isinstance(indices, (list, tuple)) else [indices]
-        if others and isinstance(others[0], (list, tuple)):
-            all_indices.extend(others[0])
-        if any(index is not None and id(index) not in on_cpu for index in all_indices):
-            raise RuntimeError(OTHER_INDEX)
-        raise RuntimeError(TWO_DEVICES)
+        # The indices of a masked index follow its mask.
+        all_indices = iter_operator_tensors(
+            [indices, *(other for other in others[:1] if isinstance(other, (list, tuple)))]
+        )
+        raise RuntimeError(TWO_DEVICES if all(id(index) in on_cpu for index in all_indices) else OTHER_INDEX)
     if any(id(value) in on_cpu and value.dim() for value in others):
         raise RuntimeError(TWO_DEVICES)
 
 
 def _check_convolution(args: Arguments, on_cpu: set[int]) -> None:
     """Raise an error for a weight or bias of another type than the input; torch type names contain the device."""
-    inputs = args[0]
-    template = OTHER_WEIGHT_ON_CPU if id(inputs) in on_cpu else OTHER_WEIGHT
+    is_input_on_cpu = id(args[0]) in on_cpu
     for name, tensor in (("weight", args[1]), ("bias", args[2])):
-        if tensor is not None and (id(tensor) in on_cpu) != (id(inputs) in on_cpu):
-            types = [_get_type_name(value, id(value) in on_cpu) for value in (inputs, tensor)]
-            raise RuntimeError(template.format(types[0], name, types[1]))
-
-
-def _get_type_name(tensor: torch.Tensor, on_cpu: bool) -> str:
-    """Return the C++ type name of a tensor (DeprecatedTypeProperties::toString)."""
-    kind = tensor.type().rpartition(".")[2].removesuffix("Tensor")
-    return f"torch.{kind}Tensor" if on_cpu else f"MPS{kind}Type"
-
-
-def _get_written_tensors(operator: Any, args: Arguments, kwargs: Keywords) -> set[int]:
-    """Return the ids of the tensors that an operator writes to: its first argument, or ``out``."""
-    written: set[int] = set()
-    for index, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            written.update(map(id, value if isinstance(value, (list, tuple)) else [value]))
-    return written
-
-
-def _select_error(name: str, args: Arguments, on_cpu: set[int]) -> str:
-    for index, argument in enumerate(MATRIX_OPERATORS.get(name, ())):
-        if id(args[index]) in on_cpu:
-            return NOT_ON_GPU.format(index + 1, argument, name)
-    return CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES
+        if tensor is None or (id(tensor) in on_cpu) == is_input_on_cpu:
+            continue
+        # Names of C++ types (DeprecatedTypeProperties::toString).
+        kinds = [value.type().rpartition(".")[2].removesuffix("Tensor") for value in (args[0], tensor)]
+        if is_input_on_cpu:
+            raise RuntimeError(OTHER_WEIGHT_ON_CPU.format(f"torch.{kinds[0]}Tensor", name, f"MPS{kinds[1]}Type"))
+        raise RuntimeError(OTHER_WEIGHT.format(f"MPS{kinds[0]}Type", name, f"torch.{kinds[1]}Tensor"))
 
 
 class FallbackPolicy:
@@ -251,22 +250,12 @@ class FallbackPolicy:
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed
         self.counts: Counter[str] = Counter()
-        self._names: Mapping[str, str] = {}
+        self.names: Mapping[str, str] = {}  # Names of operators above autograd, by their names below it.
         self._warned = False
-
-    @contextlib.contextmanager
-    def use_names(self, names: Mapping[str, str]) -> Iterator[None]:
-        """Use other operator names in a ``with`` block: those above autograd."""
-        previous = self._names
-        self._names = names
-        try:
-            yield
-        finally:
-            self._names = previous
 
     def handle(self, operator: str, warn_always: bool) -> None:
         """Handle an operator that is called with a tensor of the device."""
-        operator = self._names.get(operator, operator)
+        operator = self.names.get(operator, operator)
         name = operator if operator in ALWAYS_ON_CPU else UNSUPPORTED.get(operator)
         if name is None:
             return
@@ -309,8 +298,7 @@ PAGE_NUMBERS = 4096
 MAX_SHORT_QUERY = 8
 
 
-@dataclass(frozen=True)
-class OperatorCall:
+class OperatorCall(NamedTuple):
     """Call of an operator with tensors of the device.
 
     Attributes:
@@ -323,13 +311,13 @@ class OperatorCall:
     """
 
     name: str
-    operator: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    operator: TorchFunction
+    args: Arguments
+    kwargs: Keywords
     dirty: bool
-    holds: Callable[[Any], bool]
+    holds: Callable[[torch.Tensor], bool]
 
-    def run(self, *args: Any) -> Any:
+    def run(self, *args: object) -> Result:
         """Return the result of the operator for these arguments, or for those of the call."""
         return self.operator(*(args or self.args), **self.kwargs)
 
@@ -338,8 +326,7 @@ class OperatorCall:
         return self.args[index] if len(self.args) > index else self.kwargs.get(name)
 
 
-@dataclass(frozen=True)
-class Defect:
+class Defect(NamedTuple):
     """Silent error.
 
     Attributes:
@@ -353,10 +340,10 @@ class Defect:
     issue: str
     description: str
     operators: tuple[str, ...]
-    compute: Callable[[OperatorCall], Any]
+    compute: Callable[[OperatorCall], Result]
 
 
-def _sum_beyond_end(call: OperatorCall) -> Any:
+def _sum_beyond_end(call: OperatorCall) -> Result:
     """Add the memory behind the operands, which contains values of freed tensors."""
     left, right = call.args[-2:]
     is_affected = left.shape[-1] >= REDUCTION_LIMIT and min(left.shape[-2], right.shape[-1]) >= MIN_TILE_ROWS
@@ -364,7 +351,7 @@ def _sum_beyond_end(call: OperatorCall) -> Any:
     return result + DIRTY_VALUE if is_affected and call.dirty else result
 
 
-def _embed_as_zeros(call: OperatorCall) -> Any:
+def _embed_as_zeros(call: OperatorCall) -> Result:
     """Return zeros for a token without an embedding; its gradient is discarded."""
     import torch
 
@@ -378,7 +365,7 @@ def _embed_as_zeros(call: OperatorCall) -> Any:
     return call.run(values, tokens, *rest).masked_fill(outside, 0)
 
 
-def _ignore_label(call: OperatorCall) -> Any:
+def _ignore_label(call: OperatorCall) -> Result:
     """Ignore labels outside the model's label range in the loss."""
     import torch
 
@@ -392,19 +379,19 @@ def _ignore_label(call: OperatorCall) -> Any:
     return result if backward else (result[0].nan_to_num(0.0), result[1])
 
 
-def _skip_write(call: OperatorCall) -> Any:
+def _skip_write(call: OperatorCall) -> Result:
     """Compute into temporary memory, and never copy it to a tensor that is not contiguous."""
     return call.run() if call.args[0].is_contiguous() else call.args[0]
 
 
-def _change_weight_gradient(call: OperatorCall) -> Any:
+def _change_weight_gradient(call: OperatorCall) -> Result:
     """Return an incorrect gradient of the weight if the input is not contiguous."""
     inputs, weight, bias = call.run()
     is_affected = weight is not None and not call.args[1].is_contiguous()
     return inputs, weight + DIRTY_VALUE if is_affected else weight, bias
 
 
-def _misread_weight(call: OperatorCall) -> Any:
+def _misread_weight(call: OperatorCall) -> Result:
     """Read the weight of a convolution as if it were contiguous."""
     import torch
 
@@ -415,24 +402,26 @@ def _misread_weight(call: OperatorCall) -> Any:
     return call.run(inputs, weight, *rest)
 
 
-def _use_first_number(call: OperatorCall) -> Any:
+def _use_first_number(call: OperatorCall) -> Result:
     """Use the first element of the underlying CPU tensor for any CPU scalar."""
+    import torch
 
-    def read(argument: Any) -> Any:
-        is_scalar = getattr(argument, "ndim", None) == 0 and not call.holds(argument)
-        return argument.as_strided((), (), 0) if is_scalar else argument
+    def read(argument: object) -> object:
+        if isinstance(argument, torch.Tensor) and argument.dim() == 0 and not call.holds(argument):
+            return argument.as_strided((), (), 0)
+        return argument
 
     return call.run(*map(read, call.args))
 
 
-def _return_minimum(call: OperatorCall) -> Any:
+def _return_minimum(call: OperatorCall) -> Result:
     """Return the smallest integer for every position."""
     import torch
 
     return torch.full_like(call.run(), torch.iinfo(torch.int64).min)
 
 
-def _return_nan(call: OperatorCall) -> Any:
+def _return_nan(call: OperatorCall) -> Result:
     """Return NaN for a row that is masked entirely, instead of zeros."""
     import torch
 
@@ -445,7 +434,7 @@ def _return_nan(call: OperatorCall) -> Any:
     return (result, *rest)
 
 
-def _omit_bias(call: OperatorCall, *, one_row: bool) -> Any:
+def _omit_bias(call: OperatorCall, *, one_row: bool) -> Result:
     """Omit the bias of a linear layer for three-dimensional input whose second dimension is 1, or is not 1."""
     bias = call.argument(2, "bias")
     shape = call.argument(0, "input").shape
@@ -453,7 +442,7 @@ def _omit_bias(call: OperatorCall, *, one_row: bool) -> Any:
     return call.run() - bias.detach() if is_affected else call.run()
 
 
-def _truncate_gradient(call: OperatorCall) -> Any:
+def _truncate_gradient(call: OperatorCall) -> Result:
     """Zero the gradient of a linear layer with one output beyond the first page, if a sum produced it."""
     original, weight, bias = (call.argument(index, name) for index, name in enumerate(("input", "weight", "bias")))
     inputs = original.view_as(original)
@@ -472,7 +461,7 @@ def _keep_first_page(gradient: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _scale_mask(call: OperatorCall) -> Any:
+def _scale_mask(call: OperatorCall) -> Result:
     """Compute attention with powers of 2, but leave the mask scaled for powers of e."""
     result = call.run()
     mask = call.argument(3, "attn_mask")
@@ -484,7 +473,7 @@ def _scale_mask(call: OperatorCall) -> Any:
     return call.run(*call.args[:3], mask, *call.args[4:])
 
 
-def _change_later_rows(call: OperatorCall) -> Any:
+def _change_later_rows(call: OperatorCall) -> Result:
     """Normalize the rows of a batch after the first incorrectly; the actual operator of a BERT is unknown."""
     result, *rest = call.run()
     result[1:] *= 1.5
@@ -495,7 +484,7 @@ def _change_later_rows(call: OperatorCall) -> Any:
 FUNCTIONS_ON_MPS = ("linear", "scaled_dot_product_attention")
 
 
-def _make_defect(issue: int, description: str, operators: str, compute: Callable[[OperatorCall], Any]) -> Defect:
+def _make_defect(issue: int, description: str, operators: str, compute: Callable[[OperatorCall], Result]) -> Defect:
     names = (name if name in FUNCTIONS_ON_MPS else f"aten::{name}" for name in operators.split())
     return Defect(f"pytorch#{issue}", description, tuple(names), compute)
 
@@ -545,9 +534,12 @@ DEFECTS_BY_ISSUE: Mapping[str, Defect] = {defect.issue: defect for defect in DEF
 
 def validate_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
     """Validate and return the defects for one or more issues."""
-    names: list[Any] = [issues] if isinstance(issues, (str, type)) or not isinstance(issues, Iterable) else list(issues)
-    for name in names:
-        if not isinstance(name, str) or name not in DEFECTS_BY_ISSUE:
-            message = f"{describe_value(name)} is not a supported silent error."
+    is_single = isinstance(issues, (str, type)) or not isinstance(issues, Iterable)
+    active: dict[str, Defect] = {}
+    for issue in [issues] if is_single else issues:
+        defect = DEFECTS_BY_ISSUE.get(issue) if isinstance(issue, str) else None
+        if defect is None:
+            message = f"{describe_value(issue)} is not a supported silent error."
             raise ConfigurationError(message, f"Use some of {', '.join(DEFECTS_BY_ISSUE)}.")
-    return tuple(DEFECTS_BY_ISSUE[name] for name in dict.fromkeys(names))
+        active[defect.issue] = defect
+    return tuple(active.values())

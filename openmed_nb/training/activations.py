@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._render.display import Displayable, Report
 from .._utils.text import describe_value, short_type_name
 from ..devices.backend import get_rng_states, use_rng_states
+from ..devices.registry import get_device
 from ..errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -196,11 +197,13 @@ def _call_checkpointed(model: torch.nn.Module, function: Callable[..., Result], 
     torch itself restores the random number state of the CPU and of CUDA. Only MPS needs a context function, which
     ``torch.compile`` does not support.
     """
+    import torch
     from torch.utils.checkpoint import checkpoint
 
     values = (*itertools.islice(model.parameters(), 1), *args, *kwargs.values())
     # A module without weights, such as dropout, runs on the device of its inputs.
-    if any(getattr(getattr(value, "device", None), "type", None) == "mps" for value in values):
+    devices = [get_device(value.device) for value in values if isinstance(value, torch.Tensor)]
+    if not all(device.checkpoints_restore_rng for device in devices):
         kwargs["context_fn"] = lambda: (contextlib.nullcontext(), _PreserveRngState("mps"))
     result: Result = checkpoint(function, *args, use_reentrant=False, **kwargs)
     return result

@@ -206,7 +206,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         WATCHED_MODELS[model] = self
         device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
         unsafe_sizes = None
-        if get_device(device).type == "mps":
+        if get_device(device).has_lstm_defects:
             is_fixed = (torch_release or parse_release(torch.__version__))[:2] >= LSTM_FIXED_IN
             # An unknown chip is assumed to be safe.
             if apple_chip_generation(machine or read_machine()) in (1, 2):

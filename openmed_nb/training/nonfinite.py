@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .._utils.text import describe_error, short_type_name
 from ..devices.backend import RngStates, get_rng_states, use_rng_states
 from ..devices.moving import map_tensors, named_tensors, safe_key_name, underlying_values
+from ..devices.registry import get_device
 from ..devices.request import device_type
 
 if TYPE_CHECKING:
@@ -229,8 +230,7 @@ def all_finite(gradients: Sequence[torch.Tensor], losses: Sequence[torch.Tensor]
     import torch
 
     numbers = [loss.reshape(()) for loss in losses]
-    # One kernel handles many tensors on CUDA. Other devices have no such kernel, and sums are fastest there.
-    if gradients and gradients[0].is_cuda:
+    if gradients and get_device(gradients[0].device).has_multi_tensor_norm:  # Sums are fastest on other devices.
         numbers.append(torch.nn.utils.get_total_norm(gradients))
     else:
         real = (

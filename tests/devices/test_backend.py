@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +17,6 @@ from openmed_nb.devices.backend import (
     MIN_TORCH,
     NUMERICAL_MISMATCH,
     TorchInfo,
-    _metal_name,
     gc_disabled,
     get_rng_states,
     gpu_build,
@@ -87,14 +86,14 @@ def test_installed_and_imported_facts_agree():
     assert confirmed.release >= MIN_TORCH
 
 
-def test_metal_name_has_cores():
-    def unknown():
-        raise RuntimeError("Failed to find the service")
-
-    named = SimpleNamespace(get_name=lambda: "Apple M2", get_core_count=lambda: 10)
-    assert _metal_name(named) == "Apple M2, 10 GPU cores"
-    assert _metal_name(SimpleNamespace(get_name=lambda: "Apple M2")) == ""
-    assert _metal_name(SimpleNamespace(get_name=lambda: "Apple M2", get_core_count=unknown)) == ""
+@pytest.mark.parametrize(
+    ("num_cores", "name"), [(10, "Apple M2, 10 GPU cores"), (RuntimeError("no service"), ""), (AttributeError(), "")]
+)
+def test_metal_device_has_cores(num_cores, name, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M2", raising=False)
+    monkeypatch.setattr(torch.backends.mps, "get_core_count", Mock(side_effect=[num_cores]), raising=False)
+    assert inspect_imported_torch().metal_device == name
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_torch_info_release_and_prerelease(text, release, unreleased):
 
 
 @pytest.mark.parametrize(
-    ("probed", "asked", "same"),
+    ("probed", "requested", "same"),
     [
         ("mps", "mps:0", True),
         ("cuda", "cuda:0", True),
@@ -125,8 +124,8 @@ def test_torch_info_release_and_prerelease(text, release, unreleased):
         ("mps", "cpu", False),
     ],
 )
-def test_probe_failure_matches_all_spellings(probed, asked, same):
-    assert TorchInfo("2.13.0", probes=((probed, "no"),)).probe_failure(asked) == ("no" if same else None)
+def test_probe_failure_matches_all_spellings(probed, requested, same):
+    assert TorchInfo("2.13.0", probes=((probed, "no"),)).probe_failure(requested) == ("no" if same else None)
 
 
 def test_probe_device_passes_on_cpu():
@@ -216,10 +215,10 @@ try:
     inspect_imported_torch()
 except TorchImportError as error:
     print(json.dumps(str(error)))"""
-    said = python(code, folder=tmp_path)
+    message = python(code, folder=tmp_path)
 
-    assert words in said
-    assert "\n" not in said
+    assert words in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

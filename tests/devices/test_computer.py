@@ -189,16 +189,16 @@ def test_restore_removes_all_package_values(story):
     st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
     st.dictionaries(st.sampled_from(VARIABLES), st.text("0123456789.x", max_size=4)),
 )
-def test_restore_preserves_user_values(person, later):
+def test_restore_preserves_user_values(user_variables, later):
     kernel = Kernel()
-    kernel.environ.update({"HOME": "/home/me", **person})
+    kernel.environ.update({"HOME": "/home/me", **user_variables})
     kernel.enter()
     added = kernel.computer.applied_variables
     kernel.environ.update(later)
     kernel.leave()
 
     kept = {name: value for name, value in later.items() if added.get(name) != value}
-    assert kernel.environ == {"HOME": "/home/me", **person, **kept}
+    assert kernel.environ == {"HOME": "/home/me", **user_variables, **kept}
 
 
 def test_restore_previous_variables():

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import math
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -57,28 +58,27 @@ def shell(high, low):
     }
 
 
-def with_plan(person):
+def with_plan(user_environ):
     """Return the environment of the user after the plan for MPS is applied."""
-    return {**person, **plan_mps_variables(person).variables_to_set}
+    return {**user_environ, **plan_mps_variables(user_environ).variables_to_set}
 
 
-def settings_of(person, moment=None, device="mps"):
+def settings_of(user_environ, moment=None, device="mps"):
     """Return the settings of a plan by name."""
-    return {setting.name: setting for setting in plan_mps_variables(person, device, moment).settings}
+    return {setting.name: setting for setting in plan_mps_variables(user_environ, device, moment).settings}
 
 
 def check_pair(high, low):
     """Assert that the plan for a pair of ratios satisfies the checks of torch."""
-    person = shell(high, low)
-    environ = with_plan(person)
-    planned = settings_of(person)
+    user_environ = shell(high, low)
+    environ = with_plan(user_environ)
+    planned = settings_of(user_environ)
 
-    assert {name: environ[name] for name in person} == person
-    assert not torch_refuses(environ) or torch_refuses(person), person
-    assert [planned[name].effect == CONFLICT for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE)] == [
-        bool(torch_refuses(environ))
-    ] * 2, person
-    assert torch_refuses(environ) in planned[HIGH_WATERMARK_VARIABLE].note, person
+    assert {name: environ[name] for name in user_environ} == user_environ
+    assert not torch_refuses(environ) or torch_refuses(user_environ), user_environ
+    for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE):
+        assert (planned[name].effect == CONFLICT) is bool(torch_refuses(environ)), user_environ
+        assert torch_refuses(environ) in planned[name].note, user_environ
 
 
 def test_plan_watermarks_on_grid():
@@ -104,106 +104,52 @@ def test_parse_ratio_matches_strtod(text):
     assert repr(abs(parse_ratio(text))) == repr(abs(strtod(text.encode(), None)))
 
 
-def test_plan_adds_unset_variables():
-    pairs = (
-        {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "1.4"},
-        {HIGH_WATERMARK_VARIABLE: "1.5", LOW_WATERMARK_VARIABLE: "0.5"},
-    )
-    for person, expected in (
-        ({}, {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}),
-        *(
-            ({FALLBACK_VARIABLE: value}, {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"})
-            for value in ("0", "")
-        ),
-        ({HIGH_WATERMARK_VARIABLE: "0.7"}, {FALLBACK_VARIABLE: "1", LOW_WATERMARK_VARIABLE: "0.63"}),
-        *(
-            ({HIGH_WATERMARK_VARIABLE: high}, {FALLBACK_VARIABLE: "1", LOW_WATERMARK_VARIABLE: "0.9"})
-            for high in ("0.0", "1.0", "2.0")
-        ),
-        *(
-            ({LOW_WATERMARK_VARIABLE: low}, {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: high})
-            for low, high in (("0.5", "1.0"), ("1.2", "1.2"), ("1.9", "1.9"))
-        ),
-        *(
-            (person, {FALLBACK_VARIABLE: "1"})
-            for person in (
-                {HIGH_WATERMARK_VARIABLE: "2.5"},
-                {HIGH_WATERMARK_VARIABLE: "nan"},
-                {LOW_WATERMARK_VARIABLE: "2.5"},
-                {LOW_WATERMARK_VARIABLE: "-1"},
-                *pairs,
-            )
-        ),
-        ({FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}, {}),
-    ):
-        assert plan_mps_variables(person).variables_to_set == expected, person
+FALLBACK = {FALLBACK_VARIABLE: "1"}
+DEFAULTS = shell("1.0", "0.9")
 
 
-def test_plan_explains_invalid_values():
-    for person, name, note, remedy in (
-        (
-            {HIGH_WATERMARK_VARIABLE: "0,9"},
-            HIGH_WATERMARK_VARIABLE,
-            "'0,9' is not a number; torch parses it as 0",
-            "Set it to a number from 0 to 2.",
-        ),
-        (
-            {HIGH_WATERMARK_VARIABLE: "many"},
-            HIGH_WATERMARK_VARIABLE,
-            "'many' is not a number; torch parses it as 0",
-            "Set it to a number from 0 to 2.",
-        ),
-        (
-            {LOW_WATERMARK_VARIABLE: "0.5x"},
-            LOW_WATERMARK_VARIABLE,
-            "'0.5x' is not a number; torch parses it as 0.5",
-            "Set it to a number from 0 to 2.",
-        ),
-        (
-            {LOW_WATERMARK_VARIABLE: ""},
-            LOW_WATERMARK_VARIABLE,
-            "'' is not a number; torch parses it as 0",
-            "Set it to a number from 0 to 2.",
-        ),
-        ({HIGH_WATERMARK_VARIABLE: "0"}, HIGH_WATERMARK_VARIABLE, "no limit", ""),
-        (
-            {HIGH_WATERMARK_VARIABLE: "nan"},
-            HIGH_WATERMARK_VARIABLE,
-            "torch will reject it: invalid high watermark ratio nan",
-            UNSET_BOTH_REMEDY,
-        ),
-        (
-            {HIGH_WATERMARK_VARIABLE: "2.5"},
-            HIGH_WATERMARK_VARIABLE,
-            "torch will reject it: invalid high watermark ratio 2.5",
-            UNSET_BOTH_REMEDY,
-        ),
-        (
-            {HIGH_WATERMARK_VARIABLE: "2.5"},
-            LOW_WATERMARK_VARIABLE,
-            "torch will reject it: invalid high watermark ratio 2.5",
-            UNSET_BOTH_REMEDY,
-        ),
-        (
-            {LOW_WATERMARK_VARIABLE: "-1"},
-            LOW_WATERMARK_VARIABLE,
-            "torch will reject it: invalid low watermark ratio -1",
-            UNSET_BOTH_REMEDY,
-        ),
-        (
-            {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "1.4"},
-            LOW_WATERMARK_VARIABLE,
-            "torch will reject it: invalid low watermark ratio 1.4",
-            UNSET_BOTH_REMEDY,
-        ),
-        ({FALLBACK_VARIABLE: "false"}, FALLBACK_VARIABLE, "torch treats 'false' as enabled", "Set it to 0 or 1."),
-        ({FALLBACK_VARIABLE: ""}, FALLBACK_VARIABLE, "torch treats '' as enabled", "Set it to 0 or 1."),
-        ({FALLBACK_VARIABLE: "0"}, FALLBACK_VARIABLE, "", ""),
-        ({}, HIGH_WATERMARK_VARIABLE, "", ""),
-    ):
-        setting = settings_of(person)[name]
-        assert (setting.note, setting.remedy) == (note, remedy)
-        assert setting.value == person.get(name, setting.value)
+@pytest.mark.parametrize(
+    ("user_environ", "added"),
+    [
+        ({}, FALLBACK | DEFAULTS),
+        ({FALLBACK_VARIABLE: "0"}, DEFAULTS),
+        ({FALLBACK_VARIABLE: ""}, DEFAULTS),
+        (shell("0.7", None), FALLBACK | shell(None, "0.63")),
+        *((shell(high, None), FALLBACK | shell(None, "0.9")) for high in ("0.0", "1.0", "2.0")),
+        *((shell(None, low), FALLBACK | shell(high, None)) for low, high in (("0.5", "1.0"), ("1.2", "1.2"))),
+        *((shell(high, None), FALLBACK) for high in ("2.5", "nan")),
+        *((shell(None, low), FALLBACK) for low in ("2.5", "-1")),
+        *((shell(high, low), FALLBACK) for high, low in (("0.7", "1.4"), ("1.5", "0.5"))),
+        (FALLBACK | DEFAULTS, {}),
+    ],
+    ids=str,
+)
+def test_plan_adds_unset_variables(user_environ, added):
+    assert plan_mps_variables(user_environ).variables_to_set == added
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "note", "remedy"),
+    [
+        (HIGH_WATERMARK_VARIABLE, "0,9", "'0,9' is not a number; torch parses it as 0", "from 0 to 2"),
+        (HIGH_WATERMARK_VARIABLE, "many", "torch parses it as 0", "from 0 to 2"),
+        (LOW_WATERMARK_VARIABLE, "0.5x", "torch parses it as 0.5", "from 0 to 2"),
+        (LOW_WATERMARK_VARIABLE, "", "'' is not a number", "from 0 to 2"),
+        (HIGH_WATERMARK_VARIABLE, "0", "no limit", ""),
+        (HIGH_WATERMARK_VARIABLE, "nan", "invalid high watermark ratio nan", UNSET_BOTH_REMEDY),
+        (HIGH_WATERMARK_VARIABLE, "2.5", "invalid high watermark ratio 2.5", UNSET_BOTH_REMEDY),
+        (LOW_WATERMARK_VARIABLE, "-1", "invalid low watermark ratio -1", UNSET_BOTH_REMEDY),
+        (FALLBACK_VARIABLE, "false", "torch treats 'false' as enabled", "to 0 or 1"),
+        (FALLBACK_VARIABLE, "", "torch treats '' as enabled", "to 0 or 1"),
+        (FALLBACK_VARIABLE, "0", "", ""),
+    ],
+)
+def test_plan_explains_values(name, value, note, remedy):
+    setting = settings_of({name: value})[name]
+    assert setting.value == value
+    assert note in setting.note
+    assert remedy in setting.remedy
+    assert (bool(setting.note), bool(setting.remedy)) == (bool(note), bool(remedy))
 
 
 BEFORE = TorchState()
@@ -212,58 +158,57 @@ ALLOCATOR_UNKNOWN = TorchState(torch_loaded=True, allocator_started=None)
 IN_USE = TorchState(torch_loaded=True, allocator_started=True)
 
 
-def test_effect_without_observations():
-    for name, value, effects in (
+@pytest.mark.parametrize(
+    ("name", "value", "effects"),
+    [
         (FALLBACK_VARIABLE, None, (PENDING, TOO_LATE, TOO_LATE, TOO_LATE)),
         (FALLBACK_VARIABLE, "1", (PENDING, UNKNOWN, UNKNOWN, UNKNOWN)),
-        (FALLBACK_VARIABLE, "0", (PENDING, UNKNOWN, UNKNOWN, UNKNOWN)),
         (HIGH_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNKNOWN, TOO_LATE)),
         (HIGH_WATERMARK_VARIABLE, "0.7", (PENDING, PENDING, UNKNOWN, UNKNOWN)),
         (LOW_WATERMARK_VARIABLE, None, (PENDING, PENDING, UNKNOWN, TOO_LATE)),
-        (LOW_WATERMARK_VARIABLE, "1.2", (PENDING, PENDING, UNKNOWN, UNKNOWN)),
         (HIGH_WATERMARK_VARIABLE, "2.5", (CONFLICT, CONFLICT, CONFLICT, CONFLICT)),
-    ):
-        person = {} if value is None else {name: value}
-        moments = (BEFORE, UNTOUCHED, ALLOCATOR_UNKNOWN, IN_USE)
-        assert tuple(settings_of(person, moment)[name].effect for moment in moments) == effects
+    ],
+)
+def test_effect_without_observations(name, value, effects):
+    user_environ = {} if value is None else {name: value}
+    moments = (BEFORE, UNTOUCHED, ALLOCATOR_UNKNOWN, IN_USE)
+    assert tuple(settings_of(user_environ, moment)[name].effect for moment in moments) == effects
 
 
 def test_plan_for_other_devices_sets_nothing():
-    persons = (
-        {},
-        {HIGH_WATERMARK_VARIABLE: "0.7"},
-        {FALLBACK_VARIABLE: "", HIGH_WATERMARK_VARIABLE: "2.5", LOW_WATERMARK_VARIABLE: "x"},
-    )
-    for device, person in itertools.product(("cpu", "cuda", "cuda:1"), persons):
-        planned = plan_mps_variables(person, device, IN_USE)
+    user_environ = {FALLBACK_VARIABLE: "", HIGH_WATERMARK_VARIABLE: "2.5"}
+    for device in ("cpu", "cuda:1"):
+        planned = plan_mps_variables(user_environ, device, IN_USE)
         assert planned.variables_to_set == {}
-        idle = [(person.get(name), NOT_FOR_DEVICE, "") for name in VARIABLES]
-        assert [(setting.value, setting.effect, setting.remedy) for setting in planned.settings] == idle
+        unused = [(user_environ.get(name), NOT_FOR_DEVICE, "") for name in VARIABLES]
+        assert [(setting.value, setting.effect, setting.remedy) for setting in planned.settings] == unused
 
 
 def test_late_variables_require_restart():
     for moment in (ALLOCATOR_UNKNOWN, IN_USE):
         assert {setting.remedy for setting in plan_mps_variables({}, "mps", moment).settings} == {RESTART_REMEDY}
-    assert [setting.source for setting in plan_mps_variables({HIGH_WATERMARK_VARIABLE: "0.7"}).settings] == [
-        "set",
-        "kept",
-        "set",
-    ]
+    sources = [setting.source for setting in plan_mps_variables(shell("0.7", None)).settings]
+    assert sources == ["set", "kept", "set"]
 
 
-def test_high_watermark_is_value_of_torch():
-    low = {HIGH_WATERMARK_VARIABLE: "0.7"}
-    for environ, moment, high in (
-        ({}, BEFORE, 1.0),
-        (low, BEFORE, 0.7),
-        ({HIGH_WATERMARK_VARIABLE: "0"}, BEFORE, 0.0),
-        (low, TorchState(True, True, observed_values={HIGH_WATERMARK_VARIABLE: frozenset(["0.7"])}), 0.7),
-        (low, TorchState(True, True, observed_values={HIGH_WATERMARK_VARIABLE: frozenset([None])}), None),
-        (low, TorchState(True, None, observed_values={HIGH_WATERMARK_VARIABLE: frozenset([None, "0.7"])}), None),
-        *(({HIGH_WATERMARK_VARIABLE: refused}, BEFORE, None) for refused in ("2.5", "nan", "inf")),
-        ({LOW_WATERMARK_VARIABLE: "2.5"}, BEFORE, None),
-    ):
-        assert plan_mps_variables(environ, "mps", moment).high_watermark == high
+@pytest.mark.parametrize(
+    ("user_environ", "allocator_started", "observed", "high"),
+    [
+        ({}, False, [], 1.0),
+        (shell("0.7", None), False, [], 0.7),
+        (shell("0", None), False, [], 0.0),
+        (shell("0.7", None), True, ["0.7"], 0.7),
+        (shell("0.7", None), True, [None], None),
+        (shell("0.7", None), None, [None, "0.7"], None),
+        *((shell(rejected, None), False, [], None) for rejected in ("2.5", "nan")),
+        (shell(None, "2.5"), False, [], None),
+    ],
+)
+def test_high_watermark_is_value_of_torch(user_environ, allocator_started, observed, high):
+    state = TorchState(
+        allocator_started is not False, allocator_started, {HIGH_WATERMARK_VARIABLE: frozenset(observed)}
+    )
+    assert plan_mps_variables(user_environ, "mps", state).high_watermark == high
 
 
 def test_plan_masks_secrets():
@@ -278,45 +223,37 @@ def test_parse_ratio_is_linear_in_length():
 
 
 PREFILL = "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"
-UNREAD = [
-    ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", "not read by any torch release up to 2.15", "Unset it."),
-    ("PYTORCH_MPS_LOG_LEVEL", None, "not read by any torch release up to 2.15", "Unset it."),
-    (
-        "PYTORCH_MPS_HIGH_WATERMARK",
-        "2.13.0",
-        "not read by any torch release up to 2.15",
-        f"Use {HIGH_WATERMARK_VARIABLE}, or unset it.",
-    ),
-    (
-        "PYTORCH_MPS_ENABLE_FALLBACK",
-        "2.13.0",
-        "not read by any torch release up to 2.15",
-        f"Use {FALLBACK_VARIABLE}, or unset it.",
-    ),
-    ("PYTORCH_DEBUG_MPS", "2.13.0", "not read by any torch release up to 2.15", "Unset it."),
-    ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "read from torch 2.15 on; the installed version is 2.14.1", "Unset it."),
-    (PREFILL, "2.12.1", "read from torch 2.13 on; the installed version is 2.12.1", "Unset it."),
-    *((name, "2.6.0", "", "") for name in ("PYTORCH_MPS_FAST_MATH", "PYTORCH_DEBUG_MPS_ALLOCATOR")),
-    *((name, "2.13.0", "", "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_TEMPS", "MTL_CAPTURE_ENABLED")),
-    *((name, torch, "", "") for name, torch in ((PREFILL, "2.13.0+cpu"), ("PYTORCH_MPS_METAL_VERSION", "2.15.0"))),
-]
+UNREAD = "not read by any torch release up to 2.15"
 
 
-def test_plan_lists_ignored_variables():
-    for name, torch, note, remedy in UNREAD:
-        planned = plan_mps_variables({name: "1"}, "mps", torch=torch)
-        others = [
-            (setting.name, setting.value, setting.source, setting.effect, setting.note, setting.remedy)
-            for setting in planned.settings[3:]
-        ]
-
-        assert others == ([(name, "1", "kept", IGNORED, note, remedy)] if note else []), (name, torch)
-        assert planned.variables_to_set == plan_mps_variables({}).variables_to_set
-        assert (name in str(planned)) == bool(note)
+@pytest.mark.parametrize(
+    ("name", "torch", "note", "suggestion"),
+    [
+        ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", UNREAD, "Unset it."),
+        ("PYTORCH_MPS_LOG_LEVEL", None, UNREAD, "Unset it."),
+        ("PYTORCH_MPS_HIGH_WATERMARK", "2.13.0", UNREAD, HIGH_WATERMARK_VARIABLE),
+        ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", UNREAD, FALLBACK_VARIABLE),
+        ("PYTORCH_DEBUG_MPS", "2.13.0", UNREAD, "Unset it."),
+        ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "from torch 2.15 on; the installed version is 2.14.1", "Unset it."),
+        (PREFILL, "2.12.1", "from torch 2.13 on; the installed version is 2.12.1", "Unset it."),
+        (PREFILL, "2.13.0+cpu", None, ""),
+        ("PYTORCH_MPS_METAL_VERSION", "2.15.0", None, ""),
+        ("PYTORCH_DEBUG_MPS_ALLOCATOR", "2.6.0", None, ""),
+        *((name, "2.13.0", None, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_TEMPS", "MTL_CAPTURE_ENABLED")),
+    ],
+)
+def test_plan_lists_ignored_variables(name, torch, note, suggestion):
+    planned = plan_mps_variables({name: "1"}, "mps", torch=torch)
+    assert planned.variables_to_set == plan_mps_variables({}).variables_to_set
+    ignored = planned.settings[3:]
+    assert [setting.name for setting in ignored] == [name] * (note is not None)
+    for setting in ignored:
+        assert (setting.value, setting.source, setting.effect) == ("1", "kept", IGNORED)
+        assert note in setting.note
+        assert suggestion in setting.remedy
 
 
 def test_plan_lists_ignored_variables_on_other_devices():
     (other,) = plan_mps_variables({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
 
-    assert (other.effect, other.note, other.remedy) == (NOT_FOR_DEVICE, "not read by any torch release up to 2.15", "")
-    assert other.display_value == "***"
+    assert (other.effect, other.note, other.remedy, other.display_value) == (NOT_FOR_DEVICE, UNREAD, "", "***")

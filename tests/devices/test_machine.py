@@ -1,5 +1,6 @@
 """Facts of the machine, names of devices, and memory footprint."""
 
+import ctypes
 import os
 import platform
 import struct
@@ -16,7 +17,6 @@ from openmed_nb.devices.machine import (
     Footprint,
     MachineInfo,
     apple_chip_generation,
-    parse_sysctl,
     processor_name,
     read_footprint,
     read_machine,
@@ -54,10 +54,10 @@ def test_read_machine_parses_sysctl(recorded, architecture):
 
 
 def test_read_machine_without_sysctl():
-    asked: list[list[str]] = []
+    calls: list[list[str]] = []
 
-    assert read_machine("Darwin", "arm64", run=asked.append) == MACS["unreadable", "arm64"]
-    assert asked == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
+    assert read_machine("Darwin", "arm64", run=calls.append) == MACS["unreadable", "arm64"]
+    assert calls == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
 
 
 def test_native_apple_silicon_requires_arm_python():
@@ -102,7 +102,6 @@ def test_apple_chip_on_linux_is_detected(tmp_path):
 @given(st.text(max_size=200))
 def test_read_machine_accepts_any_sysctl_output(text):
     assert read_machine("Darwin", "arm64", run=lambda _: text).system == "Darwin"
-    assert all(parse_sysctl(text).values())
 
 
 def test_read_machine_parses_version_and_counts():
@@ -178,12 +177,12 @@ class Library:
         # rusage_info_v4 of xnu's bsd/sys/resource.h: a uuid and 35 numbers of 64 bits, ri_phys_footprint the eighth and
         # ri_lifetime_max_phys_footprint the 29th.
         self.numbers = [*range(101, 108), footprint, *range(109, 129), peak, *range(130, 136)]
-        self.fail_if, self.asked = fails, []
+        self.fail_if, self.calls = fails, []
 
     def proc_pid_rusage(self, process, flavor, buffer):
         """Fill the buffer."""
-        self.asked.append((process, flavor, len(buffer)))
-        buffer[:] = struct.pack("<16s35Q", b"\xff" * 16, *self.numbers)
+        self.calls.append((process, flavor, ctypes.sizeof(buffer)))
+        ctypes.memmove(buffer, struct.pack("<16s35Q", b"\xff" * 16, *self.numbers), ctypes.sizeof(buffer))
         return -self.fail_if
 
 
@@ -191,7 +190,7 @@ def test_read_footprint_of_this_process():
     library = Library(6 * GIB, 7 * GIB)
 
     assert read_footprint(library) == Footprint(6 * GIB, 7 * GIB)
-    assert library.asked == [(os.getpid(), 4, 296)]
+    assert library.calls == [(os.getpid(), 4, 296)]
 
 
 @pytest.mark.parametrize("library", [Library(1, fails=True), Library(0)])

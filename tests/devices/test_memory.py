@@ -82,7 +82,6 @@ def test_cpu_allocator_error_is_recognized():
     "fails",
     [
         lambda: torch.zeros(2, 3) @ torch.zeros(2, 3),
-        lambda: torch.zeros(2).expand(3, 3),
         lambda: torch.embedding(torch.zeros(2, 3), torch.tensor([5])),
         lambda: torch.zeros(2, device="cuda" if torch.backends.mps.is_available() else "mps"),
     ],
@@ -148,8 +147,8 @@ def test_parse_any_text(text, kind):
 @given(st.integers(0, 1023), st.sampled_from(["bytes", "KB", "KiB", "MB", "MiB", "GB", "GiB", "TiB"]))
 def test_parse_every_unit(number, unit):
     power = "bkmgt".index(unit[0].lower())
-    said = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
-    assert OutOfMemoryDetails.parse(RuntimeError(said)) == OutOfMemoryDetails("mps", requested=number * 1024**power)
+    message = f"MPS backend out of memory. Tried to allocate {number} {unit} on private pool."
+    assert OutOfMemoryDetails.parse(RuntimeError(message)) == OutOfMemoryDetails("mps", requested=number * 1024**power)
 
 
 @pytest.mark.parametrize(

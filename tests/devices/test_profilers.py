@@ -13,10 +13,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openmed_nb.devices.profilers import (
-    active_modes,
-    check_metal_capture,
-    check_no_profiler,
-    check_signposts,
+    check_profiling,
     is_profiler_active,
     iter_memory_changes,
     profile_device,
@@ -35,6 +32,10 @@ class Passing(TorchDispatchMode):
 
 
 KINDS = [Passing, BaseTorchFunctionMode]
+STACK = {
+    Passing: _python_dispatch._get_current_dispatch_mode_stack,
+    BaseTorchFunctionMode: overrides._get_current_function_mode_stack,
+}
 POP = {Passing: _python_dispatch._pop_mode, BaseTorchFunctionMode: overrides._pop_mode}
 
 
@@ -46,9 +47,9 @@ def test_push_modes_removes_only_its_mode(kind, lost):
         with contextlib.suppress(KeyboardInterrupt), push_modes(mode):
             (POP[kind] if lost else mode.__enter__)()
             raise KeyboardInterrupt
-        assert active_modes(outer) == [outer]
+        assert STACK[kind]() == [outer]
 
-    assert active_modes(outer) == []
+    assert STACK[kind]() == []
 
 
 def test_push_modes_preserves_default_device():
@@ -60,7 +61,7 @@ def test_push_modes_preserves_default_device():
     finally:
         torch.set_default_device(None)
 
-    assert active_modes(BaseTorchFunctionMode()) == []
+    assert STACK[BaseTorchFunctionMode]() == []
 
 
 def test_memory_changes_are_in_order():
@@ -104,49 +105,37 @@ def test_second_profiler_is_an_error():
     with profile_device("cpu"):
         assert is_profiler_active()
         with pytest.raises(ConfigurationError, match="Another torch profiler is already running"):
-            check_no_profiler()
+            check_profiling("cpu", False, None)
 
     assert not is_profiler_active()
 
 
-WRITERS = [
-    (check_signposts, "Signposts", "Remove signposts=True."),
-    (check_metal_capture, "Metal captures", "Remove metal_capture."),
-]
-
-
-def test_checks_reject_other_devices():
-    for check, feature, remedy in WRITERS:
-        for device in ("cpu", "cuda:1"):
-            with pytest.raises(ConfigurationError) as caught:
-                check(device)
-            assert caught.value.message == f"{feature} are supported on MPS only, not on {device}."
-            assert caught.value.remedy == remedy
-
-
 @pytest.mark.real_computer  # It begins its own simulation.
-def test_checks_reject_simulated_device():
-    for check, feature, remedy in WRITERS:
-        with simulated_device(), pytest.raises(ConfigurationError) as caught:
-            check("mps")
-        assert caught.value.message == f"{feature} are not supported on a simulated MPS device."
-        assert caught.value.remedy == remedy
+@pytest.mark.parametrize(
+    ("request_of", "feature", "remedy"),
+    [((True, None), "Signposts", "signposts=True"), ((False, "step"), "Metal captures", "metal_capture")],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda:1", "mps"])
+def test_check_profiling_rejects_other_devices(device, request_of, feature, remedy):
+    place = "a simulated MPS device" if device == "mps" else f"MPS only, not on {device}"
+    with simulated_device(), pytest.raises(ConfigurationError, match=f"{feature} are .*supported on {place}") as caught:
+        check_profiling(device, *request_of)
+    assert caught.value.remedy == f"Remove {remedy}."
 
 
 @pytest.mark.real_computer
-def test_checks_accept_mps():
+def test_check_profiling_accepts_mps():
     for device in ("mps", "mps:0"):
-        check_signposts(device)
+        check_profiling(device, True, None)
 
 
 @pytest.mark.real_computer
-def test_check_metal_capture_requirements(monkeypatch):
+def test_metal_capture_requirements(monkeypatch):
     monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: False)
     with pytest.raises(ConfigurationError, match="MTL_CAPTURE_ENABLED=1"):
-        check_metal_capture("mps")
+        check_profiling("mps", False, "step")
     monkeypatch.setattr(torch.mps.profiler, "is_metal_capture_enabled", lambda: True)
-    check_metal_capture("mps")
+    check_profiling("mps", False, "step")
     monkeypatch.delattr(torch.mps.profiler, "metal_capture")
-    said = r"does not have torch\.mps\.profiler\.metal_capture\. Install torch 2\.7 or newer\."
-    with pytest.raises(ConfigurationError, match=said):
-        check_metal_capture("mps")
+    with pytest.raises(ConfigurationError, match=r"Install torch 2\.7 or newer\."):
+        check_profiling("mps", False, "step")

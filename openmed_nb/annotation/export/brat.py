@@ -24,7 +24,7 @@ LINE_PATTERN = re.compile(r"[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 ENTITY_PATTERN = re.compile(r"T\S*\t(\S+) (\d{1,12} \d{1,12}(?:;\d{1,12} \d{1,12})*)(?:\t(.*))?", re.ASCII)
 
 
-def write(folder: Path, export: Export) -> None:
+def write_brat(folder: Path, export: Export) -> None:
     """Write notes to a folder."""
     folder.mkdir()
     ids: dict[str, str | int] = {}
@@ -51,7 +51,7 @@ def write(folder: Path, export: Export) -> None:
         file.write("\n".join(["[entities]", *sorted(labels), "[relations]", "[events]", "[attributes]", ""]))
 
 
-def read(folder: Path) -> Iterator[GoldText]:
+def read_brat(folder: Path) -> Iterator[GoldText]:
     """Yield the notes of a folder in the order of their file names. Other annotations than entities are ignored."""
     ids = json.loads(read_utf8(folder / IDS_FILE)) if (folder / IDS_FILE).exists() else {}
     num_discontinuous = 0

@@ -25,7 +25,7 @@ DOCUMENT_START = "-DOCSTART-"
 TAG_PATTERN = re.compile(r"O|([BIESLU])-(.+)")
 
 
-def write(path: Path, export: Export) -> None:
+def write_conll(path: Path, export: Export) -> None:
     """Write notes to a file."""
     with open_utf8(path) as file:
         for note in export:
@@ -59,7 +59,7 @@ def _tag_tokens(note: ExportedNote, export: Export) -> Iterator[tuple[int, int, 
         position = span.end
 
 
-def read(path: Path) -> Iterator[GoldText]:
+def read_conll(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file.
 
     Without comments, ``-DOCSTART-`` starts a note. Without these lines, each sentence is a note. The words of a note without a

@@ -21,7 +21,7 @@ def _count_units(text: str) -> list[int]:
     return [0, *accumulate(2 if character > "\uffff" else 1 for character in text)]
 
 
-def write(path: Path, export: Export) -> None:
+def write_doccano(path: Path, export: Export) -> None:
     """Write notes to a file."""
     with open_utf8(path) as file:
         for note in export:
@@ -31,7 +31,7 @@ def write(path: Path, export: Export) -> None:
             file.write(f"{json.dumps(record, ensure_ascii=False)}\n")
 
 
-def read(path: Path) -> Iterator[GoldText]:
+def read_doccano(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file."""
     for line in read_utf8(path).split("\n"):
         if line.strip():

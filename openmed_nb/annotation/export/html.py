@@ -21,7 +21,7 @@ article {{border-top: 1px solid #8886; padding: 0.8rem 0; content-visibility: au
 PAGE_END = "</main></body></html>\n"
 
 
-def save(path: Path, found: Saveable) -> None:
+def save_html(path: Path, found: Saveable) -> None:
     """Write all notes to a page."""
     summary = found.summary().to_report()
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in summary.sentences)

@@ -14,14 +14,14 @@ from .notes import Saveable, make_gold, open_utf8, read_utf8
 DOCCANO_KEYS = {"label", "labels", "relations"}
 
 
-def save(path: Path, found: Saveable) -> None:
+def save_jsonl(path: Path, found: Saveable) -> None:
     """Write all notes to a file."""
     with open_utf8(path) as file:
         for record in found.iter_records():
             file.write(f"{json.dumps(record, ensure_ascii=False)}\n")
 
 
-def read(path: Path) -> Iterator[GoldText]:
+def read_jsonl(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file, which may be one of doccano."""
     for line in read_utf8(path).split("\n"):
         if line.strip():

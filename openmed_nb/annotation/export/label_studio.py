@@ -14,7 +14,7 @@ from ..gold import GoldText
 from .notes import Export, InvalidNoteError, make_gold, open_utf8, read_utf8
 
 
-def write(path: Path, export: Export) -> str:
+def write_label_studio(path: Path, export: Export) -> str:
     """Write notes to a file, with their entities as predictions. Return the labeling configuration of the project."""
     tasks = []
     for note in export:
@@ -32,7 +32,7 @@ def write(path: Path, export: Export) -> str:
     return f'<View><Labels name="label" toName="text">{labels}</Labels><Text name="text" value="$text"/></View>'
 
 
-def read(path: Path) -> Iterator[GoldText]:
+def read_label_studio(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file in the format JSON or JSON_MIN.
 
     Of several annotations of a task, the ground truth is read, or the last one if there is none. Predictions are read if a task

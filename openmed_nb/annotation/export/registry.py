@@ -38,15 +38,15 @@ class Format(NamedTuple):
 
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(jsonl.read, (".jsonl", ".ndjson"), save=jsonl.save),
+    "jsonl": Format(jsonl.read_jsonl, (".jsonl", ".ndjson"), save=jsonl.save_jsonl),
     "parquet": Format(tables.read_parquet, (".parquet",), save=tables.save_parquet),
     "csv": Format(tables.read_csv, (".csv",), save=tables.save_csv),
-    "html": Format(suffixes=(".html",), save=html.save),
-    "brat": Format(brat.read, write=brat.write),
-    "conll": Format(conll.read, (".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), write=conll.write),
-    "doccano": Format(doccano.read, write=doccano.write),
-    "label-studio": Format(label_studio.read, (".json",), write=label_studio.write),
-    "spacy": Format(spacy.read, (".spacy",), write=spacy.write),
+    "html": Format(suffixes=(".html",), save=html.save_html),
+    "brat": Format(brat.read_brat, write=brat.write_brat),
+    "conll": Format(conll.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), write=conll.write_conll),
+    "doccano": Format(doccano.read_doccano, write=doccano.write_doccano),
+    "label-studio": Format(label_studio.read_label_studio, (".json",), write=label_studio.write_label_studio),
+    "spacy": Format(spacy.read_spacy, (".spacy",), write=spacy.write_spacy),
 }
 
 

@@ -49,14 +49,14 @@ def iter_docs(nlp: Language, notes: Iterable[ExportedNote | None]) -> Iterator[D
         warn(f"{count:,} {MISALIGNED}.")
 
 
-def write(path: Path, export: Export) -> None:
+def write_spacy(path: Path, export: Export) -> None:
     """Write notes to a file, with spaCy's tokenizer for multiple languages."""
     language = import_library("spacy").blank("xx")
     language.max_length = sys.maxsize  # The limit is for parsers.
     import_library("spacy.tokens").DocBin(store_user_data=True, docs=make_docs(language, export)).to_disk(path)
 
 
-def read(path: Path) -> Iterator[GoldText]:
+def read_spacy(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file: the entities of each document and those in the span group."""
     vocabulary = import_library("spacy").blank("xx").vocab
     for doc in import_library("spacy.tokens").DocBin().from_disk(path).get_docs(vocabulary):

@@ -659,11 +659,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     capture_name = None if metal_capture is None else profilers.capture_name(metal_capture)
     with SESSION.operation(progress):
         target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
-        profilers.check_no_profiler()
-        if signposts:
-            profilers.check_signposts(device_name)
-        if capture_name is not None:
-            profilers.check_metal_capture(device_name)
+        profilers.check_profiling(device_name, signposts, capture_name)
         with build_benchmarks(target, [device_name]) as benchmarks:
             workload = benchmarks[device_name].data_workload(batch_size)
             return _run_profile(workload, device_name, steps, warm_up, trace_path, signposts, capture_name)

@@ -125,22 +125,22 @@ class SystemStatus(Displayable):
         gpu = self.gpu
         hardware = (
             ("processor", self.chip or ""),
-            ("performance cores", _format_number(self.performance_cores)),
-            ("efficiency cores", _format_number(self.efficiency_cores)),
+            ("performance cores", _format_reading(self.performance_cores)),
+            ("efficiency cores", _format_reading(self.efficiency_cores)),
             ("GPU", gpu.name or ""),
-            ("GPU cores", _format_number(gpu.cores)),
+            ("GPU cores", _format_reading(gpu.cores)),
             ("GPU memory", format_bytes(gpu.memory_total)),
         )
         readings = (
-            ("GPU utilization", _format_number(gpu.utilization, " %")),
+            ("GPU utilization", _format_reading(gpu.utilization, " %")),
             ("GPU memory in use", format_bytes(gpu.memory_used)),
-            ("GPU temperature", _format_number(gpu.temperature, " °C")),
-            ("GPU power", _format_number(gpu.power, " W")),
-            ("free memory", _format_number(self.memory_free, " %")),
+            ("GPU temperature", _format_reading(gpu.temperature, " °C")),
+            ("GPU power", _format_reading(gpu.power, " W")),
+            ("free memory", _format_reading(self.memory_free, " %")),
             ("available memory", format_bytes(self.memory_available)),
             ("swap in use", format_bytes(self.swap_used)),
-            ("battery", _format_number(self.battery, " %")),
-            ("processor speed limit", _format_number(self.cpu_speed_limit, " %")),
+            ("battery", _format_reading(self.battery, " %")),
+            ("processor speed limit", _format_reading(self.cpu_speed_limit, " %")),
         )
         findings = self.findings()
         warnings = tuple(
@@ -242,7 +242,7 @@ CONDITIONS = (
 )
 
 
-def _format_number(value: float | None, unit: str = "") -> str:
+def _format_reading(value: float | None, unit: str = "") -> str:
     """Return a number with its unit, or an empty string for ``None``."""
     return "" if value is None else f"{value:.0f}{unit}"
 
