@@ -269,7 +269,7 @@ class FallbackPolicy:
             warnings.warn(FALLS_BACK.format(name), UserWarning, stacklevel=level)
 
 
-def names_above_autograd(function: str, args: Arguments, kwargs: Keywords) -> Mapping[str, str]:
+def names_above_autograd(function: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, str]:
     """Return the names above autograd of the operators of a function, which are indistinguishable below it.
 
     ``torch.linalg.svd`` calls ``linalg_svd``. Functions that need only singular values, such as ``svdvals`` or the
