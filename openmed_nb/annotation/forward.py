@@ -49,7 +49,7 @@ MAX_PROBABILITIES_TO_COPY = 1024
 Inputs = dict[str, np.ndarray]
 
 # The same inputs as tensors on the device.
-DeviceInputs = dict[str, Any]
+DeviceInputs = dict[str, "torch.Tensor"]
 
 # Labels and scores of each batch, or all probabilities.
 Outputs = Sequence[tuple["Batch", Sequence[np.ndarray]]]
@@ -198,10 +198,12 @@ class TokenClassifier:
     def first_parameter(self) -> torch.Tensor:
         """The first parameter of the model, which determines its device and dtype."""
         parameters, name = self._first_parameter_location
-        return parameters[name]
+        parameter = parameters[name]
+        assert parameter is not None  # noqa: S101 - checked when it was found
+        return parameter
 
     @functools.cached_property
-    def _first_parameter_location(self) -> tuple[dict[str, Any], str]:
+    def _first_parameter_location(self) -> tuple[dict[str, torch.nn.Parameter | None], str]:
         # Cached, because the search takes long compared with annotating a short text.
         locations = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)  # noqa: SLF001
         return next((parameters, name) for parameters, name in locations if parameters[name] is not None)
@@ -469,14 +471,14 @@ def owned_token_positions(
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Hold the tensor lock with all modules of a model in evaluation mode, and restore the mode of each module.
 
     A trainer leaves a model in training mode, where dropout makes the results random. The attribute is set directly, because
     some layers merge or move weights in ``eval()``.
     """
     with TENSOR_LOCK:
-        modules = [model]
+        modules: list[torch.nn.Module | None] = [model]
         for module in modules:  # ``modules()`` takes five times as long, which is too slow for a short text.
             if module is not None and module._modules:  # noqa: SLF001 - for speed, see above
                 modules.extend(module._modules.values())  # noqa: SLF001

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,6 @@ from .results import Entity, entity_span
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 # Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
@@ -133,18 +132,19 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
 class ModelWithoutHooks:
     """A model whose forward pass runs without the hooks that users have registered."""
 
-    model: PreTrainedModel
+    model: torch.nn.Module
     training: ClassVar[bool] = False
 
     @property
-    def _modules(self) -> dict[str, Any]:
+    def _modules(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model}
 
-    def modules(self) -> Any:
+    def modules(self) -> Iterator[torch.nn.Module]:
         return self.model.modules()
 
-    def __call__(self, **inputs: torch.Tensor) -> Any:
-        return self.model.forward(**inputs)
+    def __call__(self, **inputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        output: Mapping[str, torch.Tensor] = self.model.forward(**inputs)
+        return output
 
 
 def measure_batches(network: TokenClassifier, max_length: int) -> Calibration:

@@ -11,13 +11,12 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from openmed_nb.annotation import lexicon as lexicon_module
 from openmed_nb.annotation.lexicon import (
-    EMPTY_WORD_TOKENS,
     MAX_CACHED_WORDS,
     MAX_WORD_LENGTH,
     MIN_CHARACTERS,
     WordTokenCache,
-    WordTokens,
     supports_tokenizer,
 )
 from openmed_nb.annotation.tokens import tokenize
@@ -120,10 +119,10 @@ def test_each_word_is_asked_once():
     """A word is cached once, regardless of case. Each punctuation character is a word."""
     lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
-    counts = [len(lexicon._words.keys)]
+    counts = [len(lexicon._words.word_ids)]
     for text in ("as, a É", "e as", "E, an"):
         lexicon.tokens([text, ENOUGH])
-        counts.append(len(lexicon._words.keys))
+        counts.append(len(lexicon._words.word_ids))
     assert np.diff(counts).tolist() == [1, 0, 1]  # e, nothing, an
 
 
@@ -132,30 +131,17 @@ def test_many_words():
     lexicon = WordTokenCache(tokenizer_of())
     for begin in range(0, 2 * MAX_CACHED_WORDS, MAX_CACHED_WORDS // 2):
         check(lexicon, [" ".join(map(str, range(begin, begin + MAX_CACHED_WORDS // 2)))])
-    assert len(lexicon._words.keys) < 2 * MAX_CACHED_WORDS
+    assert len(lexicon._words.word_ids) < 2 * MAX_CACHED_WORDS
 
 
-def test_threads():
-    """Threads that meet the same new words at once get the tokens of one thread."""
+def test_threads(monkeypatch):
+    """Threads that meet the same new words at once, and clear the cache of one another, get the tokens of one thread."""
+    monkeypatch.setattr(lexicon_module, "MAX_CACHED_WORDS", 1000)
     lexicon = WordTokenCache(tokenizer_of())
     texts = [[f"as{number % 50} {number} z" for number in range(begin, begin + 2000)] for begin in range(0, 8000, 500)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lexicon.tokens, texts))
     assert [values(tokens) for tokens in found] == [values(tokenize(lexicon.tokenizer, some)) for some in texts]
-
-
-def test_lookup_after_cache_was_cleared_by_thread():
-    """Another thread clears the cache after the words were found."""
-    lexicon = WordTokenCache(tokenizer_of())
-
-    class Forgotten(WordTokens):
-        def lookup(self, keys):
-            lexicon._words = EMPTY_WORD_TOKENS
-            return super().lookup(keys)
-
-    lexicon.tokens(["as a", ENOUGH])
-    lexicon._words = Forgotten(**vars(lexicon._words))
-    check(lexicon, ["as é", ENOUGH])
 
 
 def with_added(*tokens):
