@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -373,7 +373,14 @@ class BackgroundContext(Generic[Value]):
     def _run(self) -> None:
         """Run the context in a separate event loop, which cancels all its remaining tasks at the end."""
         try:
-            _block_sigint()
+            # Block Ctrl-C in this thread, and in all threads and processes that it starts. Terminals and Jupyter send the
+            # signal to the whole process group, and it stops a worker permanently. The resource tracker of multiprocessing
+            # is started first, because up to Python 3.12 its start unblocks the signal.
+            if hasattr(signal, "pthread_sigmask"):
+                from multiprocessing import resource_tracker
+
+                resource_tracker.ensure_running()
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             if self._started.done():
@@ -405,21 +412,18 @@ class BackgroundContext(Generic[Value]):
             await stop_event.wait()
 
 
-def _block_sigint() -> None:
-    """Block Ctrl-C in this thread, and in all threads and processes that it starts.
+# Dask logs only critical messages, because its messages can quote a note. Its errors become errors of this package.
+LOG_LEVEL = logging.CRITICAL
 
-    Terminals and Jupyter send the signal to the whole process group, and it stops a worker permanently. The resource tracker
-    of multiprocessing is started first, because up to Python 3.12 its start unblocks the signal.
+# Environment variables that Dask sets in this process for its child processes (``Nanny`` and ``distributed.proctitle``).
+DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
+
+
+class QuietDask:
+    """Context manager that prevents Dask from storing and logging texts, and restores the settings that Dask changed.
+
+    All clusters share it, from the first start to the last shutdown.
     """
-    if hasattr(signal, "pthread_sigmask"):
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-
-
-class SharedQuietDask:
-    """Context manager that shares :func:`_quiet_dask` among all clusters, from the first start to the last shutdown."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -427,9 +431,21 @@ class SharedQuietDask:
         self._exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> None:
+        import dask.config
+        from distributed.utils import silence_logging_cmgr
+
+        settings = {
+            # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can
+            # contain thousands of notes.
+            "distributed.admin.low-level-log-length": 0,
+            # Dask does not restore this setting correctly if two clients are closed in the order of their creation.
+            "scheduler": dask.config.get("scheduler", None),
+        }
         with self._lock:
             if not self._num_users:
-                self._exit_stack.enter_context(_quiet_dask())
+                self._exit_stack.enter_context(preserve_variables(DASK_VARIABLES, os.environ))
+                self._exit_stack.enter_context(silence_logging_cmgr(LOG_LEVEL))
+                self._exit_stack.enter_context(dask.config.set(settings))
             self._num_users += 1
 
     def __exit__(self, *_error: object) -> None:
@@ -439,29 +455,5 @@ class SharedQuietDask:
                 self._exit_stack.close()
 
 
-# Dask logs only critical messages, because its messages can quote a note. Its errors become errors of this package.
-LOG_LEVEL = logging.CRITICAL
-
-# Environment variables that Dask sets in this process for its child processes (``Nanny`` and ``distributed.proctitle``).
-DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
-
-
-@contextlib.contextmanager
-def _quiet_dask() -> Iterator[None]:
-    """Context manager that prevents Dask from storing and logging texts, and restores the settings that Dask changed."""
-    import dask.config
-    from distributed.utils import silence_logging_cmgr
-
-    settings = {
-        # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can contain
-        # thousands of notes.
-        "distributed.admin.low-level-log-length": 0,
-        # Dask does not restore this setting correctly if two clients are closed in the order of their creation.
-        "scheduler": dask.config.get("scheduler", None),
-    }
-    with preserve_variables(DASK_VARIABLES, os.environ), silence_logging_cmgr(LOG_LEVEL), dask.config.set(settings):
-        yield
-
-
 # Each cluster enters this context before its start and exits it after its shutdown, in its background thread.
-QUIET_DASK = SharedQuietDask()
+QUIET_DASK = QuietDask()

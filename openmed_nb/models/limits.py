@@ -153,20 +153,13 @@ def check_file(path: Path, name: str) -> None:
     max_bytes = next((limit for pattern, limit in MAX_FILE_BYTES.items() if fnmatchcase(path.name, pattern)), math.inf)
     if status.st_size > max_bytes:
         raise InvalidModelError(f"{file} is larger than {max_bytes // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
-    if path.name.endswith(".safetensors") and MAX_HEADER_BYTES < _header_bytes(path) < status.st_size:
-        raise InvalidModelError(
-            f"{file} has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY
-        )
-
-
-def _header_bytes(path: Path) -> int:
-    """Return the declared header length of a safetensors file, or 0 for a damaged file, which the load reports."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(HEADER_LENGTH_BYTES)
-    except OSError:
-        return 0
-    return int.from_bytes(start, "little") if len(start) == HEADER_LENGTH_BYTES else 0
+    header_bytes = 0
+    if path.name.endswith(".safetensors"):
+        with contextlib.suppress(OSError), path.open("rb") as weights:  # The load reports a damaged file.
+            header_bytes = int.from_bytes(weights.read(HEADER_LENGTH_BYTES), "little")
+    if MAX_HEADER_BYTES < header_bytes < status.st_size:
+        problem = f"has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB"
+        raise InvalidModelError(f"{file} {problem}.", DOWNLOAD_AGAIN_REMEDY)
 
 
 def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
@@ -194,17 +187,6 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def check_label_counts(config: dict[str, Any], name: str) -> None:
-    """Raise an error for too many labels, because the time of transformers grows with them."""
-    for key in ("id2label", "label2id"):
-        labels = config.get(key)
-        if isinstance(labels, (dict, list)) and len(labels) > MAX_LABELS:
-            what = (
-                f"The config.json of {describe_value(name)} has {len(labels):,} labels; the maximum is {MAX_LABELS:,}."
-            )
-            raise InvalidModelError(what, "Correct id2label in its config.json.")
-
-
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
     """Turn a panic of the tokenizers library, which is not an Exception, into a RuntimeError."""
@@ -222,13 +204,17 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
     The load reports files that are not JSON or have another structure.
     """
     for path in sorted(folder.glob("*.json")):
-        if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-            reason = _find_token_excess(read_json_object(path))
-        elif path.name.startswith("tokenizer"):
-            settings = read_json_object(path)
-            reason = _find_excess(settings) or (_run_trial(path, settings) if _is_unusual(settings) else "")
-        else:
+        if not path.name.startswith(("tokenizer", "special_tokens_map.", "added_tokens.")):
             continue
+        settings = read_json_object(path)
+        reason = ""
+        if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            for values in (settings, *settings.values()):
+                limit = MAX_ADDED_TOKENS if isinstance(values, dict) else MAX_SPECIAL_TOKENS
+                if isinstance(values, (dict, list)) and len(values) > limit:
+                    reason = f"has {len(values):,} tokens in one list"
+        else:
+            reason = _find_excess(settings) or (_run_trial(path, settings) if _is_unusual(settings) else "")
         if reason:
             raise InvalidModelError(
                 f"The file {describe_file(path)} of {describe_value(name)} {reason}.", DOWNLOAD_AGAIN_REMEDY
@@ -247,15 +233,6 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
 
 
 # The following functions return a problem as a verb phrase, empty if there is none.
-
-
-def _find_token_excess(settings: dict[str, Any]) -> str:
-    """Return the problem if a list of tokens is too long."""
-    for values in (settings, *settings.values()):
-        limit = MAX_ADDED_TOKENS if isinstance(values, dict) else MAX_SPECIAL_TOKENS
-        if isinstance(values, (dict, list)) and len(values) > limit:
-            return f"has {len(values):,} tokens in one list"
-    return ""
 
 
 def _find_excess(settings: dict[str, Any]) -> str:
@@ -301,7 +278,13 @@ def _growth(step: dict[str, Any]) -> int:
     if "prepend" in step:
         return 1 + len(str(step["prepend"]))
     if "precompiled_charsmap" in step:
-        return _longest_replacement(step["precompiled_charsmap"])
+        try:
+            content = base64.b64decode(step["precompiled_charsmap"] or "")
+            (size,) = struct.unpack_from("<I", content)
+        except (TypeError, ValueError, struct.error):  # The load reports a damaged map.
+            return 1
+        # The character map of SentencePiece has a table of this size, and then the replacements.
+        return max(1, *map(len, content[4 + size :].split(b"\0")))
     if "content" not in step:
         return 1
     replacement_length = len(str(step["content"]))
@@ -310,16 +293,6 @@ def _growth(step: dict[str, Any]) -> int:
     if isinstance(replaced, str) and replaced:
         return max(1, math.ceil(replacement_length / len(replaced)))
     return 1 + replacement_length  # A regular expression or an empty text may match between any two characters.
-
-
-def _longest_replacement(table: Any) -> int:
-    """Return the length of the longest replacement in a SentencePiece character map, or 1 if the map is damaged."""
-    try:
-        content = base64.b64decode(table or "")
-        (size,) = struct.unpack_from("<I", content)
-    except (TypeError, ValueError, struct.error):
-        return 1
-    return max(1, *(len(text) for text in content[4 + size :].split(b"\0")))
 
 
 def _is_unusual(settings: dict[str, Any]) -> bool:

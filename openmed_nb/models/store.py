@@ -18,7 +18,7 @@ from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import format_device
 from ..devices.memory import empty_cache
 from ..devices.request import normalize_device
-from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_bytes
+from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_layers
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ def describe_model(loaded: LoadedModel, follows_session: bool) -> LoadedModelInf
     """Return a description of a model with its size, without running any computation."""
     model = loaded.model
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + packed_bytes(model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    # Packed weights are not unpacked: they have one byte per weight and four per bias.
+    size += sum((layer.in_features + 4) * layer.out_features for _name, layer in packed_layers(model))
     return LoadedModelInfo(
         loaded.name, format_device(normalize_device(str(model.device))), dtype_of(model), size, follows_session
     )
@@ -210,8 +212,8 @@ class ModelStore:
 
     def spec_of(self, model: Any) -> LoadSpec | None:
         """Return the specification of a model with its directory, or ``None`` if it was not loaded by this store."""
-        key = self.key_of(model)
-        return None if key is None else replace(key.spec, folder=self._models[key].folder)
+        loaded = ((key.spec, loaded) for key, loaded in self._models.items() if loaded.model is model)
+        return next((replace(spec, folder=copy.folder) for spec, copy in loaded), None)
 
     def set_batch_tokens(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
         """Set the tuned batch size of a model on a device type in tokens; ``None`` restores the default of the device."""
