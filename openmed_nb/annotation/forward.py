@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -500,7 +500,7 @@ def input_names(model: PreTrainedModel, tokenizer_names: Sequence[str]) -> froze
 
 
 @functools.cache
-def accepted_arguments(function: Callable[..., Any]) -> frozenset[str] | None:
+def accepted_arguments(function: Callable[..., object]) -> frozenset[str] | None:
     """Return the parameter names of a function, or ``None`` if it forwards all arguments (it has no ``input_ids``)."""
     names = frozenset(inspect.signature(function).parameters)
     return names if "input_ids" in names else None

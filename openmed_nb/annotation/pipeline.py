@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import TokenClassificationPipeline
+from transformers import PreTrainedModel, TokenClassificationPipeline
 
 from .._utils.text import describe_error, describe_value, short_type_name
 from .._utils.validation import check_bool, check_integer, check_optional_integer
@@ -29,6 +29,9 @@ from .results import Entity, TextResult
 from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
 from .tuning import Calibration, Compilation, compare_compiled, is_padding_masked, measure_batches
+
+if TYPE_CHECKING:
+    from ..models.records import DtypeChoice
 
 # Methods of the transformers class that a subclass may override to change results. AnnotationPipeline does not call them.
 OVERRIDABLE_METHODS = {
@@ -51,6 +54,9 @@ OVERRIDABLE_METHODS = {
 CUSTOM_OPTIONS = {"truncation", "transformers_boundaries"}
 
 OPTIONS_REMEDY = "Use the options of TokenClassificationPipeline."
+
+# Parameters of transformers, whose values have any type.
+Parameters = dict[str, Any]
 
 CachedT = TypeVar("CachedT")
 
@@ -97,15 +103,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """
 
     compilation: Compilation | None = None
-    precision: Any = None
+    precision: DtypeChoice | None = None
     tuned_batch_tokens: Mapping[str, int | None] = MappingProxyType({})
 
-    _compiled: Any = None
+    _compiled: Callable[..., object] | None = None
 
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
@@ -129,7 +136,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     def batch_tokens(self, tokens: int) -> None:
         self._forward_params["batch_tokens"] = check_integer("batch_tokens", tokens)
 
-    def _resolve_batch_tokens(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
+    def _resolve_batch_tokens(self, forward_params: Mapping[str, int], device: torch.device) -> int:
         measured = self.tuned_batch_tokens.get(device.type) or budget_for_device(device, self.model).max_tokens
         return int(forward_params.get("batch_tokens", measured))
 
@@ -141,7 +148,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             "special_tokens", tokenizer, lambda: SpecialTokens.from_tokenizer(tokenizer) if tokenizer.is_fast else None
         )
 
-    def _cached(self, name: str, subject: Any, compute: Callable[[], CachedT]) -> CachedT:
+    def _cached(self, name: str, subject: object, compute: Callable[[], CachedT]) -> CachedT:
         """Return a cached property of a model or a tokenizer. It is computed again if the object has been replaced."""
         cache: dict[str, Any] = self.__dict__.setdefault("_property_cache", {})
         if name not in cache or cache[name][0] is not subject:
@@ -198,7 +205,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         truncation: bool | None = None,
         transformers_boundaries: bool | None = None,
         **kwargs: Any,
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Parameters, Parameters, Parameters]:
         if kwargs.get("aggregation_strategy") is not None:
             kwargs["aggregation_strategy"] = check_strategy(kwargs["aggregation_strategy"])
         message = ""
@@ -221,10 +228,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
             preprocess["transformers_boundaries"] = transformers_boundaries
         return preprocess, forward, postprocess
 
-    def forward(self, model_inputs: Any, **_forward_params: Any) -> Any:
+    def forward(self, model_inputs: Parameters, **_forward_params: object) -> Parameters:
         """Run the forward pass of transformers in evaluation mode, under the lock of all device work."""
         with evaluation_mode(self.model):
-            return super().forward(model_inputs)
+            outputs: Parameters = super().forward(model_inputs)
+        return outputs
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Return the entities of a text, or a list or an iterator of the entities of several texts; see the class."""
@@ -234,12 +242,12 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     def get_iterator(  # noqa: PLR0913, PLR0917 - signature of transformers
         self,
-        inputs: Iterable[Any],
+        inputs: Iterable[object],
         num_workers: int,
         batch_size: int,
-        preprocess_params: Mapping[str, Any],
-        forward_params: Mapping[str, Any],
-        postprocess_params: Mapping[str, Any],
+        preprocess_params: Parameters,
+        forward_params: Parameters,
+        postprocess_params: Parameters,
     ) -> Iterator[list[Entity]]:
         """Return an iterator over the results of texts. transformers calls this method for every kind of input.
 
@@ -280,9 +288,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     def build_annotator(
         self,
-        preprocess_params: Mapping[str, Any],
-        forward_params: Mapping[str, Any],
-        postprocess_params: Mapping[str, Any],
+        preprocess_params: Parameters,
+        forward_params: Parameters,
+        postprocess_params: Parameters,
         rows: int | None = None,
     ) -> Annotator:
         """Return an annotator with the three parameter mappings of transformers and a maximum number of rows."""
@@ -331,7 +339,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         )
 
 
-def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
+def budget_for_device(device: torch.device, model: PreTrainedModel) -> TokenBudget:
     """Return the default token budget of a model on a device."""
     known_device = get_device(device)
     max_padding = known_device.max_padding_tokens(getattr(model.config, "hidden_size", None))
@@ -341,7 +349,7 @@ def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
 class ResultIterator(Iterator[list[Entity]]):
     """Iterator over the results of texts. It has a length if the texts have a length."""
 
-    def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
+    def __init__(self, inputs: Iterable[object], annotator: Annotator) -> None:
         self._inputs = inputs
         self._annotator = annotator
         self._results = self._start()
@@ -365,7 +373,7 @@ class ResultIterator(Iterator[list[Entity]]):
         return unwrap_result(next(self._results))
 
 
-def _normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
+def _normalize_ignore_labels(labels: object) -> tuple[str, ...]:
     """Return the distinct ignored labels in sorted order, so that equal sets are equal settings."""
     if isinstance(labels, Collection) and not isinstance(labels, str):
         names = tuple(labels)
@@ -374,7 +382,7 @@ def _normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
     raise ConfigurationError(f"Invalid value for ignore_labels: {describe_value(labels)}.", "Use a list of labels.")
 
 
-def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+def get_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:
     """Return a cached token-classification pipeline over a loaded model."""
     key = strategy, repr(sorted(options.items()))
     arguments = {name: value for name, value in options.items() if name != "compile"}
@@ -388,7 +396,7 @@ def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any])
 
 
 @gc_disabled()
-def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+def build_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:
     """Build a pipeline. If there are options, the pipeline is checked on one word."""
     try:
         pipe = AnnotationPipeline(

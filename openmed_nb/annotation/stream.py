@@ -122,7 +122,7 @@ END_OF_STREAM = Chunk(0, [])
 
 
 def iter_chunks(
-    texts: Iterable[Any],
+    texts: Iterable[object],
     characters: int,
     first: int = 0,
     min_text_length: int = 1,
@@ -259,7 +259,7 @@ class Annotator:
 
     def annotate(
         self,
-        texts: Iterable[Any],
+        texts: Iterable[object],
         first: int = 0,
         in_memory: bool = False,
         on_progress: Callable[[int, float], None] | None = None,
@@ -359,7 +359,7 @@ class Annotator:
             start_pending(self.network, run)
         return tokenized, run
 
-    def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
+    def entities(self, texts: Iterable[object]) -> list[list[Entity]]:
         """Return the entities of texts, or raise the error of the first failed text."""
         return [unwrap_result(result) for chunk in self.annotate(texts) for result in chunk.outcomes()]
 

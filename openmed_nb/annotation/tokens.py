@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,7 +41,7 @@ PROBE_TEXTS = ("a", "the", "1", ".", "中")
 SPACE = ord(" ")
 
 # Results of :func:`get_token_names` by tokenizer.
-TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[Any, TokenNames] = weakref.WeakKeyDictionary()
+TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenNames] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Any],
+    texts: Sequence[str | Sequence[str]],
     truncation: Truncation | None = None,
     words: bool = False,
     special_tokens: bool = False,

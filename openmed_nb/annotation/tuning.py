@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class Calibration(Displayable):
         fastest = max(speed for _tokens, speed in self.throughput)
         return next(tokens for tokens, speed in self.throughput if MIN_CALIBRATION_SPEEDUP * speed >= fastest)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return device, batch size and throughput as JSON-compatible data."""
         return {"device": self.device, "batch_tokens": self.batch_tokens, "tokens_per_second": dict(self.throughput)}
 

@@ -7,7 +7,7 @@ import sys
 import uuid
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -26,6 +26,7 @@ from .client import cancel, fetch_result, submit, translate_dask_errors, transla
 
 if TYPE_CHECKING:
     import pandas as pd
+    from dask.dataframe import Series
     from distributed import Client
 
 
@@ -44,8 +45,8 @@ class Partition:
     """
 
     name: str
-    key: Any = field(compare=False)
-    graph: Mapping[Any, Any] = field(compare=False)
+    key: Hashable = field(compare=False)
+    graph: Mapping[Hashable, object] = field(compare=False)
 
 
 class RowChangedError(Exception):
@@ -138,7 +139,7 @@ class ColumnTexts(Sequence[ColumnText]):
 
 
 @lru_cache(maxsize=2)  # A chunk can extend over two adjacent partitions.
-def _read_partition(partition: Partition) -> tuple[list[Any], pd.Index]:
+def _read_partition(partition: Partition) -> tuple[list[str | None], pd.Index]:
     """Compute a partition in this process, and return its texts and its index. Missing texts are ``None``."""
     import dask
 
@@ -166,14 +167,14 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
         return resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
 
 
-def column_references(column: Any, client: Client | None = None) -> ColumnTexts:
+def column_references(column: Series, client: Client | None = None) -> ColumnTexts:
     """Return references to the texts of a column. The rows are counted to number the texts."""
     partitions = raise_if_error(get_partitions(column))
     sizes = map(_partition_size, partitions) if client is None else _measure_partitions(client, partitions)
     return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
 
 
-def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
+def get_partitions(column: Series) -> tuple[Partition, ...] | ConfigurationError:
     """Return the partitions of a column with their tasks, or the error if the column cannot be read."""
     import dask
     from dask.optimization import cull

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._events.activity import ProgressEvent
 from .._render.display import Displayable, Report
@@ -182,7 +182,7 @@ class Cluster(Displayable):
         self.closed = True
         self._stop()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the workers as JSON-compatible mappings, lists and strings."""
         return self.workers.to_dict()
 
@@ -196,7 +196,7 @@ class Cluster(Displayable):
 ROLES = ("client", "scheduler", "worker")  # Process roles of Dask. Each role has a TLS certificate.
 
 
-def validate_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
+def validate_security(security: object, roles: Iterable[str] = ROLES) -> Security:
     """Validate custom TLS certificates, or create new ones if there are none.
 
     Args:
@@ -299,7 +299,7 @@ async def local_cluster(
 
     nannies: list[Nanny] = []
 
-    def create_nanny(*arguments: Any, **options: Any) -> Nanny:
+    def create_nanny(*arguments: object, **options: object) -> Nanny:
         nannies.append(Nanny(*arguments, **options))
         return nannies[-1]
 

@@ -83,7 +83,7 @@ class ClusterAnnotator:
     split: bool = False
     timeout: float = WORKER_TIMEOUT
 
-    def annotate(self, texts: Iterable[Any], first: int = 0, _on_progress: Any = None) -> Iterator[ResultStore]:
+    def annotate(self, texts: Iterable[object], first: int = 0, _on_progress: object = None) -> Iterator[ResultStore]:
         """Yield the results of a stream of texts in order, one chunk at a time.
 
         An error of the stream is raised after the results of all previous texts. Chunks are so small that no progress is
@@ -94,7 +94,7 @@ class ClusterAnnotator:
             first: Number of the first text, for error messages.
         """
 
-        def iter_while_connected() -> Iterator[Any]:  # A slow stream can take longer than the client is connected.
+        def iter_while_connected() -> Iterator[object]:  # A slow stream can take longer than the client is connected.
             for number, text in enumerate(texts, first):
                 yield _to_picklable(text, number, self.split)
                 if self.client.status != "running":
@@ -184,7 +184,7 @@ class ClusterAnnotator:
         return results
 
 
-def _to_picklable(text: Any, number: int, split: bool) -> Any:
+def _to_picklable(text: Any, number: int, split: bool) -> object:
     """Return a text as built-in strings or a reference, or return the error for an invalid text.
 
     A worker may not have the class of a text, and values that are not texts may not be picklable.
@@ -220,7 +220,7 @@ def stop_after_repeated_kills(stores: Generator[ResultStore]) -> Iterator[Result
 
 
 def cluster_source(
-    client: Any, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
+    client: object, texts: Any, model: object, arguments: Mapping[str, object], batch_tokens: int | None
 ) -> tuple[str, Any, AnnotationSource]:
     """Return the name of the model, the texts to send, and the annotation source on the workers of a cluster.
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._utils.text import describe_error, describe_file, describe_names, describe_value
 from ..errors import InvalidModelError, UntrustedModelError
@@ -78,7 +78,7 @@ OTHER_MODEL_REMEDY = "Use a token-classification model in safetensors."
 READ_CHUNK_BYTES = 1 << 20
 
 
-def read_config(folder: Path, name: str) -> dict[str, Any]:
+def read_config(folder: Path, name: str) -> limits.JsonObject:
     """Return the model's ``config.json`` after checking that it is for token classification."""
     file = folder / "config.json"
     limits.check_file(file, name)
@@ -114,7 +114,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
+def check_labels(settings: limits.JsonObject, config: PreTrainedConfig, name: str) -> None:
     """Check that every output of a model has a label.
 
     Args:
@@ -273,7 +273,7 @@ def max_positions(model: torch.nn.Module) -> int | None:
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
 
-def position_table(model: torch.nn.Module) -> Any:
+def position_table(model: torch.nn.Module) -> torch.nn.Embedding | None:
     """Return the position embeddings of tokens, or ``None`` if a model has none or computes them on demand.
 
     A model may have other position embeddings, for images or for its decoder. Those next to the token embeddings are
@@ -390,7 +390,7 @@ def is_trusted(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
     return bool({name.casefold() for name in reference.names} & {name.casefold() for name in allowed})
 
 
-def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: bool, requested: bool) -> bool:
+def check_remote_code(config: limits.JsonObject, reference: ModelReference, allowed: bool, requested: bool) -> bool:
     """Return whether a model executes remote code, or raise an error if it would without being trusted.
 
     Args:
@@ -410,7 +410,7 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
     return requested or needed
 
 
-def check_settings(folder: Path, config: dict[str, Any], reference: ModelReference, allowed: bool) -> None:
+def check_settings(folder: Path, config: limits.JsonObject, reference: ModelReference, allowed: bool) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     unsafe = []
     for key, value, is_nested in limits.walk_settings(config):

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 DOWNLOAD_AGAIN_REMEDY = "Download the model again, or use another model."
 
+# Object in a JSON file of an untrusted model: values can have any type.
+JsonObject = dict[str, Any]
+
 MIB = 1 << 20
 
 # Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
@@ -178,7 +181,7 @@ def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
     return json.loads(file.read_text("utf-8"))
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> JsonObject:
     """Return the object in a JSON file, empty if the file is missing or damaged, which the load reports."""
     try:
         settings = read_json(file)
@@ -235,7 +238,7 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
 # The following functions return a problem as a verb phrase, empty if there is none.
 
 
-def _find_excess(settings: dict[str, Any]) -> str:
+def _find_excess(settings: JsonObject) -> str:
     """Return the first limit that a tokenizer exceeds."""
     added = settings.get("added_tokens")
     if isinstance(added, list) and len(added) > MAX_ADDED_TOKENS:
@@ -256,7 +259,7 @@ def _find_excess(settings: dict[str, Any]) -> str:
     return ""
 
 
-def _steps(component: Any) -> list[dict[str, Any]]:
+def _steps(component: object) -> list[JsonObject]:
     """Return the steps of a component of a tokenizer in order, including those in sequences."""
     if not isinstance(component, dict):
         return []
@@ -272,7 +275,7 @@ def _steps(component: Any) -> list[dict[str, Any]]:
     return steps
 
 
-def _growth(step: dict[str, Any]) -> int:
+def _growth(step: JsonObject) -> int:
     """Return the maximum factor by which a step of a tokenizer lengthens a text."""
     # Determined by the settings, because tokenizers also accepts steps without a type.
     if "prepend" in step:
@@ -295,7 +298,7 @@ def _growth(step: dict[str, Any]) -> int:
     return 1 + replacement_length  # A regular expression or an empty text may match between any two characters.
 
 
-def _is_unusual(settings: dict[str, Any]) -> bool:
+def _is_unusual(settings: JsonObject) -> bool:
     """Return whether a tokenizer has a step or a setting that is not known to take linear time."""
     for component in PREPROCESSING_COMPONENTS:
         for step in _steps(settings.get(component)):
@@ -313,9 +316,9 @@ def _is_unusual(settings: dict[str, Any]) -> bool:
     return max(len(postprocessing), longest_list) > MAX_POSTPROCESSING_SETTINGS or largest_integer > MAX_SETTING_INTEGER
 
 
-def walk_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def walk_settings(settings: JsonObject) -> Iterator[tuple[str, object, bool]]:
     """Yield every key, its value, and whether it is nested, at any depth of mappings and lists."""
-    stack: list[Any] = [settings]
+    stack: list[JsonObject | list[object]] = [settings]
     while stack:
         values = stack.pop()
         if isinstance(values, dict):
@@ -324,7 +327,7 @@ def walk_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         stack += [value for value in values if isinstance(value, (dict, list))]
 
 
-def _run_trial(path: Path, settings: dict[str, Any]) -> str:
+def _run_trial(path: Path, settings: JsonObject) -> str:
     """Test a tokenizer in a process with limits on time and memory, and return the problem.
 
     On every operating system the process is a new Python that runs one file of this package. It is neither a fork nor
@@ -380,7 +383,7 @@ def wait_for_trial(process: subprocess.Popen[bytes], seconds: float, max_bytes: 
     return ""
 
 
-def _pattern_codepoints(settings: dict[str, Any]) -> str:
+def _pattern_codepoints(settings: JsonObject) -> str:
     """Return the code points in the patterns of a tokenizer, because these characters can trigger backtracking."""
     characters = "ax0 \n.-"
     for component in PREPROCESSING_COMPONENTS:

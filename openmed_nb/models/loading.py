@@ -32,7 +32,13 @@ from .config import OpenMedConfig, normalize_dtype
 from .registry import ModelReference, download_model, find_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import (
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        TokenClassificationPipeline,
+    )
 
 # Settings for the number of modules, which Python builds one after another.
 MODULE_COUNT_PATTERN = re.compile(r"(^|_)(layers?|blocks?|groups?|experts?|repeats|networks|functions|types)(_|$)")
@@ -87,7 +93,7 @@ class LoadSpec:
 
     reference: ModelReference
     remote_code: bool
-    settings: tuple[Any, ...]
+    settings: tuple[object, ...]
     files: tuple[tuple[str, int, int], ...]
     config: OpenMedConfig = field(compare=False)
     folder: Path | None = field(default=None, compare=False)
@@ -145,9 +151,11 @@ class LoadedModel:
     config: PreTrainedConfig
     folder: Path
     tuned_batch_tokens: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    pipelines: dict[tuple[str, str], TokenClassificationPipeline] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return model, tokenizer and configuration under the names that OpenMed's ``load_model`` uses."""
         return {"model": self.model, "tokenizer": self.tokenizer, "config": self.config}
 
@@ -245,7 +253,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
 
     stored = _stored_tensors(files.weight_files(folder))
     _check_numbers(settings, stored, name)
-    source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
+    source: dict[str, bool] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers changes the default dtype of torch while it builds a model, which would affect other threads. The default
     # device of the user may be ``meta``, whose tensors have no data.
     with TENSOR_LOCK, gc_disabled(), _quiet_transformers(), _without_kernels(trusted), torch.device("cpu"):
@@ -287,7 +295,7 @@ def model_folder(spec: LoadSpec) -> Path:
     return folder
 
 
-def _load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, name: str, **options: object) -> PreTrainedTokenizerBase:
     """Load a tokenizer, which must return offset mappings."""
     from transformers import AutoTokenizer
 
@@ -366,7 +374,7 @@ def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_numbers(settings: dict[str, Any], stored: Mapping[str, StoredTensor], name: str) -> None:
+def _check_numbers(settings: limits.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
     """Raise an error for impossible numbers in a config.json.
 
     These are NaN, dropout settings outside [0, 1], and far more modules or labels than the weights have. Such a model could
@@ -397,7 +405,7 @@ def _check_numbers(settings: dict[str, Any], stored: Mapping[str, StoredTensor],
 
 
 def check_size(
-    settings: dict[str, Any], config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
+    settings: limits.JsonObject, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
 ) -> None:
     """Raise an error if the settings describe a model far larger than its weights.
 
@@ -424,7 +432,7 @@ def _largest_size(stored: Mapping[str, StoredTensor]) -> int:
     return max((size for tensor in stored.values() for size in tensor.shape), default=0)
 
 
-def _iter_integers(value: Any) -> Iterator[int]:
+def _iter_integers(value: object) -> Iterator[int]:
     """Yield an integer, or the integers in nested lists: 6 and 4 for ``[[["global"], 6], 4, True]``."""
     stack = [value]
     while stack:
@@ -486,24 +494,21 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     """Quantize the linear layers of a model on the CPU to int8 in place, and return the model."""
     import torch
 
-    try:
-        quantize_dynamic = torch.ao.quantization.quantize_dynamic
-    except AttributeError as error:
+    if not hasattr(torch.ao.quantization, "quantize_dynamic"):
         what = f"torch {torch.__version__} does not have dynamic quantization, which int8 requires."
-        raise ConfigurationError(what, OTHER_DTYPE_REMEDY) from error
+        raise ConfigurationError(what, OTHER_DTYPE_REMEDY)
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, category)
         try:
-            quantized: PreTrainedModel = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"This build of torch cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
             ) from error
-    return quantized
 
 
-def packed_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
+def packed_layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.quantized.dynamic.Linear]]:
     """Return the names and linear layers with packed weights, which are not parameters."""
     return [  # Found by the name of their package, because some builds of torch do not have such layers.
         (name, layer)

@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
 from .._utils.plain import Minimum, atomic_write, from_json_data, utc_timestamp
@@ -258,7 +258,7 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def file(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> Path:
+    def file(self, identity: ModelIdentity, kind: type[ValidationRecord | TunedBatchSize] = ValidationRecord) -> Path:
         """Return the path of the record of an identity."""
         return self.folder / f"{identity.key}{FILE_SUFFIXES[kind]}"
 
@@ -270,7 +270,7 @@ class RecordStore:
             atomic_write(file, json.dumps(record.to_dict(), indent=2))
         return file
 
-    def remove(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> None:
+    def remove(self, identity: ModelIdentity, kind: type[ValidationRecord | TunedBatchSize] = ValidationRecord) -> None:
         """Delete the record of an identity, if it exists."""
         file = self.file(identity, kind)
         if file.is_file():

@@ -206,11 +206,11 @@ class ModelStore:
         copies = (loaded for key, loaded in self._models.items() if key.spec == spec)
         return next((loaded for loaded in copies if normalize_device(str(loaded.model.device)) == target), None)
 
-    def key_of(self, model: Any) -> ModelKey | None:
+    def key_of(self, model: object) -> ModelKey | None:
         """Return the key of a model, or ``None`` if it was not loaded by this store."""
         return next((key for key, loaded in self._models.items() if loaded.model is model), None)
 
-    def spec_of(self, model: Any) -> LoadSpec | None:
+    def spec_of(self, model: object) -> LoadSpec | None:
         """Return the specification of a model with its directory, or ``None`` if it was not loaded by this store."""
         loaded = ((key.spec, loaded) for key, loaded in self._models.items() if loaded.model is model)
         return next((replace(spec, folder=copy.folder) for spec, copy in loaded), None)
