@@ -170,7 +170,16 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
 def column_references(column: Series, client: Client | None = None) -> ColumnTexts:
     """Return references to the texts of a column. The rows are counted to number the texts."""
     partitions = raise_if_error(get_partitions(column))
-    sizes = map(_partition_size, partitions) if client is None else _measure_partitions(client, partitions)
+    if client is None:
+        sizes = [_partition_size(partition) for partition in partitions]
+    else:
+        with translate_dask_errors(client):
+            futures = client.map(_partition_size, partitions, pure=False)
+        try:
+            with translate_killed_worker():
+                sizes = wait_for_workers(client, lambda: client.gather(futures))
+        finally:
+            cancel(client, futures)
     return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
 
 
@@ -195,17 +204,6 @@ def get_partitions(column: Series) -> tuple[Partition, ...] | ConfigurationError
             message = "The column is in the memory of a cluster."
             return ConfigurationError(message, "Pass the column without persist().")
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
-
-
-def _measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
-    """Return the sizes of partitions, which the workers of a cluster read."""
-    with translate_dask_errors(client):
-        futures = client.map(_partition_size, partitions, pure=False)
-    try:
-        with translate_killed_worker():
-            return list(wait_for_workers(client, lambda: client.gather(futures)))
-    finally:
-        cancel(client, futures)
 
 
 def _partition_size(partition: Partition) -> PartitionSize | ConfigurationError:

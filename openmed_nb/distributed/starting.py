@@ -27,7 +27,7 @@ from ..devices.machine import import_psutil, is_mps_simulated
 from ..devices.request import DeviceRequest
 from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
-from .client import require_extra
+from .client import call_on_workers, require_extra
 from .members import WorkerList, WorkerSpec, plan_workers, visible_gpu_ids
 from .ssh import (
     ALLOWED_FAILURES,
@@ -242,7 +242,7 @@ def start_cluster(
     Raises:
         ClusterUnavailableError: If the cluster fails to start.
     """
-    from .stream import get_workers  # This module imports numpy, which is imported only on demand.
+    from .worker import describe_worker  # This module imports numpy, which is imported only on demand.
 
     background_cluster = BackgroundContext(_cluster_with_client(cluster, security))
     try:
@@ -254,7 +254,10 @@ def start_cluster(
                 if isinstance(original, (OpenMedError, ImportError)):
                     raise original from None
             raise ClusterUnavailableError(f"The cluster failed to start: {describe_error(error)}.", remedy) from None
-        return Cluster(client, get_workers(client, reason), background_cluster.stop)
+        infos = call_on_workers(client, describe_worker)
+        if reason is not None:
+            infos = [replace(info, reason=reason) for info in infos]
+        return Cluster(client, WorkerList(tuple(infos)), background_cluster.stop)
     except BaseException:
         background_cluster.stop()
         raise
