@@ -116,10 +116,9 @@ def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> l
     order = np.argsort(-lengths, kind="stable")
     if budget.allow_padding and budget.limit_shapes:
         return list(_plan_few_shapes(order, lengths, budget, max_length))
-    if budget.allow_padding or len(lengths) == 1:
-        return list(_plan_by_length(order, lengths, budget))
-    length_changes = np.flatnonzero(np.diff(lengths[order])) + 1
-    return [batch for rows in np.split(order, length_changes) for batch in _plan_by_length(rows, lengths, budget)]
+    if not budget.allow_padding:
+        budget = replace(budget, max_padding=0)
+    return list(_plan_by_length(order, lengths, budget))
 
 
 def _plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) -> Iterator[Batch]:

@@ -34,21 +34,18 @@ if TYPE_CHECKING:
     from ..models.records import DtypeChoice
 
 # Methods of the transformers class that a subclass may override to change results. AnnotationPipeline does not call them.
-OVERRIDABLE_METHODS = {
-    name: getattr(TokenClassificationPipeline, name)
-    for name in (
-        "preprocess",
-        "_forward",
-        "postprocess",
-        "gather_pre_entities",
-        "aggregate",
-        "aggregate_word",
-        "aggregate_words",
-        "group_sub_entities",
-        "get_tag",
-        "group_entities",
-    )
-}
+OVERRIDABLE_METHODS = (
+    "preprocess",
+    "_forward",
+    "postprocess",
+    "gather_pre_entities",
+    "aggregate",
+    "aggregate_word",
+    "aggregate_words",
+    "group_sub_entities",
+    "get_tag",
+    "group_entities",
+)
 
 # Preprocessing options that the methods of transformers do not accept.
 CUSTOM_OPTIONS = {"truncation", "transformers_boundaries"}
@@ -213,12 +210,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         except (TypeError, ValueError) as error:
             message = f"The pipeline does not take these options: {describe_error(error)}."
-        if (
-            message
-        ):  # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
+        # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
+        if message:
             raise ConfigurationError(message, OPTIONS_REMEDY)
         if "ignore_labels" in postprocess:
-            postprocess["ignore_labels"] = _normalize_ignore_labels(postprocess["ignore_labels"])
+            labels = postprocess["ignore_labels"]
+            is_collection = isinstance(labels, Collection) and not isinstance(labels, str)
+            if not is_collection or not all(isinstance(label, str) for label in labels):
+                message = f"Invalid value for ignore_labels: {describe_value(labels)}."
+                raise ConfigurationError(message, "Use a list of labels.")
+            postprocess["ignore_labels"] = tuple(sorted({*labels}))  # Equal sets of labels are equal settings.
         if batch_tokens is not None:
             forward["batch_tokens"] = check_integer("batch_tokens", batch_tokens)
         if truncation is not None:
@@ -269,8 +270,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """The names of the transformers methods that a subclass or this instance overrides."""
         return tuple(
             name
-            for name, method in OVERRIDABLE_METHODS.items()
-            if getattr(type(self), name) is not method or name in vars(self)
+            for name in OVERRIDABLE_METHODS
+            if getattr(type(self), name) is not getattr(TokenClassificationPipeline, name) or name in vars(self)
         )
 
     def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
@@ -352,16 +353,11 @@ class ResultIterator(Iterator[list[Entity]]):
     def __init__(self, inputs: Iterable[object], annotator: Annotator) -> None:
         self._inputs = inputs
         self._annotator = annotator
-        self._results = self._start()
-
-    def _start(self) -> Iterator[TextResult]:
-        # This is lazy: no text is read before the first result is requested.
-        chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
-        return chain.from_iterable(chunk.outcomes() for chunk in chunks)
+        self._results: Iterator[TextResult] | None = None
 
     def __iter__(self) -> ResultIterator:
         if not isinstance(self._inputs, Iterator):  # A collection can be read again, but an iterator cannot.
-            self._results = self._start()
+            self._results = None
         return self
 
     def __len__(self) -> int:
@@ -370,16 +366,10 @@ class ResultIterator(Iterator[list[Entity]]):
         raise TypeError("Results of a generator have no length.")
 
     def __next__(self) -> list[Entity]:
+        if self._results is None:  # No text is read before the first result is requested.
+            chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
+            self._results = chain.from_iterable(chunk.outcomes() for chunk in chunks)
         return unwrap_result(next(self._results))
-
-
-def _normalize_ignore_labels(labels: object) -> tuple[str, ...]:
-    """Return the distinct ignored labels in sorted order, so that equal sets are equal settings."""
-    if isinstance(labels, Collection) and not isinstance(labels, str):
-        names = tuple(labels)
-        if all(isinstance(name, str) for name in names):
-            return tuple(sorted({*names}))
-    raise ConfigurationError(f"Invalid value for ignore_labels: {describe_value(labels)}.", "Use a list of labels.")
 
 
 def get_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:

@@ -211,13 +211,11 @@ def compare_compiled(plain: AnnotateFn, compiled: AnnotateFn, device: str) -> Co
     except Exception as error:  # noqa: BLE001 - any error of the compiler becomes the reason
         return Compilation(False, None, f"Compilation failed: {describe_error(error)}.", device)
     speedup = min(plain_seconds) / min(compiled_seconds)
+    is_kept = expected == computed and speedup >= MIN_COMPILE_SPEEDUP
     if expected != computed:
         reason = f"It predicts different entities: {len(computed)} instead of {len(expected)}, or at other offsets."
-        return Compilation(False, speedup, reason, device)
-    if speedup < MIN_COMPILE_SPEEDUP:
-        return Compilation(
-            False, speedup, f"It predicts the same entities, but only {speedup:.2f} times as fast.", device
-        )
-    return Compilation(
-        True, speedup, f"It predicts the same {len(expected)} entities {speedup:.2f} times as fast.", device
-    )
+    elif is_kept:
+        reason = f"It predicts the same {len(expected)} entities {speedup:.2f} times as fast."
+    else:
+        reason = f"It predicts the same entities, but only {speedup:.2f} times as fast."
+    return Compilation(is_kept, speedup, reason, device)

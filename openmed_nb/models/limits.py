@@ -65,8 +65,7 @@ MAX_LABELS = 10_000
 MAX_SPECIAL_TOKENS = 2000
 MAX_ADDED_TOKENS = 20_000
 
-# The components of a tokenizer before its model, and the maximum number of steps of each.
-PREPROCESSING_COMPONENTS = ("normalizer", "pre_tokenizer")
+# Maximum number of steps of a tokenizer before its model.
 MAX_STEPS = 64
 
 # Maximum number of settings of the components after the model, and the maximum integer in them, such as a padding length.
@@ -243,12 +242,10 @@ def _find_excess(settings: JsonObject) -> str:
     added = settings.get("added_tokens")
     if isinstance(added, list) and len(added) > MAX_ADDED_TOKENS:
         return f"adds {len(added):,} tokens; the maximum is {MAX_ADDED_TOKENS:,}"
-    growth = 1
-    for component in PREPROCESSING_COMPONENTS:
-        steps = _steps(settings.get(component))
-        if len(steps) > MAX_STEPS:
-            return f"has {len(steps):,} steps in its {component}; the maximum is {MAX_STEPS}"
-        growth *= math.prod(map(_growth, steps))
+    steps = _preprocessing_steps(settings)
+    if len(steps) > MAX_STEPS:
+        return f"has {len(steps):,} steps before its model; the maximum is {MAX_STEPS}"
+    growth = math.prod(_growth(step, pattern) for step, pattern in steps)
     if growth > MAX_GROWTH:
         return "can lengthen a text by a factor of thousands"
     model = settings.get("model")
@@ -259,23 +256,23 @@ def _find_excess(settings: JsonObject) -> str:
     return ""
 
 
-def _steps(component: object) -> list[JsonObject]:
-    """Return the steps of a component of a tokenizer in order, including those in sequences."""
-    if not isinstance(component, dict):
-        return []
+def _preprocessing_steps(settings: JsonObject) -> list[tuple[JsonObject, JsonObject]]:
+    """Return the steps of a tokenizer before its model, including those in sequences, each with its pattern."""
     steps = []
-    stack = [component]
+    stack = [settings.get("normalizer"), settings.get("pre_tokenizer")]
     while stack:
         step = stack.pop()
-        steps.append(step)
+        if not isinstance(step, dict):
+            continue
+        pattern = step.get("pattern")
+        steps.append((step, pattern if isinstance(pattern, dict) else {}))
         for key in ("normalizers", "pretokenizers"):
-            inner = step.get(key)
-            if isinstance(inner, list):
-                stack += [inner_step for inner_step in reversed(inner) if isinstance(inner_step, dict)]
+            inner_steps = step.get(key)
+            stack += inner_steps if isinstance(inner_steps, list) else []
     return steps
 
 
-def _growth(step: JsonObject) -> int:
+def _growth(step: JsonObject, pattern: JsonObject) -> int:
     """Return the maximum factor by which a step of a tokenizer lengthens a text."""
     # Determined by the settings, because tokenizers also accepts steps without a type.
     if "prepend" in step:
@@ -291,8 +288,7 @@ def _growth(step: JsonObject) -> int:
     if "content" not in step:
         return 1
     replacement_length = len(str(step["content"]))
-    pattern = step.get("pattern")
-    replaced = pattern.get("String") if isinstance(pattern, dict) else None
+    replaced = pattern.get("String")
     if isinstance(replaced, str) and replaced:
         return max(1, math.ceil(replacement_length / len(replaced)))
     return 1 + replacement_length  # A regular expression or an empty text may match between any two characters.
@@ -300,20 +296,21 @@ def _growth(step: JsonObject) -> int:
 
 def _is_unusual(settings: JsonObject) -> bool:
     """Return whether a tokenizer has a step or a setting that is not known to take linear time."""
-    for component in PREPROCESSING_COMPONENTS:
-        for step in _steps(settings.get(component)):
-            pattern = step.get("pattern")
-            regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-            if str(step.get("type")) not in LINEAR_STEPS or (regex is not None and str(regex) not in LINEAR_PATTERNS):
-                return True
+    for step, pattern in _preprocessing_steps(settings):
+        regex = pattern.get("Regex")
+        if str(step.get("type")) not in LINEAR_STEPS or (regex is not None and str(regex) not in LINEAR_PATTERNS):
+            return True
     model = settings.get("model")
     max_word_length = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
     if isinstance(max_word_length, int) and max_word_length > MAX_WORD_LENGTH:
         return True
-    postprocessing = list(walk_settings({key: settings.get(key) for key in ("post_processor", "padding")}))
-    largest_integer = max((value for _, value, _ in postprocessing if isinstance(value, int)), default=0)
-    longest_list = max((len(value) for _, value, _ in postprocessing if isinstance(value, (list, dict))), default=0)
-    return max(len(postprocessing), longest_list) > MAX_POSTPROCESSING_SETTINGS or largest_integer > MAX_SETTING_INTEGER
+    postprocessing = {key: settings.get(key) for key in ("post_processor", "padding")}
+    sizes = []
+    for _key, value, _is_nested in walk_settings(postprocessing):
+        if isinstance(value, int) and value > MAX_SETTING_INTEGER:
+            return True
+        sizes.append(len(value) if isinstance(value, (list, dict)) else 0)
+    return max(len(sizes), *sizes) > MAX_POSTPROCESSING_SETTINGS
 
 
 def walk_settings(settings: JsonObject) -> Iterator[tuple[str, object, bool]]:
@@ -337,9 +334,16 @@ def _run_trial(path: Path, settings: JsonObject) -> str:
 
     import tokenizers
 
+    # The characters in its patterns can trigger backtracking.
+    characters = "ax0 \n.-"
+    for _step, pattern in _preprocessing_steps(settings):
+        characters += "".join(map(str, pattern.values()))
+    # Unpaired surrogates are not printable, and no tokenizer accepts them.
+    valid = dict.fromkeys(character for character in characters if character.isprintable() or character.isspace())
+    codes = ",".join(str(ord(character)) for character in [*valid][:64])
     file = Path(__file__).with_name("trial.py")
     packages = Path(tokenizers.__file__).parents[1]
-    command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), _pattern_codepoints(settings)]
+    command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), codes]
     size = path.stat().st_size
     try:
         process = subprocess.Popen(  # noqa: S603 - the command is this Python with a file of this package
@@ -381,17 +385,3 @@ def wait_for_trial(process: subprocess.Popen[bytes], seconds: float, max_bytes: 
         with contextlib.suppress(TimeoutExpired):
             process.wait(POLL_INTERVAL_SECONDS)
     return ""
-
-
-def _pattern_codepoints(settings: JsonObject) -> str:
-    """Return the code points in the patterns of a tokenizer, because these characters can trigger backtracking."""
-    characters = "ax0 \n.-"
-    for component in PREPROCESSING_COMPONENTS:
-        for step in _steps(settings.get(component)):
-            pattern = step.get("pattern")
-            characters += "".join(map(str, pattern.values())) if isinstance(pattern, dict) else ""
-    # Unpaired surrogates are not printable, and no tokenizer accepts them.
-    codes = dict.fromkeys(
-        str(ord(character)) for character in characters if character.isprintable() or character.isspace()
-    )
-    return ",".join(list(codes)[:64])

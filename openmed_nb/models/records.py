@@ -206,13 +206,13 @@ class ValidationRecord(Displayable):
     def to_report(self) -> Report:
         """Return the summary, the measurements, and the identity with the criteria as a collapsed table."""
         identity = self.identity
-        fields = (
-            asdict(identity)
-            | {"device": identity.shown_device}
-            | asdict(self.evidence)
-            | {"date": self.date}
-            | self.criteria
-        )
+        fields = {
+            **asdict(identity),
+            "device": identity.shown_device,
+            **asdict(self.evidence),
+            "date": self.date,
+            **self.criteria,
+        }
         values = {name: str(value) for name, value in fields.items() if value is not None}
         measured = tuple((label, values.pop(name)) for name, label in METRIC_LABELS.items() if name in values)
         rest = tuple((name.replace("_", " "), value) for name, value in values.items())
@@ -311,16 +311,14 @@ class RecordStore:
         expired = [(other, changes) for other, changes in differences if changes and not changes & DEVICE_FIELDS]
         if expired:
             before, changes = min(expired, key=lambda pair: len(pair[1]))  # The record with the fewest changes.
-            *first, last = (
+            messages = [
                 message.format(before=before, now=identity)
                 for name, message in CHANGE_MESSAGES.items()
                 if name in changes
-            )
-            return (
-                f"its validation expired: {', '.join(first)}, and {last}"
-                if first
-                else f"its validation expired: {last}"
-            )
+            ]
+            if len(messages) > 1:
+                messages[-1] = f"and {messages[-1]}"
+            return f"its validation expired: {', '.join(messages)}"
         # Two devices of the same type are distinguished by the names that they report.
         devices = {
             other.device_name if other.shown_device == identity.shown_device else other.shown_device
