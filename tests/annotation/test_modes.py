@@ -32,18 +32,13 @@ def training(new_pipe):
 class TestTrainingMode:
     """Answers of a model in training mode are those of evaluation mode."""
 
-    def test_annotate(self, annotated, training, new_pipe):
+    def test_annotate_and_pipeline(self, annotated, training, new_pipe):
         """Each call has the same answers, and leaves the mode of each part."""
         before = modes(training.model)
-        expected = list(annotated(new_pipe(), [NOTE] * 3))
-        assert [list(annotated(training, [NOTE] * 3)) for _ in range(3)] == [expected] * 3
-        assert modes(training.model) == before
-
-    def test_pipeline(self, training, new_pipe):
-        """So it is for the pipeline itself."""
-        before = modes(training.model)
-        assert training(NOTE) == new_pipe()(NOTE)
-        assert modes(training.model) == before
+        expected = new_pipe()([NOTE] * 3)
+        for _ in range(3):
+            assert list(annotated(training, [NOTE] * 3)) == training([NOTE] * 3) == expected
+            assert modes(training.model) == before
 
     def test_steps_of_transformers(self, new_pipe):
         """So it is for a subclass, which runs transformers' own steps."""

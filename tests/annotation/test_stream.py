@@ -15,19 +15,13 @@ from openmed_nb.errors import InvalidTextError
 
 @given(st.lists(st.text(max_size=40) | st.none()), st.integers(1, 200), st.integers(0, 9))
 def test_iter_chunks_preserves_stream(texts, characters, first):
-    """No chunk is empty, and each has the index of its first text."""
+    """No chunk is empty or longer than needed, and each has the index of its first text."""
     chunks = list(iter_chunks(iter(texts), characters, first))
     assert [text for chunk in chunks for text in chunk.texts] == texts
     sizes = [len(chunk.texts) for chunk in chunks]
     assert all(sizes)
+    assert all(sum(map(effective_length, chunk.texts[:-1])) < characters for chunk in chunks)
     assert [chunk.first for chunk in chunks] == [first + start for start in itertools.accumulate([0, *sizes])][:-1]
-
-
-@given(st.lists(st.text(max_size=40)), st.integers(1, 200))
-def test_chunks_are_no_longer_than_needed(texts, characters):
-    """Without its last text a chunk is shorter than the characters asked for."""
-    for chunk in iter_chunks(texts, characters):
-        assert sum(map(effective_length, chunk.texts[:-1])) < characters
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,11 @@ class TestFrame:
         assert SpecialTokens.from_tokenizer(architectures.tokenizer_of("gpt2")).pad_token_id == 0
 
 
-class TestTokens:
-    """Tokens of several texts, end to end."""
+class TestParts:
+    """Long texts, which are read in parts."""
 
     @given(some.sampled_from(KINDS), some.lists(some.text(max_size=40), max_size=5))
-    def test_any_text(self, architectures, name, texts):
+    def test_short_texts(self, architectures, name, texts):
         """Tokens and offsets of any texts are those that transformers has for each."""
         tokenizer = architectures.tokenizer_of(name)
         tokens = tokenize(tokenizer, texts)
@@ -72,10 +72,6 @@ class TestTokens:
         assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
         pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
         assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
-
-
-class TestParts:
-    """Long texts, which are read in parts."""
 
     NOTE = "No asthma — naïve façade; type 2 diabetes mellitus, 糖尿病 and hypothyroidism.\n"
 
@@ -89,6 +85,7 @@ class TestParts:
 
     @given(some.sampled_from(KINDS), WORDS)
     @example("bert", ["é" * 70])  # one word in all parts
+    @example("roberta", ["asthma", "hypo" * 40])  # a word that is longer than the context
     def test_any_text(self, architectures, name, words):
         """The tokens of a text that is read in parts are those of the whole text."""
         text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
@@ -108,13 +105,6 @@ class TestParts:
         ids, offsets = self.whole(tokenizer, text)
         assert tokens.ids[: tokens.sequence_offsets[1]].tolist() == ids
         assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
-
-    def test_word_longer_than_part_context(self, architectures):
-        """A word that is longer than the shared context is tokenized with its whole text."""
-        text, tokenizer = "asthma " + "hypo" * 200, architectures.tokenizer_of("roberta")
-        found = encode_in_parts(tokenizer, text, length=100, context=80)
-
-        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
 
 class TestSubwords:
@@ -252,40 +242,21 @@ class TestPlanWindows:
         assert sorted(rows(windows)) == sorted(expected)
 
     @given(sequences())
-    def test_every_token_has_one_owner(self, drawn):
-        """Each token is owned by exactly one window of its sequence, and windows own ranges in order."""
+    def test_any_sequences(self, drawn):
+        """Each token has one owner with context on both sides. Windows fit the model and cut no word that fits."""
         bounds, word_starts, limit = drawn
-        windows = rows(plan_windows(bounds, word_starts, limit))
-        owned = [token for *_, first, last in sorted(windows) for token in range(first, last)]
-        assert owned == list(range(bounds[-1]))
-        assert all(
-            np.searchsorted(bounds, first, side="right") == np.searchsorted(bounds, last - 1, side="right")
-            for first, last, *_ in windows
-        )
-
-    @given(sequences())
-    def test_windows_fit(self, drawn):
-        """No window is empty or longer than the limit, and each reads what it owns."""
-        for first, last, owned_first, owned_last in rows(plan_windows(*drawn)):
-            assert first <= owned_first < owned_last <= last <= first + drawn[2]
-
-    @given(sequences())
-    def test_words_stay_together(self, drawn):
-        """A word that fits between the contexts of a window is owned by one window."""
-        bounds, word_starts, limit = drawn
-        fitting = limit - 2 * min(CONTEXT, limit // 4)
-        words = [(first, last) for first, last in pairwise([*word_starts, bounds[-1]]) if last - first <= fitting]
-        edges = {first for *_, first, _ in rows(plan_windows(*drawn))}
-        assert not [word for word in words if edges & {*range(word[0] + 1, word[1])}]
-
-    @given(sequences())
-    def test_context(self, drawn):
-        """Inside a sequence, an owned token has its context on both sides."""
-        bounds, _, limit = drawn
         context = min(CONTEXT, limit // 4)
-        for first, last, owned_first, owned_last in rows(plan_windows(*drawn)):
+        windows = rows(plan_windows(bounds, word_starts, limit))
+        assert [token for *_, first, last in sorted(windows) for token in range(first, last)] == list(range(bounds[-1]))
+        for first, last, owned_first, owned_last in windows:
+            assert first <= owned_first < owned_last <= last <= first + limit
+            assert np.searchsorted(bounds, first, side="right") == np.searchsorted(bounds, last - 1, side="right")
             assert owned_first - first >= context or first in bounds
             assert last - owned_last >= context or last in bounds
+        words = pairwise([*word_starts, bounds[-1]])
+        fitting = [(first, last) for first, last in words if last - first <= limit - 2 * context]
+        edges = {owned_first for *_, owned_first, _ in windows}
+        assert not [(first, last) for first, last in fitting if edges & {*range(first + 1, last)}]
 
 
 @pytest.fixture(scope="module")
