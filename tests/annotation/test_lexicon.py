@@ -69,7 +69,7 @@ def check(lexicon, texts):
         max_size=3,
     ),
 )
-def test_any_text(lowercase, strip_accents, clean_text, calls):
+def test_word_cache_has_tokens_of_library_for_any_text(lowercase, strip_accents, clean_text, calls):
     """The tokens of any texts are those of the tokenizers library, also with the words of earlier texts."""
     lexicon = WordTokenCache(tokenizer_of(lowercase, strip_accents, clean_text))
     for texts in calls:
@@ -102,12 +102,12 @@ def test_any_text(lowercase, strip_accents, clean_text, calls):
         "words alike",
     ],
 )
-def test_chosen_texts(texts):
+def test_word_cache_has_tokens_of_library_for_special_cases(texts):
     """Special cases have the same tokens as with the tokenizers library."""
     check(WordTokenCache(tokenizer_of()), texts)
 
 
-def test_real_tokenizer(architectures):
+def test_word_cache_supports_trained_vocabulary(architectures):
     """Words of a trained vocabulary have the tokens of the tokenizers library, even if they are unknown."""
     check(
         WordTokenCache(architectures.tokenizer_of("bert")),
@@ -115,7 +115,7 @@ def test_real_tokenizer(architectures):
     )
 
 
-def test_each_word_is_asked_once():
+def test_word_cache_tokenizes_each_word_once():
     """A word is cached once, regardless of case. Each punctuation character is a word."""
     lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
@@ -126,7 +126,7 @@ def test_each_word_is_asked_once():
     assert np.diff(counts).tolist() == [1, 0, 1]  # e, nothing, an
 
 
-def test_many_words():
+def test_word_cache_is_cleared_when_full():
     """More words than are remembered change no tokens."""
     lexicon = WordTokenCache(tokenizer_of())
     for begin in range(0, 2 * MAX_CACHED_WORDS, MAX_CACHED_WORDS // 2):
@@ -134,7 +134,7 @@ def test_many_words():
     assert len(lexicon._words.word_ids) < 2 * MAX_CACHED_WORDS
 
 
-def test_threads(monkeypatch):
+def test_word_cache_is_thread_safe(monkeypatch):
     """Threads that meet the same new words at once, and clear the cache of one another, get the tokens of one thread."""
     monkeypatch.setattr(lexicon_module, "MAX_CACHED_WORDS", 1000)
     lexicon = WordTokenCache(tokenizer_of())
@@ -162,7 +162,7 @@ def with_added(*tokens):
     ],
     ids=["none", "white space", "a space before", "normalized", "many"],
 )
-def test_added_tokens(tokens, served):
+def test_supports_tokenizer_checks_added_tokens(tokens, served):
     """A tokenizer is supported if its added tokens are few, have no white space and are not normalized."""
     assert supports_tokenizer(with_added(*tokens)) == served
 
@@ -170,6 +170,6 @@ def test_added_tokens(tokens, served):
 @pytest.mark.parametrize(
     ("name", "served"), [("bert", True), ("roberta", False), ("modernbert", False), ("xlm-roberta", False)]
 )
-def test_kinds_of_tokenizers(architectures, name, served):
+def test_supports_tokenizer_accepts_only_bert(architectures, name, served):
     """Only tokenizers that cut like BERT's are served."""
     assert supports_tokenizer(architectures.tokenizer_of(name)) == served

@@ -178,10 +178,12 @@ def test_usable_length(tiny, said, positions, expected):
 
 
 def test_weights_in_several_files(folder, find):
-    """Weights split over several files in safetensors load."""
+    """Weights split over several files in safetensors load, also from a folder inside."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    shards = {key: f"model-0000{number % 2 + 1}-of-00002.safetensors" for number, key in enumerate(weights)}
+    (folder / "parts").mkdir()
+    parts = ("model-00001-of-00002.safetensors", "parts/model-00002-of-00002.safetensors")
+    shards = {key: parts[number % 2] for number, key in enumerate(weights)}
     for shard in set(shards.values()):
         save_file({key: weights[key] for key in weights if shards[key] == shard}, folder / shard, {"format": "pt"})
     index = {"metadata": {}, "weight_map": shards}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import openmed_nb as nb
 
@@ -217,13 +217,6 @@ class TestPaths:
             nb.errors.UntrustedModelError, match=r"index of the weights of .* refers to a file outside its folder"
         ):
             nb.load_model(str(folder), device="cpu")
-
-    def test_index_of_a_folder_inside_loads(self, folder):
-        """Weights may be in a folder inside the model's."""
-        (folder / "parts").mkdir()
-        save_file(load_file(folder / "model.safetensors"), folder / "parts" / "one.safetensors", {"format": "pt"})
-        index_of(folder, "parts/one.safetensors")
-        assert nb.load_pipeline(str(folder), device="cpu")("asthma")
 
     @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "README.md"])
     def test_link_that_leads_outside_is_refused(self, folder, keyword_model, tmp_path, name):
