@@ -299,11 +299,12 @@ class ForwardRun:
     on_progress: Callable[[float], None] | None = None
 
 
-def copy_batches(network: TokenClassifier, run: ForwardRun, batches: Sequence[Batch]) -> None:
-    """Copy the batches of a run to the model's device in one transfer, if they fit."""
+def start_run(network: TokenClassifier, tokens: Tokens, windows: Windows, batches: Sequence[Batch]) -> ForwardRun:
+    """Copy batches to the model's device in one transfer, if they fit, and start them if it is an accelerator."""
+    run = ForwardRun(tokens, windows)
     with TENSOR_LOCK:
         try:
-            inputs = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network) for batch in batches])
+            inputs = network.copy_to_device([pad_batch(tokens, windows, batch, network) for batch in batches])
             run.pending.extend(zip(batches, inputs, strict=True))
         except Exception as error:  # noqa: BLE001 - collect raises the errors of the device
             if is_out_of_memory(error):
@@ -311,6 +312,9 @@ def copy_batches(network: TokenClassifier, run: ForwardRun, batches: Sequence[Ba
                 run.pending.extend((batch, None) for batch in batches)
             else:
                 run.error = error
+    if get_device(network.device).is_accelerator:
+        start_pending(network, run)
+    return run
 
 
 def start_pending(network: TokenClassifier, run: ForwardRun) -> None:

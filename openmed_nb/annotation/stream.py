@@ -29,9 +29,9 @@ from .forward import (
     TokenClassifier,
     assemble_predictions,
     collect,
-    copy_batches,
     plan_batches,
     start_pending,
+    start_run,
 )
 from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
 from .references import effective_length, read_text
@@ -332,12 +332,12 @@ class Annotator:
                 start_pending(network, run)  # On the CPU, all batches are pending.
                 budget = budget.capped_at(run.max_fitting_tokens)
             if isinstance(next_chunk, TokenizedChunk) and (current is None or get_device(device).supports_async_copies):
-                following = self._start_chunk(next_chunk, budget)
+                following = next_chunk, self._start_chunk(next_chunk, budget)
             if current:
                 outputs = collect(run, network)
                 # A copy to MPS waits for all queued work, so the next chunk is started only after the outputs are collected.
                 if isinstance(next_chunk, TokenizedChunk) and following is None:
-                    following = self._start_chunk(next_chunk, budget)
+                    following = next_chunk, self._start_chunk(next_chunk, budget)
                 yield tokenized, assemble_predictions(run, network, outputs)
             if isinstance(next_chunk, Exception):
                 raise next_chunk
@@ -346,18 +346,15 @@ class Annotator:
     def annotate_chunk(self, chunk: Chunk, budget: TokenBudget) -> tuple[ResultStore, TokenBudget]:
         """Return the results of one chunk, and the budget of the next chunk, which is smaller if memory was insufficient."""
         tokenized = self.tokenize(chunk)
-        _tokenized, run = self._start_chunk(tokenized, budget)
+        run = self._start_chunk(tokenized, budget)
         start_pending(self.network, run)
         outputs = assemble_predictions(run, self.network, collect(run, self.network))
         return self.decode(tokenized, outputs), budget.capped_at(run.max_fitting_tokens)
 
-    def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> tuple[TokenizedChunk, ForwardRun]:
-        """Return a chunk with its run. The run is started on an accelerator, and only planned on the CPU."""
-        run = ForwardRun(tokenized.tokens, tokenized.windows)
-        copy_batches(self.network, run, self.plan_batches(tokenized, budget))
-        if get_device(self.network.device).is_accelerator:
-            start_pending(self.network, run)
-        return tokenized, run
+    def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> ForwardRun:
+        """Return the run of a chunk, which is started on an accelerator and only planned on the CPU."""
+        batches = self.plan_batches(tokenized, budget)
+        return start_run(self.network, tokenized.tokens, tokenized.windows, batches)
 
     def entities(self, texts: Iterable[object]) -> list[list[Entity]]:
         """Return the entities of texts, or raise the error of the first failed text."""

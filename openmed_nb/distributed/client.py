@@ -192,18 +192,6 @@ def cancel(client: Client, futures: Sequence[Future]) -> None:
             call_scheduler(client, lambda: client.cancel(futures))
 
 
-def check_picklable(arguments: Mapping[str, object]) -> None:
-    """Raise ``ConfigurationError`` for the first argument that cannot be pickled."""
-    import cloudpickle  # type: ignore[import-untyped] # Dask serializes with this package.
-
-    for name, value in arguments.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001, PERF203 - code of the value can raise any exception
-            message = f"{name} cannot be sent to workers: {short_type_name(value)} cannot be pickled."
-            raise ConfigurationError(message, "Pass numbers and strings.") from None
-
-
 def call_on_workers(
     client: Client, function: Callable[..., Awaitable[Result]], *arguments: object, timeout: float = WORKER_TIMEOUT
 ) -> list[Result]:

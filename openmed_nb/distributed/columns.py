@@ -148,10 +148,6 @@ def _read_partition(partition: Partition) -> tuple[list[str | None], pd.Index]:
     return [None if missing else text for text, missing in texts], series.index
 
 
-def is_column(texts: Any) -> bool:
-    return type(texts).__module__.startswith("dask.") and hasattr(type(texts), "to_frame") and texts.ndim == 1
-
-
 def to_references(texts: Any, client: Client | None = None) -> Any:
     """Return references to the texts of a column, or to files for a path or a list of paths. Return other texts unchanged.
 
@@ -159,7 +155,8 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
         texts: Texts to annotate.
         client: Client whose workers count rows and search files. If ``None``, this process does.
     """
-    if is_column(texts):
+    is_dask = type(texts).__module__.startswith("dask.")
+    if is_dask and hasattr(type(texts), "to_frame") and texts.ndim == 1:
         return column_references(texts, client)
     if client is None:
         return resolve_paths(texts, expand_globs)

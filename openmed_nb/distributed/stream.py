@@ -31,7 +31,6 @@ from .client import (
     call_on_workers,
     call_scheduler,
     cancel,
-    check_picklable,
     client_closed_error,
     fetch_result,
     parse_host,
@@ -221,11 +220,18 @@ def cluster_source(
         ConfigurationError: If an argument is not valid or cannot be sent to workers.
     """
     client = validate_client(client)
+    import cloudpickle  # type: ignore[import-untyped] # Dask serializes with this package.
+
     if not is_model_name(model):
         message = f"model must be the name or the folder of a model for workers, not {short_type_name(model)}."
         raise ConfigurationError(message, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
-    check_picklable(arguments)
+    for argument, value in arguments.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001, PERF203 - code of the value can raise any exception
+            message = f"{argument} cannot be sent to workers: {short_type_name(value)} cannot be pickled."
+            raise ConfigurationError(message, "Pass numbers and strings.") from None
     references = to_references(texts, client)
     check_iterable(references)  # This check runs before workers load the model.
     # A local directory is passed as an absolute path, because workers have other working directories. As in the model

@@ -35,21 +35,13 @@ JsonObject = dict[str, Any]
 MIB = 1 << 20
 
 # Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
-# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46.
+# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46. A directory may have
+# larger files of other names, which are not loaded.
 MAX_FILE_BYTES = {
-    "config*.json": 8 * MIB,
-    "generation_config.json": 8 * MIB,
-    "adapter_config.json": 8 * MIB,
-    "tokenizer_config.json": 16 * MIB,
-    "special_tokens_map.json": 8 * MIB,
-    "added_tokens.json": 8 * MIB,
-    "*.index.json": 64 * MIB,
     "tokenizer*.json": 128 * MIB,
-    "vocab.*": 32 * MIB,
-    "merges.txt": 32 * MIB,
-    "*.model": 32 * MIB,
-    "chat_template*": 8 * MIB,
-    "*.jinja": 8 * MIB,
+    "*.index.json": 64 * MIB,
+    **dict.fromkeys(("config*.json", "*_config.json", "special_tokens_map.json", "added_tokens.json"), 16 * MIB),
+    **dict.fromkeys(("vocab.*", "merges.txt", "*.model", "chat_template*", "*.jinja"), 32 * MIB),
 }
 
 # Suffixes of files. A directory may have any other name.
