@@ -240,7 +240,9 @@ class Detokenizer:
         ids = tokens.ids[positions]
         names: list[str] = get_token_names(self.tokenizer, ids).names[ids].tolist()
         for index in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
-            names[index] = tokens.token_text(texts, int(positions[index]))
+            position = positions[index]
+            text = texts[tokens.text_ids[tokens.sequence_ids(position)]]
+            names[index] = text[tokens.starts[position] : tokens.ends[position]]
         return names
 
     def decode_spans(

@@ -210,11 +210,6 @@ class Tokens:
         """Return the index of the sequence that contains each token position."""
         return np.searchsorted(self.sequence_offsets, positions, side="right") - 1
 
-    def token_text(self, texts: Sequence[str], position: int) -> str:
-        """Return the characters of a token."""
-        text_id = int(self.text_ids[int(self.sequence_ids(np.array(position)))])
-        return texts[text_id][int(self.starts[position]) : int(self.ends[position])]
-
 
 def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the concatenated positions of half-open ranges."""

@@ -142,7 +142,11 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
             )
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
             tls = validate_security(security)
-            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, _local_start_remedy())
+            main = sys.modules["__main__"]
+            remedy = "Check that there is enough memory for the workers, or use fewer workers: n=1."
+            if getattr(main, "__spec__", None) or hasattr(main, "__file__"):  # See multiprocessing.spawn.
+                remedy = MAIN_GUARD
+            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, remedy)
         if n is not None:
             remedy = "Remove n. A host that is named twice gets two workers."
             raise ConfigurationError("n can only be used without hosts.", remedy)
@@ -283,14 +287,6 @@ async def _cluster_with_client(
                 atexit.unregister(client.close)
                 if client.status != "closed":  # At exit, the client is already closed.
                     await asyncio.to_thread(client.close)
-
-
-def _local_start_remedy() -> str:
-    """Return the suggested action if workers do not start. Workers import the script (``multiprocessing.spawn``)."""
-    main = sys.modules["__main__"]
-    if getattr(main, "__spec__", None) or hasattr(main, "__file__"):
-        return MAIN_GUARD
-    return "Check that there is enough memory for the workers, or use fewer workers: n=1."
 
 
 @contextlib.asynccontextmanager

@@ -61,15 +61,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 # Settings that arguments of a load override.
-OVERRIDABLE_SETTINGS = (
-    "dtype",
-    "revision",
-    "cache_dir",
-    "hf_token",
-    "local_only",
-    "remote_code_allowed",
-    "allow_pickle",
-)
+OVERRIDABLE_SETTINGS = {"dtype", *SETTING_TYPES} - {"default_org"}
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
