@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -160,13 +160,13 @@ class Truncation:
         special_tokens: The special tokens around each window.
         max_length: Maximum number of text tokens per window.
         stride: Number of tokens that two windows share. If ``None``, only the first window is kept.
-        side: Side that is truncated, ``"left"`` or ``"right"``.
+        side: Side that is truncated.
     """
 
     special_tokens: SpecialTokens
     max_length: int
     stride: int | None
-    side: str
+    side: Literal["left", "right"]
 
 
 @dataclass(frozen=True)

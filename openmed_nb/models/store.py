@@ -5,6 +5,7 @@ A model that was loaded without a device follows the session device. A model tha
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -158,24 +159,19 @@ class ModelStore:
             device: Device.
             skip_checks: Whether to skip ``on_placement``, which may raise.
         """
-        with TENSOR_LOCK:
+        with TENSOR_LOCK, contextlib.ExitStack() as rollback:
             target = normalize_device(device)
             moving = {
                 key: loaded for key, loaded in self._followers() if normalize_device(str(loaded.model.device)) != target
             }
-            moved: list[tuple[LoadedModel, str]] = []
-            try:
-                for number, loaded in enumerate(moving.values()):
-                    previous = str(loaded.model.device)
-                    self._on_progress(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
-                    move_model(loaded.model, device, loaded.name)
-                    moved.append((loaded, previous))
-                for key in () if skip_checks else moving:
-                    self._on_placement(key, device)
-            except BaseException:  # Including an interrupt.
-                for loaded, previous in moved:
-                    move_model(loaded.model, previous, loaded.name)
-                raise
+            for number, loaded in enumerate(moving.values()):
+                previous = str(loaded.model.device)
+                self._on_progress(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
+                move_model(loaded.model, device, loaded.name)
+                rollback.callback(move_model, loaded.model, previous, loaded.name)
+            for key in () if skip_checks else moving:
+                self._on_placement(key, device)
+            rollback.pop_all()
         return tuple(dict.fromkeys(loaded.name for loaded in moving.values()))
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:

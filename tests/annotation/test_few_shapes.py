@@ -46,7 +46,7 @@ class TestAnswers:
 class TestCare:
     """Operations that fail silently on MPS are not used."""
 
-    def test_no_copy_goes_on_by_itself(self, mps, new_pipe, sentences):
+    def test_copies_are_blocking(self, mps, new_pipe, sentences):
         """Every copy towards MPS and back waits, for the weights and for the texts."""
         pipe = new_pipe("average")
         pipe.device = "mps"
@@ -55,7 +55,7 @@ class TestCare:
         assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
         assert not any(copy.non_blocking for copy in mps.copies)
 
-    def test_one_copy_for_a_chunk(self, mps, new_pipe, sentences, on_forward):
+    def test_chunk_is_copied_once(self, mps, new_pipe, sentences, on_forward):
         """The batches of a chunk go to MPS in one copy, because each copy waits for all work before it."""
         pipe, passes = new_pipe(batch_tokens=100), []
         pipe.device = "mps"
@@ -67,7 +67,7 @@ class TestCare:
         assert sum(copy.target == "mps" for copy in mps.copies) == 1
 
     @pytest.mark.usefixtures("mps")
-    def test_no_pass_waits_for_its_mask(self, new_pipe, sentences, on_forward):
+    def test_mask_check_does_not_synchronize(self, new_pipe, sentences, on_forward):
         """A model that asks whether its mask is full has the answer from the host, and does not wait for MPS."""
         pipe, passes, computed = new_pipe(batch_tokens=100), [], set()
         pipe.device = "mps"
@@ -87,7 +87,7 @@ class TestCare:
         assert "embedding" in computed
         assert "all" not in computed
 
-    def test_onednn_stays_off(self, mps, new_pipe, sentences):
+    def test_onednn_is_disabled(self, mps, new_pipe, sentences):
         """Linear layers are those of the device; the CPU's library has nothing to do with them."""
         pipe = new_pipe()
         pipe.device = "mps"
@@ -97,7 +97,7 @@ class TestCare:
         assert not [name for name in mps.call_counts if "linear" in name and name != "linear"]
 
     @pytest.mark.usefixtures("mps")
-    def test_float64_never_reaches_it(self, new_pipe, sentences, rounded):
+    def test_float64_model_becomes_float32(self, new_pipe, sentences, rounded):
         """A model in float64 is moved in float32, and finds the same."""
         texts, pipe = sentences(20), new_pipe()
         expected = pipe(texts)
@@ -137,7 +137,7 @@ class TestShapes:
         assert len(shapes) <= 24
 
     @pytest.mark.usefixtures("mps")
-    def test_one_text_is_not_filled_up(self, new_pipe, on_forward):
+    def test_single_text_is_one_row(self, new_pipe, on_forward):
         """One short text runs as one row, and not as a batch of hundreds."""
         pipe, shapes = new_pipe(), []
         pipe.device = "mps"
