@@ -47,7 +47,7 @@ def at_once():
 
 
 @pytest.mark.parametrize("how", ["simple", "average", "annotate"])
-def test_threads_share_a_pipeline(new_pipe, sentences, rounded, at_once, how):
+def test_threads_call_one_pipeline(new_pipe, sentences, rounded, at_once, how):
     """Threads that call one pipeline, or annotate with it, get the answers to their own texts, and never run the model together."""
     strategy = "simple" if how == "annotate" else how
     pipe = new_pipe(strategy)
@@ -61,7 +61,7 @@ def test_threads_share_a_pipeline(new_pipe, sentences, rounded, at_once, how):
     assert passes.all >= THREADS
 
 
-def test_threads_share_a_model(new_pipe, sentences, rounded, at_once):
+def test_threads_call_two_pipelines_of_one_model(new_pipe, sentences, rounded, at_once):
     """Pipelines with other settings over one model and one tokenizer do not disturb each other."""
     first = new_pipe("first")
     second = type(first)(model=first.model, tokenizer=first.tokenizer, device=-1, aggregation_strategy="none")
