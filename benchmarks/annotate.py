@@ -154,7 +154,6 @@ def batches(pipe: AnnotationPipeline, texts: list[str]) -> list[dict[str, torch.
     ready = []
     for chunk in iter_chunks(texts, chunk_characters(annotator.budget)):
         made = annotator.tokenize(chunk)
-        assert made is not None  # noqa: S101 - a chunk of texts
         plan = annotator.plan_batches(made, annotator.budget)
         inputs = (pad_batch(made.tokens, made.windows, batch, annotator.network) for batch in plan)
         ready += [

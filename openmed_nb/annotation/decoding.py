@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,23 +91,6 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class TaggedUnits:
-    """Tokens or words, with label ids and scores, that are aggregated into entities; each array has shape ``(U,)``.
-
-    Attributes:
-        starts: Index of the first token of each unit.
-        ends: Index after the last token of each unit.
-        labels: Label id of each unit.
-        scores: Score of each unit.
-    """
-
-    starts: np.ndarray
-    ends: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray
-
-
-@dataclass(frozen=True)
 class Decoder:
     """Conversion of token predictions to entities.
 
@@ -128,21 +111,20 @@ class Decoder:
         """The distinct labels of the entities that can be returned, without the prefixes of token labels."""
         tables = self.tables
         if self.strategy == "none":
-            labels = [
-                strip_bio_prefix(name) for name, kept in zip(tables.names, tables.keep_label, strict=True) if kept
-            ]
+            names = [strip_bio_prefix(name) for name in compress(tables.names, tables.keep_label)]
         else:
-            labels = [name for name, kept in zip(tables.entity_names, tables.keep_entity, strict=True) if kept]
-        return tuple(dict.fromkeys(labels))
+            names = [*compress(tables.entity_names, tables.keep_entity)]
+        return tuple(dict.fromkeys(names))
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return the entities of each sequence."""
         if not len(tokens):
             return ResultStore.from_results([[] for _ in tokens.text_ids])
-        find = self.decode_tokens if self.strategy == "none" else self.decode_entities
-        return find(texts, tokens, predictions)
+        if self.strategy == "none":
+            return self._decode_tokens(texts, tokens, predictions)
+        return self._decode_entities(texts, tokens, predictions)
 
-    def decode_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
+    def _decode_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return every token whose label is not ignored."""
         positions = np.flatnonzero(self.tables.keep_label[predictions.labels])
         columns = {
@@ -161,16 +143,36 @@ class Decoder:
             dropped={},
         )
 
-    def decode_entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
+    def _decode_entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return every entity whose label is not ignored."""
-        units = _build_units(tokens, predictions, self.strategy)
-        boundaries = _group_boundaries(tokens, units, self.tables)
-        scores = np.add.reduceat(units.scores, boundaries[:-1], dtype=np.float64) / (boundaries[1:] - boundaries[:-1])
-        kept = np.flatnonzero(self.tables.keep_entity[units.labels[boundaries[:-1]]])
-        starts = units.starts[boundaries[kept]]
-        ends = units.ends[boundaries[kept + 1] - 1]
-        labels = units.labels[boundaries[kept]]
-        word_starts = None if self.strategy == "simple" else units.starts
+        # Label words, or single tokens for ``simple``.
+        unit_starts = np.arange(len(tokens)) if self.strategy == "simple" else tokens.word_starts
+        unit_ends = np.append(unit_starts[1:], len(tokens))
+        if predictions.probabilities is not None:
+            sums = np.add.reduceat(predictions.probabilities, unit_starts)
+            means = sums / (unit_ends - unit_starts)[:, None]
+            unit_labels = means.argmax(1)
+            unit_scores = means.max(1)
+        else:
+            deciding = unit_starts
+            if self.strategy == "max":
+                # The token with the highest score determines the label of a word; ties go to the first token.
+                highest = np.maximum.reduceat(predictions.scores, unit_starts)
+                candidates = np.flatnonzero(predictions.scores == np.repeat(highest, unit_ends - unit_starts))
+                deciding = candidates[np.searchsorted(candidates, unit_starts)]
+            unit_labels = predictions.labels[deciding]
+            unit_scores = predictions.scores[deciding]
+        # An entity starts at a new entity type, at a ``B-`` label and at a new sequence.
+        starts_entity = self.tables.is_begin[unit_labels] | mark_changes(self.tables.entity_type_ids[unit_labels])
+        starts_entity[np.searchsorted(unit_starts, tokens.sequence_starts)] = True
+        first_units = np.flatnonzero(starts_entity)
+        end_units = np.append(first_units[1:], len(unit_starts))
+        scores = np.add.reduceat(unit_scores, first_units, dtype=np.float64) / (end_units - first_units)
+        kept = np.flatnonzero(self.tables.keep_entity[unit_labels[first_units]])
+        starts = unit_starts[first_units[kept]]
+        ends = unit_ends[end_units[kept] - 1]
+        labels = unit_labels[first_units[kept]]
+        word_starts = None if self.strategy == "simple" else unit_starts
         return ResultStore.of_columns(
             "entity_group",
             self.tables.entity_names,
@@ -178,10 +180,10 @@ class Decoder:
             labels=labels,
             words=self.detokenizer.decode_spans(texts, tokens, starts, ends, word_starts),
             columns={"score": scores[kept], "start": tokens.starts[starts], "end": tokens.ends[ends - 1]},
-            dropped=self.find_dropped_spans(tokens, predictions, starts, ends, self.tables.entity_type_ids[labels]),
+            dropped=self._find_dropped_spans(tokens, predictions, starts, ends, self.tables.entity_type_ids[labels]),
         )
 
-    def find_dropped_spans(
+    def _find_dropped_spans(
         self,
         tokens: Tokens,
         predictions: Predictions,
@@ -224,38 +226,6 @@ class Decoder:
         return {sequence: tuple(sequence_spans) for sequence, sequence_spans in spans.items()}
 
 
-def _build_units(tokens: Tokens, predictions: Predictions, strategy: str) -> TaggedUnits:
-    """Return the words with their labels according to a strategy, or the tokens for ``simple``."""
-    if strategy == "simple":
-        starts = np.arange(len(tokens))
-        return TaggedUnits(starts, starts + 1, predictions.labels, predictions.scores)
-    starts = tokens.word_starts
-    ends = np.append(starts[1:], len(tokens))
-    if strategy == "average":
-        assert predictions.probabilities is not None  # noqa: S101 - the caller ensures this; mypy cannot infer it
-        means = np.add.reduceat(predictions.probabilities, starts) / (ends - starts)[:, None]
-        return TaggedUnits(starts, ends, means.argmax(1), means.max(1))
-    deciding = starts
-    if strategy == "max":
-        # The token with the highest score determines the label of the word; ties go to the first token.
-        highest = np.repeat(np.maximum.reduceat(predictions.scores, starts), ends - starts)
-        candidates = np.flatnonzero(predictions.scores == highest)
-        deciding = candidates[np.searchsorted(candidates, starts)]
-    return TaggedUnits(starts, ends, predictions.labels[deciding], predictions.scores[deciding])
-
-
-def _group_boundaries(tokens: Tokens, units: TaggedUnits, tables: LabelTables) -> np.ndarray:
-    """Return the index of the first unit of each group, followed by the number of units.
-
-    A group starts at a new entity type, at a ``B-`` label and at a new sequence.
-    """
-    types = tables.entity_type_ids[units.labels]
-    starts_group = tables.is_begin[units.labels]
-    starts_group |= mark_changes(types)
-    starts_group[np.searchsorted(units.starts, tokens.sequence_starts)] = True
-    return np.append(np.flatnonzero(starts_group), len(starts_group))
-
-
 class Detokenizer:
     """Conversion of tokens to text, as in transformers. Decoded spans are cached, because entities repeat often."""
 
@@ -270,7 +240,9 @@ class Detokenizer:
         ids = tokens.ids[positions]
         names: list[str] = get_token_names(self.tokenizer, ids).names[ids].tolist()
         for index in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
-            names[index] = tokens.token_text(texts, int(positions[index]))
+            position = positions[index]
+            text = texts[tokens.text_ids[tokens.sequence_ids(position)]]
+            names[index] = text[tokens.starts[position] : tokens.ends[position]]
         return names
 
     def decode_spans(

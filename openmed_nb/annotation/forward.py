@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -49,7 +49,7 @@ MAX_PROBABILITIES_TO_COPY = 1024
 Inputs = dict[str, np.ndarray]
 
 # The same inputs as tensors on the device.
-DeviceInputs = dict[str, Any]
+DeviceInputs = dict[str, "torch.Tensor"]
 
 # Labels and scores of each batch, or all probabilities.
 Outputs = Sequence[tuple["Batch", Sequence[np.ndarray]]]
@@ -116,10 +116,9 @@ def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> l
     order = np.argsort(-lengths, kind="stable")
     if budget.allow_padding and budget.limit_shapes:
         return list(_plan_few_shapes(order, lengths, budget, max_length))
-    if budget.allow_padding or len(lengths) == 1:
-        return list(_plan_by_length(order, lengths, budget))
-    length_changes = np.flatnonzero(np.diff(lengths[order])) + 1
-    return [batch for rows in np.split(order, length_changes) for batch in _plan_by_length(rows, lengths, budget)]
+    if not budget.allow_padding:
+        budget = replace(budget, max_padding=0)
+    return list(_plan_by_length(order, lengths, budget))
 
 
 def _plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) -> Iterator[Batch]:
@@ -200,10 +199,12 @@ class TokenClassifier:
     def first_parameter(self) -> torch.Tensor:
         """The first parameter of the model, which determines its device and dtype."""
         parameters, name = self._first_parameter_location
-        return parameters[name]
+        parameter = parameters[name]
+        assert parameter is not None  # noqa: S101 - checked when it was found
+        return parameter
 
     @functools.cached_property
-    def _first_parameter_location(self) -> tuple[dict[str, Any], str]:
+    def _first_parameter_location(self) -> tuple[dict[str, torch.nn.Parameter | None], str]:
         # Cached, because the search takes long compared with annotating a short text.
         locations = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)  # noqa: SLF001
         return next((parameters, name) for parameters, name in locations if parameters[name] is not None)
@@ -300,11 +301,12 @@ class ForwardRun:
     on_progress: Callable[[float], None] | None = None
 
 
-def copy_batches(network: TokenClassifier, run: ForwardRun, batches: Sequence[Batch]) -> None:
-    """Copy the batches of a run to the model's device in one transfer, if they fit."""
+def start_run(network: TokenClassifier, tokens: Tokens, windows: Windows, batches: Sequence[Batch]) -> ForwardRun:
+    """Copy batches to the model's device in one transfer, if they fit, and start them if it is an accelerator."""
+    run = ForwardRun(tokens, windows)
     with TENSOR_LOCK:
         try:
-            inputs = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network) for batch in batches])
+            inputs = network.copy_to_device([pad_batch(tokens, windows, batch, network) for batch in batches])
             run.pending.extend(zip(batches, inputs, strict=True))
         except Exception as error:  # noqa: BLE001 - collect raises the errors of the device
             if is_out_of_memory(error):
@@ -312,6 +314,9 @@ def copy_batches(network: TokenClassifier, run: ForwardRun, batches: Sequence[Ba
                 run.pending.extend((batch, None) for batch in batches)
             else:
                 run.error = error
+    if get_device(network.device).is_accelerator:
+        start_pending(network, run)
+    return run
 
 
 def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
@@ -471,14 +476,14 @@ def owned_token_positions(
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Hold the tensor lock with all modules of a model in evaluation mode, and restore the mode of each module.
 
     A trainer leaves a model in training mode, where dropout makes the results random. The attribute is set directly, because
     some layers merge or move weights in ``eval()``.
     """
     with TENSOR_LOCK:
-        modules = [model]
+        modules: list[torch.nn.Module | None] = [model]
         for module in modules:  # ``modules()`` takes five times as long, which is too slow for a short text.
             if module is not None and module._modules:  # noqa: SLF001 - for speed, see above
                 modules.extend(module._modules.values())  # noqa: SLF001
@@ -500,7 +505,7 @@ def input_names(model: PreTrainedModel, tokenizer_names: Sequence[str]) -> froze
 
 
 @functools.cache
-def accepted_arguments(function: Callable[..., Any]) -> frozenset[str] | None:
+def accepted_arguments(function: Callable[..., object]) -> frozenset[str] | None:
     """Return the parameter names of a function, or ``None`` if it forwards all arguments (it has no ``input_ids``)."""
     names = frozenset(inspect.signature(function).parameters)
     return names if "input_ids" in names else None

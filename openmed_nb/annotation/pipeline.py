@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import TokenClassificationPipeline
+from transformers import PreTrainedModel, TokenClassificationPipeline
 
 from .._utils.text import describe_error, describe_value, short_type_name
 from .._utils.validation import check_bool, check_integer, check_optional_integer
@@ -30,27 +30,30 @@ from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
 from .tuning import Calibration, Compilation, compare_compiled, fast_linear, is_padding_masked, measure_batches
 
+if TYPE_CHECKING:
+    from ..models.records import DtypeChoice
+
 # Methods of the transformers class that a subclass may override to change results. AnnotationPipeline does not call them.
-OVERRIDABLE_METHODS = {
-    name: getattr(TokenClassificationPipeline, name)
-    for name in (
-        "preprocess",
-        "_forward",
-        "postprocess",
-        "gather_pre_entities",
-        "aggregate",
-        "aggregate_word",
-        "aggregate_words",
-        "group_sub_entities",
-        "get_tag",
-        "group_entities",
-    )
-}
+OVERRIDABLE_METHODS = (
+    "preprocess",
+    "_forward",
+    "postprocess",
+    "gather_pre_entities",
+    "aggregate",
+    "aggregate_word",
+    "aggregate_words",
+    "group_sub_entities",
+    "get_tag",
+    "group_entities",
+)
 
 # Preprocessing options that the methods of transformers do not accept.
 CUSTOM_OPTIONS = {"truncation", "transformers_boundaries"}
 
 OPTIONS_REMEDY = "Use the options of TokenClassificationPipeline."
+
+# Parameters of transformers, whose values have any type.
+Parameters = dict[str, Any]
 
 CachedT = TypeVar("CachedT")
 
@@ -97,15 +100,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
     """
 
     compilation: Compilation | None = None
-    precision: Any = None
+    precision: DtypeChoice | None = None
     tuned_batch_tokens: Mapping[str, int | None] = MappingProxyType({})
 
-    _compiled: Any = None
+    _compiled: Callable[..., object] | None = None
 
     @property
     def device(self) -> torch.device:
         """The device of the model."""
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @device.setter
     def device(self, device: torch.device | str) -> None:
@@ -129,7 +133,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     def batch_tokens(self, tokens: int) -> None:
         self._forward_params["batch_tokens"] = check_integer("batch_tokens", tokens)
 
-    def _resolve_batch_tokens(self, forward_params: Mapping[str, Any], device: torch.device) -> int:
+    def _resolve_batch_tokens(self, forward_params: Mapping[str, int], device: torch.device) -> int:
         measured = self.tuned_batch_tokens.get(device.type) or budget_for_device(device, self.model).max_tokens
         return int(forward_params.get("batch_tokens", measured))
 
@@ -141,7 +145,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             "special_tokens", tokenizer, lambda: SpecialTokens.from_tokenizer(tokenizer) if tokenizer.is_fast else None
         )
 
-    def _cached(self, name: str, subject: Any, compute: Callable[[], CachedT]) -> CachedT:
+    def _cached(self, name: str, subject: object, compute: Callable[[], CachedT]) -> CachedT:
         """Return a cached property of a model or a tokenizer. It is computed again if the object has been replaced."""
         cache: dict[str, Any] = self.__dict__.setdefault("_property_cache", {})
         if name not in cache or cache[name][0] is not subject:
@@ -198,7 +202,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         truncation: bool | None = None,
         transformers_boundaries: bool | None = None,
         **kwargs: Any,
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Parameters, Parameters, Parameters]:
         if kwargs.get("aggregation_strategy") is not None:
             kwargs["aggregation_strategy"] = check_strategy(kwargs["aggregation_strategy"])
         message = ""
@@ -206,12 +210,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         except (TypeError, ValueError) as error:
             message = f"The pipeline does not take these options: {describe_error(error)}."
-        if (
-            message
-        ):  # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
+        # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
+        if message:
             raise ConfigurationError(message, OPTIONS_REMEDY)
         if "ignore_labels" in postprocess:
-            postprocess["ignore_labels"] = _normalize_ignore_labels(postprocess["ignore_labels"])
+            labels = postprocess["ignore_labels"]
+            is_collection = isinstance(labels, Collection) and not isinstance(labels, str)
+            if not is_collection or not all(isinstance(label, str) for label in labels):
+                message = f"Invalid value for ignore_labels: {describe_value(labels)}."
+                raise ConfigurationError(message, "Use a list of labels.")
+            postprocess["ignore_labels"] = tuple(sorted({*labels}))  # Equal sets of labels are equal settings.
         if batch_tokens is not None:
             forward["batch_tokens"] = check_integer("batch_tokens", batch_tokens)
         if truncation is not None:
@@ -221,10 +229,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
             preprocess["transformers_boundaries"] = transformers_boundaries
         return preprocess, forward, postprocess
 
-    def forward(self, model_inputs: Any, **_forward_params: Any) -> Any:
+    def forward(self, model_inputs: Parameters, **_forward_params: object) -> Parameters:
         """Run the forward pass of transformers in evaluation mode, under the lock of all device work."""
         with evaluation_mode(self.model):
-            return super().forward(model_inputs)
+            outputs: Parameters = super().forward(model_inputs)
+        return outputs
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Return the entities of a text, or a list or an iterator of the entities of several texts; see the class."""
@@ -234,12 +243,12 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     def get_iterator(  # noqa: PLR0913, PLR0917 - signature of transformers
         self,
-        inputs: Iterable[Any],
+        inputs: Iterable[object],
         num_workers: int,
         batch_size: int,
-        preprocess_params: Mapping[str, Any],
-        forward_params: Mapping[str, Any],
-        postprocess_params: Mapping[str, Any],
+        preprocess_params: Parameters,
+        forward_params: Parameters,
+        postprocess_params: Parameters,
     ) -> Iterator[list[Entity]]:
         """Return an iterator over the results of texts. transformers calls this method for every kind of input.
 
@@ -261,8 +270,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """The names of the transformers methods that a subclass or this instance overrides."""
         return tuple(
             name
-            for name, method in OVERRIDABLE_METHODS.items()
-            if getattr(type(self), name) is not method or name in vars(self)
+            for name in OVERRIDABLE_METHODS
+            if getattr(type(self), name) is not getattr(TokenClassificationPipeline, name) or name in vars(self)
         )
 
     def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
@@ -280,9 +289,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     def build_annotator(
         self,
-        preprocess_params: Mapping[str, Any],
-        forward_params: Mapping[str, Any],
-        postprocess_params: Mapping[str, Any],
+        preprocess_params: Parameters,
+        forward_params: Parameters,
+        postprocess_params: Parameters,
         rows: int | None = None,
     ) -> Annotator:
         """Return an annotator with the three parameter mappings of transformers and a maximum number of rows."""
@@ -332,7 +341,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         )
 
 
-def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
+def budget_for_device(device: torch.device, model: PreTrainedModel) -> TokenBudget:
     """Return the default token budget of a model on a device."""
     known_device = get_device(device)
     max_padding = known_device.max_padding_tokens(getattr(model.config, "hidden_size", None))
@@ -342,19 +351,14 @@ def budget_for_device(device: torch.device, model: Any) -> TokenBudget:
 class ResultIterator(Iterator[list[Entity]]):
     """Iterator over the results of texts. It has a length if the texts have a length."""
 
-    def __init__(self, inputs: Iterable[Any], annotator: Annotator) -> None:
+    def __init__(self, inputs: Iterable[object], annotator: Annotator) -> None:
         self._inputs = inputs
         self._annotator = annotator
-        self._results = self._start()
-
-    def _start(self) -> Iterator[TextResult]:
-        # This is lazy: no text is read before the first result is requested.
-        chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
-        return chain.from_iterable(chunk.outcomes() for chunk in chunks)
+        self._results: Iterator[TextResult] | None = None
 
     def __iter__(self) -> ResultIterator:
         if not isinstance(self._inputs, Iterator):  # A collection can be read again, but an iterator cannot.
-            self._results = self._start()
+            self._results = None
         return self
 
     def __len__(self) -> int:
@@ -363,19 +367,13 @@ class ResultIterator(Iterator[list[Entity]]):
         raise TypeError("Results of a generator have no length.")
 
     def __next__(self) -> list[Entity]:
+        if self._results is None:  # No text is read before the first result is requested.
+            chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
+            self._results = chain.from_iterable(chunk.outcomes() for chunk in chunks)
         return unwrap_result(next(self._results))
 
 
-def _normalize_ignore_labels(labels: Any) -> tuple[str, ...]:
-    """Return the distinct ignored labels in sorted order, so that equal sets are equal settings."""
-    if isinstance(labels, Collection) and not isinstance(labels, str):
-        names = tuple(labels)
-        if all(isinstance(name, str) for name in names):
-            return tuple(sorted({*names}))
-    raise ConfigurationError(f"Invalid value for ignore_labels: {describe_value(labels)}.", "Use a list of labels.")
-
-
-def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+def get_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:
     """Return a cached token-classification pipeline over a loaded model."""
     key = strategy, repr(sorted(options.items()))
     arguments = {name: value for name, value in options.items() if name != "compile"}
@@ -389,7 +387,7 @@ def get_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any])
 
 
 @gc_disabled()
-def build_pipeline(loaded: LoadedModel, strategy: str, options: Mapping[str, Any]) -> AnnotationPipeline:
+def build_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:
     """Build a pipeline. If there are options, the pipeline is checked on one word."""
     try:
         pipe = AnnotationPipeline(

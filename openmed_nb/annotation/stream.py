@@ -29,18 +29,17 @@ from .forward import (
     TokenClassifier,
     assemble_predictions,
     collect,
-    copy_batches,
     plan_batches,
     start_pending,
+    start_run,
 )
 from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
 from .references import effective_length, read_text
 from .results import Entity, ResultStore, TextResult, dropped_span, find_uncovered
-from .tokens import Tokens, Truncation, Windows, build_tokens, encode_batch, plan_windows, tokenize_words
+from .tokens import Tokens, Truncation, Windows, plan_windows, tokenize, tokenize_words
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 # The first chunk has 1 / FIRST_CHUNK_DIVISOR of the characters of a full chunk, and each chunk doubles the size of the previous
@@ -80,7 +79,7 @@ def check_text(text: object, name: str = "The text") -> None:
     raise InvalidTextError(message, "Remove it, or read the source file with the correct encoding.")
 
 
-def text_error(text: Any, number: int, split: bool) -> InvalidTextError | None:
+def text_error(text: object, number: int, split: bool) -> InvalidTextError | None:
     """Return the error of an invalid text, or ``None`` if the text is valid.
 
     Args:
@@ -104,15 +103,6 @@ def text_error(text: Any, number: int, split: bool) -> InvalidTextError | None:
     return None
 
 
-def _all_readable(texts: list[Any]) -> bool:
-    """Return whether all texts are valid. This is faster than :func:`text_error` for each text."""
-    try:
-        "".join(texts).encode()
-    except (TypeError, UnicodeEncodeError):
-        return False
-    return True
-
-
 @dataclass(frozen=True, repr=False)  # No repr, because the log of a worker would contain the texts.
 class Chunk:
     """Consecutive texts of a stream.
@@ -132,7 +122,7 @@ END_OF_STREAM = Chunk(0, [])
 
 
 def iter_chunks(
-    texts: Iterable[Any],
+    texts: Iterable[object],
     characters: int,
     first: int = 0,
     min_text_length: int = 1,
@@ -263,13 +253,13 @@ class Annotator:
         """Return an annotator without truncation."""
         return replace(self, settings=replace(self.settings, truncation=False))
 
-    def with_model(self, model: Any) -> Annotator:
+    def with_model(self, model: PreTrainedModel) -> Annotator:
         """Return an annotator with the same settings for a different model."""
         return replace(self, network=replace(self.network, model=model, compiled=False))
 
     def annotate(
         self,
-        texts: Iterable[Any],
+        texts: Iterable[object],
         first: int = 0,
         in_memory: bool = False,
         on_progress: Callable[[int, float], None] | None = None,
@@ -290,30 +280,38 @@ class Annotator:
     def _tokenize(self, chunks: Iterator[Chunk], in_memory: bool) -> Generator[TokenizedChunk | Exception]:
         """Yield tokenized chunks, followed by the error of the stream, if any.
 
-        While a GPU processes a chunk, another thread tokenizes the next chunks. Several chunks are prefetched if the texts are in
+        While a GPU processes a chunk, another thread tokenizes the next chunks. On the CPU, a chunk is tokenized when it is
+        needed, because the model uses all cores. Several chunks are prefetched if the texts are in
         memory. Otherwise only one chunk is prefetched, because a slow stream must not delay the results of earlier texts.
         """
-        prefetched: deque[Callable[[], Callable[[], TokenizedChunk]]] = deque()
+        prefetched: deque[Callable[[], TokenizedChunk]] = deque()
         error: Exception | None = None
+        pool: ThreadPoolExecutor | None = None
 
-        def prefetch(count: int, start_task: Callable[..., Callable[[], Any]]) -> None:
+        def prefetch(count: int) -> None:
             nonlocal error
             while len(prefetched) < count and (chunk := next(chunks, None)):
                 error = chunk.error
-                if chunk.texts:
-                    prefetched.append(start_task(self.start_tokenizing, chunk))
+                if chunk.texts and pool:
+                    prefetched.append(pool.submit(self.tokenize, chunk).result)
+                elif chunk.texts:
+                    prefetched.append(functools.partial(self.tokenize, chunk))
 
-        with _background_tasks(self.network.device) as start_task:
+        try:
             # The device waits for the first chunk, so it is tokenized in this thread: another thread takes longer to start.
-            prefetch(1, functools.partial)
+            prefetch(1)
+            if get_device(self.network.device).is_accelerator:
+                pool = ThreadPoolExecutor(1)  # More threads would compete for the GIL.
             while prefetched:
                 get_result = prefetched.popleft()
-                finish = get_result()
-                tokenized = finish()
+                tokenized = get_result()
                 if in_memory:
-                    prefetch(PREFETCH_CHUNKS, start_task)
+                    prefetch(PREFETCH_CHUNKS)
                 yield tokenized
-                prefetch(1, start_task)
+                prefetch(1)
+        finally:
+            if pool:
+                pool.shutdown(cancel_futures=True)
         if error:
             yield error
 
@@ -334,12 +332,12 @@ class Annotator:
                 start_pending(network, run)  # On the CPU, all batches are pending.
                 budget = budget.capped_at(run.max_fitting_tokens)
             if isinstance(next_chunk, TokenizedChunk) and (current is None or get_device(device).supports_async_copies):
-                following = self._start_chunk(next_chunk, budget)
+                following = next_chunk, self._start_chunk(next_chunk, budget)
             if current:
                 outputs = collect(run, network)
                 # A copy to MPS waits for all queued work, so the next chunk is started only after the outputs are collected.
                 if isinstance(next_chunk, TokenizedChunk) and following is None:
-                    following = self._start_chunk(next_chunk, budget)
+                    following = next_chunk, self._start_chunk(next_chunk, budget)
                 yield tokenized, assemble_predictions(run, network, outputs)
             if isinstance(next_chunk, Exception):
                 raise next_chunk
@@ -348,22 +346,17 @@ class Annotator:
     def annotate_chunk(self, chunk: Chunk, budget: TokenBudget) -> tuple[ResultStore, TokenBudget]:
         """Return the results of one chunk, and the budget of the next chunk, which is smaller if memory was insufficient."""
         tokenized = self.tokenize(chunk)
-        if tokenized is None:
-            return ResultStore.from_results([]), budget
-        _tokenized, run = self._start_chunk(tokenized, budget)
+        run = self._start_chunk(tokenized, budget)
         start_pending(self.network, run)
         outputs = assemble_predictions(run, self.network, collect(run, self.network))
         return self.decode(tokenized, outputs), budget.capped_at(run.max_fitting_tokens)
 
-    def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> tuple[TokenizedChunk, ForwardRun]:
-        """Return a chunk with its run. The run is started on an accelerator, and only planned on the CPU."""
-        run = ForwardRun(tokenized.tokens, tokenized.windows)
-        copy_batches(self.network, run, self.plan_batches(tokenized, budget))
-        if get_device(self.network.device).is_accelerator:
-            start_pending(self.network, run)
-        return tokenized, run
+    def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> ForwardRun:
+        """Return the run of a chunk, which is started on an accelerator and only planned on the CPU."""
+        batches = self.plan_batches(tokenized, budget)
+        return start_run(self.network, tokenized.tokens, tokenized.windows, batches)
 
-    def entities(self, texts: Iterable[Any]) -> list[list[Entity]]:
+    def entities(self, texts: Iterable[object]) -> list[list[Entity]]:
         """Return the entities of texts, or raise the error of the first failed text."""
         return [unwrap_result(result) for chunk in self.annotate(texts) for result in chunk.outcomes()]
 
@@ -383,54 +376,35 @@ class Annotator:
             lengths = max_lengths[text_ids]
         return plan_batches(lengths, budget, self.settings.max_tokens + num_special_tokens)
 
-    def tokenize(self, chunk: Chunk) -> TokenizedChunk | None:
-        """Return a tokenized chunk, or ``None`` if it has no texts. Only the host is used."""
-        return self.start_tokenizing(chunk)() if chunk.texts else None
-
-    def start_tokenizing(self, chunk: Chunk) -> Callable[[], TokenizedChunk]:
-        """Read and encode a chunk of texts, and return a function that assembles the tokenized chunk."""
+    def tokenize(self, chunk: Chunk) -> TokenizedChunk:
+        """Read and tokenize a chunk of texts. Only the host is used."""
         settings = self.settings
         delimiter = settings.delimiter
-        readable = chunk.texts
+        texts = chunk.texts
         errors: dict[int, OpenMedError] = {}
-        if delimiter is not None or not _all_readable(readable):
-            texts = [read_text(text, number) for number, text in enumerate(chunk.texts, chunk.first)]
+        try:  # If the texts are valid, this is faster than a check of each text.
+            "".join(texts).encode()
+        except (TypeError, UnicodeEncodeError):
+            texts = [read_text(text, number) for number, text in enumerate(texts, chunk.first)]
             for index, text in enumerate(texts):
                 error = text_error(text, chunk.first + index, delimiter is not None)
                 if error:
                     errors[index] = error
-            empty: Any = "" if delimiter is None else []
-            readable = [empty if index in errors else text for index, text in enumerate(texts)]
+                    texts[index] = "" if delimiter is None else []
         truncation = None
         if settings.stride is not None or settings.truncation:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.special_tokens, settings.max_tokens, settings.stride, side)
+        boundaries = settings.has_transformers_boundaries
         if delimiter is not None:
-            assemble_tokens = functools.partial(
-                tokenize_words, self.tokenizer, readable, delimiter, truncation, settings.has_transformers_boundaries
-            )
-        elif truncation is None and sum(map(len, readable)) >= MIN_CHARACTERS and self.word_cache:
-            # Computed here and not in finish(), because NumPy does most of the work.
-            tokens = self.word_cache.tokens(readable)
-            assemble_tokens = functools.partial(lambda: tokens)
+            tokens = tokenize_words(self.tokenizer, texts, delimiter, truncation, boundaries)
+            texts = [delimiter.join(words) for words in texts]
+        elif truncation is None and sum(map(len, texts)) >= MIN_CHARACTERS and self.word_cache:
+            tokens = self.word_cache.tokens(texts)
         else:
-            encodings, text_ids = encode_batch(self.tokenizer, readable, truncation)
-            assemble_tokens = functools.partial(
-                build_tokens,
-                self.tokenizer,
-                encodings,
-                text_ids,
-                readable,
-                transformers_boundaries=settings.has_transformers_boundaries,
-            )
-
-        def finish() -> TokenizedChunk:
-            tokens = assemble_tokens()
-            strings = readable if delimiter is None else [delimiter.join(words) for words in readable]
-            windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
-            return TokenizedChunk(chunk.first, strings, errors, tokens, windows)
-
-        return finish
+            tokens = tokenize(self.tokenizer, texts, truncation, boundaries)
+        windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
+        return TokenizedChunk(chunk.first, texts, errors, tokens, windows)
 
     def decode(self, tokenized: TokenizedChunk, outputs: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
         """Return the results of all texts of a chunk. Only the host is used."""
@@ -471,22 +445,6 @@ class Annotator:
         return merged_store
 
 
-@contextlib.contextmanager
-def _background_tasks(device: torch.device) -> Iterator[Callable[..., Callable[[], Any]]]:
-    """Provide a function that starts a host task in the background, and returns a function that waits for its result.
-
-    On the CPU, the task runs when its result is requested, because the model uses all cores.
-    """
-    if not get_device(device).is_accelerator:
-        yield functools.partial
-        return
-    pool = ThreadPoolExecutor(1)  # More threads would compete for the GIL.
-    try:
-        yield lambda *work: pool.submit(*work).result
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def unwrap_result(result: TextResult) -> list[Entity]:
     """Return the entities of a result, or raise its error."""
     if isinstance(result, OpenMedError):
@@ -510,5 +468,5 @@ class AnnotationSource:
     annotate: Callable[..., Iterator[ResultStore]]
     settings: Mapping[str, Any]
     device: str
-    shapes: Collection[Any] | None = None
+    shapes: Collection[tuple[int, int]] | None = None
     known_labels: tuple[str, ...] | None = None

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -41,7 +41,7 @@ PROBE_TEXTS = ("a", "the", "1", ".", "中")
 SPACE = ord(" ")
 
 # Results of :func:`get_token_names` by tokenizer.
-TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[Any, TokenNames] = weakref.WeakKeyDictionary()
+TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenNames] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -83,37 +83,24 @@ def plan_windows(sequence_offsets: np.ndarray, word_starts: np.ndarray, max_toke
     ends = sequence_offsets[1:][is_short]
     if len(lengths) == len(starts):
         return Windows(starts, ends, starts, ends)
-    short_windows = np.stack([starts, ends, starts, ends], axis=1)
-    long_windows = [
-        window
-        for sequence in np.flatnonzero(lengths > max_tokens).tolist()
-        for window in _plan_overlapping_windows(
-            int(sequence_offsets[sequence]), int(sequence_offsets[sequence + 1]), word_starts, max_tokens
-        )
-    ]
-    return Windows(*np.concatenate([short_windows, np.array(long_windows, np.int64).reshape(-1, 4)]).T)
-
-
-def _plan_overlapping_windows(
-    sequence_start: int, sequence_end: int, word_starts: np.ndarray, max_tokens: int
-) -> list[tuple[int, int, int, int]]:
-    """Return the windows over one long sequence as tuples of start, end, owned start and owned end."""
+    windows = np.stack([starts, ends, starts, ends], axis=1).tolist()
     context = min(WINDOW_CONTEXT, max_tokens // 4)
-    windows: list[tuple[int, int, int, int]] = []
-    owned_start = sequence_start
-    while owned_start < sequence_end:
-        start = max(sequence_start, owned_start - context)
-        end = min(sequence_end, start + max_tokens)
-        owned_end = end
-        if end < sequence_end:
-            # The next window starts at the last word start, or anywhere if a single word spans the window.
-            owned_end = end - context
-            index = int(np.searchsorted(word_starts, owned_end, side="right")) - 1
-            if index >= 0 and word_starts[index] > owned_start:
-                owned_end = int(word_starts[index])
-        windows.append((start, end, owned_start, owned_end))
-        owned_start = owned_end
-    return windows
+    for sequence in np.flatnonzero(lengths > max_tokens).tolist():
+        sequence_start = owned_start = int(sequence_offsets[sequence])
+        sequence_end = int(sequence_offsets[sequence + 1])
+        while owned_start < sequence_end:
+            start = max(sequence_start, owned_start - context)
+            end = min(sequence_end, start + max_tokens)
+            owned_end = end
+            if end < sequence_end:
+                # The next window starts at the last word start, or anywhere if a single word spans the window.
+                owned_end = end - context
+                index = int(np.searchsorted(word_starts, owned_end, side="right")) - 1
+                if index >= 0 and word_starts[index] > owned_start:
+                    owned_end = int(word_starts[index])
+            windows.append([start, end, owned_start, owned_end])
+            owned_start = owned_end
+    return Windows(*np.array(windows, np.int64).reshape(-1, 4).T)
 
 
 @dataclass(frozen=True)
@@ -173,21 +160,13 @@ class Truncation:
         special_tokens: The special tokens around each window.
         max_length: Maximum number of text tokens per window.
         stride: Number of tokens that two windows share. If ``None``, only the first window is kept.
-        side: Side that is truncated, ``"left"`` or ``"right"``.
+        side: Side that is truncated.
     """
 
     special_tokens: SpecialTokens
     max_length: int
     stride: int | None
-    side: str
-
-    def split_overflow(self, encoding: Encoding) -> list[Encoding]:
-        """Return the windows of a text in the order of transformers, without special tokens."""
-        windows = [encoding] if self.stride is None else [encoding, *encoding.overflowing]
-        for window in windows:
-            window.truncate(len(window) - len(self.special_tokens.suffix_ids))
-            window.truncate(len(window) - len(self.special_tokens.prefix_ids), direction="left")
-        return windows
+    side: Literal["left", "right"]
 
 
 @dataclass(frozen=True)
@@ -231,11 +210,6 @@ class Tokens:
         """Return the index of the sequence that contains each token position."""
         return np.searchsorted(self.sequence_offsets, positions, side="right") - 1
 
-    def token_text(self, texts: Sequence[str], position: int) -> str:
-        """Return the characters of a token."""
-        text_id = int(self.text_ids[int(self.sequence_ids(np.array(position)))])
-        return texts[text_id][int(self.starts[position]) : int(self.ends[position])]
-
 
 def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the concatenated positions of half-open ranges."""
@@ -248,7 +222,7 @@ def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Any],
+    texts: Sequence[str | Sequence[str]],
     truncation: Truncation | None = None,
     words: bool = False,
     special_tokens: bool = False,
@@ -294,15 +268,8 @@ class JoinedEncoding:
         """The index of the pre-tokenizer piece of each token."""
         return np.cumsum(self.starts_piece)
 
-    def tokens_starting_in(self, start: int, end: int) -> JoinedEncoding:
-        """Return the tokens that start in a span of the text."""
-        return self._select((self.offsets[:, 0] >= start) & (self.offsets[:, 0] < end))
-
-    def tokens_overlapping(self, start: int, end: int) -> JoinedEncoding:
-        """Return the tokens that overlap a span of the text."""
-        return self._select((self.offsets[:, 1] > start) & (self.offsets[:, 0] < end))
-
-    def _select(self, mask: np.ndarray) -> JoinedEncoding:
+    def select(self, mask: np.ndarray) -> JoinedEncoding:
+        """Return the tokens that are marked in a bool array of shape ``(T,)``."""
         return JoinedEncoding(self.ids[mask], self.offsets[mask], self.starts_piece[mask])
 
 
@@ -329,11 +296,13 @@ def encode_in_parts(
             mark_changes(_piece_ids([encoding], len(encoding))),
         )
         if previous is not None:
-            expected = previous.tokens_overlapping(start - context // 2, start + context // 2)
-            shared = current.tokens_overlapping(start - context // 2, start + context // 2)
+            expected, shared = (
+                part.select((part.offsets[:, 1] > start - context // 2) & (part.offsets[:, 0] < start + context // 2))
+                for part in (previous, current)
+            )
             if not (np.array_equal(expected.ids, shared.ids) and np.array_equal(expected.offsets, shared.offsets)):
                 return encode(tokenizer, [text])[0]
-        parts.append(current.tokens_starting_in(start, end))
+        parts.append(current.select((current.offsets[:, 0] >= start) & (current.offsets[:, 0] < end)))
         previous = current
     return JoinedEncoding(
         np.concatenate([part.ids for part in parts]),
@@ -349,20 +318,13 @@ def tokenize(
     transformers_boundaries: bool = False,
 ) -> Tokens:
     """Return the tokens of texts, one sequence per text or per window of a truncated text."""
-    encodings, text_ids = encode_batch(tokenizer, texts, truncation)
-    return build_tokens(tokenizer, encodings, text_ids, texts, transformers_boundaries=transformers_boundaries)
-
-
-def encode_batch(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], truncation: Truncation | None
-) -> tuple[Sequence[Encoding | JoinedEncoding], np.ndarray]:
-    """Return the encodings of texts and the index of the text of each, as input of :func:`build_tokens`.
-
-    Other threads can run at the same time, because the tokenizers library releases the GIL.
-    """
+    encodings: Sequence[Encoding | JoinedEncoding]
     if truncation is None and max(map(len, texts), default=0) > MAX_PART_CHARACTERS:
-        return [encode_in_parts(tokenizer, text) for text in texts], np.arange(len(texts))
-    return _split_all_overflow(encode(tokenizer, texts, truncation), truncation)
+        encodings = [encode_in_parts(tokenizer, text) for text in texts]
+        text_ids = np.arange(len(texts))
+    else:
+        encodings, text_ids = _split_all_overflow(encode(tokenizer, texts, truncation), truncation)
+    return build_tokens(tokenizer, encodings, text_ids, texts, transformers_boundaries=transformers_boundaries)
 
 
 def tokenize_words(
@@ -390,11 +352,22 @@ def tokenize_words(
 
 
 def _split_all_overflow(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
-    """Return the windows of all texts, and the index of the text of each window."""
+    """Return the windows of all texts in the order of transformers, and the index of the text of each window.
+
+    The windows have no special tokens.
+    """
     if truncation is None:
         return encodings, np.arange(len(encodings))
-    windows = [truncation.split_overflow(encoding) for encoding in encodings]
-    return list(chain.from_iterable(windows)), np.repeat(np.arange(len(windows)), [*map(len, windows)])
+    windows: list[Encoding] = []
+    counts = []
+    for encoding in encodings:
+        text_windows = [encoding] if truncation.stride is None else [encoding, *encoding.overflowing]
+        for window in text_windows:
+            window.truncate(len(window) - len(truncation.special_tokens.suffix_ids))
+            window.truncate(len(window) - len(truncation.special_tokens.prefix_ids), direction="left")
+        windows += text_windows
+        counts.append(len(text_windows))
+    return windows, np.repeat(np.arange(len(counts)), counts)
 
 
 def build_tokens(  # noqa: PLR0913 - the last two are options
@@ -414,7 +387,7 @@ def build_tokens(  # noqa: PLR0913 - the last two are options
         text_ids: Index of the text of each sequence, int64 array of shape ``(S,)``.
         texts: The texts.
         shift: Start of the word of each token in characters, int64 array of shape ``(T,)``, if texts are split into words.
-        transformers_boundaries: Whether to use the word boundaries of transformers; see :func:`_transformers_subwords`.
+        transformers_boundaries: Whether to use the word boundaries of transformers.
     """
     sequence_offsets = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, sequence_offsets[-1])
@@ -424,35 +397,30 @@ def build_tokens(  # noqa: PLR0913 - the last two are options
         starts = starts + shift
         ends = ends + shift
     token_text_ids = np.repeat(text_ids, np.diff(sequence_offsets))
+    prefix = continuation_prefix(tokenizer)
     if transformers_boundaries:
-        lengths = ends - starts
-        no_space = lacks_leading_space(texts, starts, token_text_ids)
-        is_subword = _transformers_subwords(tokenizer, ids, lengths, no_space)
+        # As in TokenClassificationPipeline.gather_pre_entities: with a continuation prefix such as ``##``, a token is a
+        # subword if its name is longer than its characters. Otherwise, it is a subword if it has no leading space. The
+        # unknown token is never a subword.
+        if prefix:
+            is_subword = get_token_names(tokenizer, ids).lengths[ids] != ends - starts
+        else:
+            is_subword = lacks_leading_space(texts, starts, token_text_ids)
+        if tokenizer.unk_token_id is not None:
+            is_subword &= ids != tokenizer.unk_token_id
         return Tokens(ids, starts, ends, is_subword, sequence_offsets, text_ids)
     starts_word = mark_changes(_piece_ids(encodings, int(sequence_offsets[-1])))
-    if continuation_prefix(tokenizer):
+    if prefix:
         starts_word |= ~get_token_names(tokenizer, ids).continues[ids]
     else:
+        pairs = np.stack(_adjacent_characters(texts, starts, token_text_ids))
+        distinct = sorted(set(pairs.ravel().tolist()))
+        separators = np.array([is_separator(code) for code in distinct], bool)
+        is_next_to_separator = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)].any(0)
         # A token that shares a character with the previous token continues that character, even if it is a separator.
         shares_character = np.append(False, starts[1:] < ends[:-1])
-        starts_word |= _is_next_to_separator(texts, starts, token_text_ids) & ~shares_character
+        starts_word |= is_next_to_separator & ~shares_character
     return Tokens(ids, starts, ends, ~starts_word, sequence_offsets, text_ids)
-
-
-def _transformers_subwords(
-    tokenizer: PreTrainedTokenizerBase, ids: np.ndarray, lengths: np.ndarray, no_space: np.ndarray
-) -> np.ndarray:
-    """Return whether each token is a subword according to ``TokenClassificationPipeline.gather_pre_entities``.
-
-    If the tokenizer has a continuation prefix such as ``##``, a token is a subword if its name is longer than its characters.
-    Otherwise, it is a subword if it has no leading space (``no_space``). The unknown token is never a subword.
-    """
-    is_subword: np.ndarray = (
-        get_token_names(tokenizer, ids).lengths[ids] != lengths if continuation_prefix(tokenizer) else no_space
-    )
-    if tokenizer.unk_token_id is not None:
-        is_subword &= ids != tokenizer.unk_token_id
-    return is_subword
 
 
 def _piece_ids(encodings: Sequence[Encoding | JoinedEncoding], count: int) -> np.ndarray:
@@ -512,8 +480,10 @@ def continuation_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return prefix or None
 
 
-def _is_next_to_separator(texts: Sequence[str], starts: np.ndarray, text_ids: np.ndarray) -> np.ndarray:
-    """Return whether the first character of each token, or the previous character, is a separator.
+def _adjacent_characters(
+    texts: Sequence[str], starts: np.ndarray, text_ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the code points of the character before each token and of its first character.
 
     Args:
         texts: The texts.
@@ -521,18 +491,12 @@ def _is_next_to_separator(texts: Sequence[str], starts: np.ndarray, text_ids: np
         text_ids: Index of the text of each token, int64 array of shape ``(T,)``.
 
     Returns:
-        A bool array of shape ``(T,)``. It is ``True`` for the first token of a text.
+        Two uint32 arrays of shape ``(T,)``. The character before the first character of a text is a line break.
     """
     codes = np.frombuffer("".join(f"\n{text}\0" for text in texts).encode("utf-32-le"), np.uint32)
-    text_starts = np.array([1, *accumulate(len(text) + 2 for text in texts)])
-    text_starts[1:] += 1
+    text_starts = np.array([0, *accumulate(len(text) + 2 for text in texts)]) + 1
     positions = text_starts[text_ids] + starts
-    pairs = np.stack([codes[positions - 1], codes[positions]])
-    distinct = sorted(set(pairs.ravel().tolist()))
-    separators = np.array([is_separator(code) for code in distinct], bool)
-    is_previous, is_first = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)]
-    is_either: np.ndarray = is_previous | is_first
-    return is_either
+    return codes[positions - 1], codes[positions]
 
 
 def lacks_leading_space(texts: Sequence[str], starts: np.ndarray, text_ids: np.ndarray) -> np.ndarray:
@@ -541,9 +505,6 @@ def lacks_leading_space(texts: Sequence[str], starts: np.ndarray, text_ids: np.n
     transformers treats such a token as the inside of a word if the tokenizer does not mark subwords (byte-level BPE and
     Unigram), even in languages without spaces.
     """
-    codes = np.frombuffer("".join(f"{text}\0" for text in texts).encode("utf-32-le"), np.uint32)
-    text_starts = np.array([0, *accumulate(len(text) + 1 for text in texts)])
-    positions = text_starts[text_ids] + starts
-    is_space = codes == SPACE
-    no_space: np.ndarray = (starts > 0) & ~is_space[positions] & ~is_space[positions - 1]
+    previous, first = _adjacent_characters(texts, starts, text_ids)
+    no_space: np.ndarray = (starts > 0) & (first != SPACE) & (previous != SPACE)
     return no_space

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from .results import Entity, entity_span
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 # Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
@@ -75,7 +74,7 @@ class Calibration(Displayable):
         fastest = max(speed for _tokens, speed in self.throughput)
         return next(tokens for tokens, speed in self.throughput if MIN_CALIBRATION_SPEEDUP * speed >= fastest)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return device, batch size and throughput as JSON-compatible data."""
         return {"device": self.device, "batch_tokens": self.batch_tokens, "tokens_per_second": dict(self.throughput)}
 
@@ -142,18 +141,19 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
 class ModelWithoutHooks:
     """A model whose forward pass runs without the hooks that users have registered."""
 
-    model: PreTrainedModel
+    model: torch.nn.Module
     training: ClassVar[bool] = False
 
     @property
-    def _modules(self) -> dict[str, Any]:
+    def _modules(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model}
 
-    def modules(self) -> Any:
+    def modules(self) -> Iterator[torch.nn.Module]:
         return self.model.modules()
 
-    def __call__(self, **inputs: torch.Tensor) -> Any:
-        return self.model.forward(**inputs)
+    def __call__(self, **inputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        output: Mapping[str, torch.Tensor] = self.model.forward(**inputs)
+        return output
 
 
 def measure_batches(network: TokenClassifier, max_length: int) -> Calibration:
@@ -279,13 +279,11 @@ def compare_compiled(plain: AnnotateFn, compiled: AnnotateFn, device: str) -> Co
     except Exception as error:  # noqa: BLE001 - any error of the compiler becomes the reason
         return Compilation(False, None, f"Compilation failed: {describe_error(error)}.", device)
     speedup = min(plain_seconds) / min(compiled_seconds)
+    is_kept = expected == computed and speedup >= MIN_COMPILE_SPEEDUP
     if expected != computed:
         reason = f"It predicts different entities: {len(computed)} instead of {len(expected)}, or at other offsets."
-        return Compilation(False, speedup, reason, device)
-    if speedup < MIN_COMPILE_SPEEDUP:
-        return Compilation(
-            False, speedup, f"It predicts the same entities, but only {speedup:.2f} times as fast.", device
-        )
-    return Compilation(
-        True, speedup, f"It predicts the same {len(expected)} entities {speedup:.2f} times as fast.", device
-    )
+    elif is_kept:
+        reason = f"It predicts the same {len(expected)} entities {speedup:.2f} times as fast."
+    else:
+        reason = f"It predicts the same entities, but only {speedup:.2f} times as fast."
+    return Compilation(is_kept, speedup, reason, device)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+# Description of a worker by the scheduler of Dask.
+WorkerIdentity = Mapping[str, Any]
+
 # Seconds without a running worker after which a run ends. The timeout includes the restart of a worker.
 WORKER_TIMEOUT = 60.0
 POLL_INTERVAL = 5.0  # Seconds between two checks of the cluster.
@@ -44,7 +47,7 @@ def require_extra(name: str, requirement: str) -> None:
         raise ConfigurationError(f"{requirement}: {describe_error(error)}.", remedy) from error
 
 
-def validate_client(client: Any) -> Client:
+def validate_client(client: object) -> Client:
     """Return the argument if it is a synchronous, connected Dask client.
 
     Raises:
@@ -151,18 +154,18 @@ def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]], time
         return pending.result()
 
 
-def _running_workers(client: Client) -> Mapping[str, Mapping[str, Any]]:
+def _running_workers(client: Client) -> Mapping[str, WorkerIdentity]:
     identity = call_scheduler(client, lambda: client.scheduler.identity(n_workers=-1))
     return dict(identity["workers"])
 
 
-def is_running(worker: Mapping[str, Any]) -> bool:
+def is_running(worker: WorkerIdentity) -> bool:
     """Return whether a worker is running. A worker that Dask paused for lack of memory is running if it executes a task."""
     counts = worker.get("metrics", {}).get("task_counts", {})
     return worker["status"] == "running" or bool(counts.get("executing", 0))
 
 
-def submit(client: Client, function: Callable[..., Any], *arguments: Any, **options: Any) -> Future:
+def submit(client: Client, function: Callable[..., object], *arguments: object, **options: object) -> Future:
     """Submit a task.
 
     Raises:
@@ -189,21 +192,9 @@ def cancel(client: Client, futures: Sequence[Future]) -> None:
             call_scheduler(client, lambda: client.cancel(futures))
 
 
-def check_picklable(arguments: Mapping[str, Any]) -> None:
-    """Raise ``ConfigurationError`` for the first argument that cannot be pickled."""
-    import cloudpickle  # type: ignore[import-untyped] # Dask serializes with this package.
-
-    for name, value in arguments.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001, PERF203 - code of the value can raise any exception
-            message = f"{name} cannot be sent to workers: {short_type_name(value)} cannot be pickled."
-            raise ConfigurationError(message, "Pass numbers and strings.") from None
-
-
 def call_on_workers(
-    client: Client, function: Callable[..., Any], *arguments: Any, timeout: float = WORKER_TIMEOUT
-) -> list[Any]:
+    client: Client, function: Callable[..., Awaitable[Result]], *arguments: object, timeout: float = WORKER_TIMEOUT
+) -> list[Result]:
     """Call a function of ``openmed_nb.distributed.worker`` on every worker, and return the results sorted by address.
 
     A worker that exits during the call is ignored if another worker responds. Its replacement is checked with its first

@@ -7,7 +7,7 @@ import sys
 import uuid
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -26,6 +26,7 @@ from .client import cancel, fetch_result, submit, translate_dask_errors, transla
 
 if TYPE_CHECKING:
     import pandas as pd
+    from dask.dataframe import Series
     from distributed import Client
 
 
@@ -44,8 +45,8 @@ class Partition:
     """
 
     name: str
-    key: Any = field(compare=False)
-    graph: Mapping[Any, Any] = field(compare=False)
+    key: Hashable = field(compare=False)
+    graph: Mapping[Hashable, object] = field(compare=False)
 
 
 class RowChangedError(Exception):
@@ -138,17 +139,13 @@ class ColumnTexts(Sequence[ColumnText]):
 
 
 @lru_cache(maxsize=2)  # A chunk can extend over two adjacent partitions.
-def _read_partition(partition: Partition) -> tuple[list[Any], pd.Index]:
+def _read_partition(partition: Partition) -> tuple[list[str | None], pd.Index]:
     """Compute a partition in this process, and return its texts and its index. Missing texts are ``None``."""
     import dask
 
     series = dask.get(partition.graph, partition.key)
     texts = zip(series.tolist(), series.isna().tolist(), strict=True)
     return [None if missing else text for text, missing in texts], series.index
-
-
-def is_column(texts: Any) -> bool:
-    return type(texts).__module__.startswith("dask.") and hasattr(type(texts), "to_frame") and texts.ndim == 1
 
 
 def to_references(texts: Any, client: Client | None = None) -> Any:
@@ -158,7 +155,8 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
         texts: Texts to annotate.
         client: Client whose workers count rows and search files. If ``None``, this process does.
     """
-    if is_column(texts):
+    is_dask = type(texts).__module__.startswith("dask.")
+    if is_dask and hasattr(type(texts), "to_frame") and texts.ndim == 1:
         return column_references(texts, client)
     if client is None:
         return resolve_paths(texts, expand_globs)
@@ -166,14 +164,23 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
         return resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
 
 
-def column_references(column: Any, client: Client | None = None) -> ColumnTexts:
+def column_references(column: Series, client: Client | None = None) -> ColumnTexts:
     """Return references to the texts of a column. The rows are counted to number the texts."""
     partitions = raise_if_error(get_partitions(column))
-    sizes = map(_partition_size, partitions) if client is None else _measure_partitions(client, partitions)
+    if client is None:
+        sizes = [_partition_size(partition) for partition in partitions]
+    else:
+        with translate_dask_errors(client):
+            futures = client.map(_partition_size, partitions, pure=False)
+        try:
+            with translate_killed_worker():
+                sizes = wait_for_workers(client, lambda: client.gather(futures))
+        finally:
+            cancel(client, futures)
     return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
 
 
-def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
+def get_partitions(column: Series) -> tuple[Partition, ...] | ConfigurationError:
     """Return the partitions of a column with their tasks, or the error if the column cannot be read."""
     import dask
     from dask.optimization import cull
@@ -194,17 +201,6 @@ def get_partitions(column: Any) -> tuple[Partition, ...] | ConfigurationError:
             message = "The column is in the memory of a cluster."
             return ConfigurationError(message, "Pass the column without persist().")
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
-
-
-def _measure_partitions(client: Client, partitions: Sequence[Partition]) -> list[PartitionSize | ConfigurationError]:
-    """Return the sizes of partitions, which the workers of a cluster read."""
-    with translate_dask_errors(client):
-        futures = client.map(_partition_size, partitions, pure=False)
-    try:
-        with translate_killed_worker():
-            return list(wait_for_workers(client, lambda: client.gather(futures)))
-    finally:
-        cancel(client, futures)
 
 
 def _partition_size(partition: Partition) -> PartitionSize | ConfigurationError:

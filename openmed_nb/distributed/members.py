@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .._render.display import Displayable, Report, Table, pluralize, to_plain_data
 from .._utils.validation import check_optional_integer
@@ -34,7 +33,7 @@ class WorkerSpec:
     threads: int | None = None
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Options for Dask's ``Nanny``."""
         variables = {
             "OPENMED_TORCH_DEVICE": self.device,
@@ -162,7 +161,7 @@ class WorkerList(Displayable):
         kinds = sorted({get_device(worker.device).type for worker in self.workers})
         return f"{pluralize(len(self.workers), 'worker')} ({', '.join(kinds)})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the descriptions of the workers as JSON-compatible mappings, lists and strings."""
         return {"workers": to_plain_data(self.workers)}
 
@@ -191,13 +190,13 @@ class ReadyWorker:
     """
 
     info: WorkerInfo
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     characters: int
     warnings: tuple[str, ...] = ()
     known_labels: tuple[str, ...] = ()
 
     @property
-    def compatibility_key(self) -> dict[str, Any]:
+    def compatibility_key(self) -> dict[str, object]:
         """Values that must be the same on every worker."""
         return {**self.info.versions, **self.settings}
 
@@ -216,7 +215,7 @@ def installed_versions() -> dict[str, str]:
 SAME_VERSION_REMEDY = "Install the same version on every host."
 
 
-def check_workers_match(ready: Sequence[ReadyWorker]) -> Mapping[str, Any]:
+def check_workers_match(ready: Sequence[ReadyWorker]) -> Mapping[str, object]:
     """Return the compatibility key of the workers.
 
     Raises:
@@ -236,7 +235,7 @@ def check_workers_match(ready: Sequence[ReadyWorker]) -> Mapping[str, Any]:
     return expected
 
 
-def check_worker_matches(worker: ReadyWorker, expected: Mapping[str, Any]) -> None:
+def check_worker_matches(worker: ReadyWorker, expected: Mapping[str, object]) -> None:
     """Raise ``WorkerMismatchError`` if the versions, the model or the settings of a worker differ from the other workers."""
     key = worker.compatibility_key
     for name in PACKAGES:

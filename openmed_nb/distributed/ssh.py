@@ -15,7 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._utils.text import describe_error, describe_value
 from .._utils.validation import check_optional_integer, invalid_value
@@ -26,13 +26,14 @@ from .members import SAME_VERSION_REMEDY, WorkerSpec, installed_versions, plan_h
 if TYPE_CHECKING:
     from asyncssh import SSHClientConnection
     from distributed import Security, SpecCluster
+    from distributed.deploy.ssh import Process
 
 
 ALLOWED_FAILURES = 2  # Number of workers that a text may crash. Dask gives up the text after one more crash.
 
 START_TIMEOUT = 120.0  # Seconds.
 
-START_SETTINGS: dict[str, Any] = {
+START_SETTINGS: dict[str, object] = {
     # By default, Dask sets the number of threads of every process to 1, including this one. WorkerSpec sets it per worker.
     "distributed.nanny.pre-spawn-environ": {},
     # The dashboard is disabled. Dask still opens its port, which DASHBOARD_DISABLED binds to the loopback interface.
@@ -63,38 +64,31 @@ NETWORK_REMEDY = "Check that the hosts and this machine can reach each other's p
 
 HOST_PATTERN = re.compile(r"[\w:][\w.:%-]*")  # Host name or address. Whether the host exists is checked on connection.
 
-HOST_SYNTAX_REMEDIES = {
-    "@": "Pass the user name as user=, and the hosts without it.",
-    r":\d+$": "Pass the port as port=, and the hosts without it.",
-}
 
-
-def validate_hosts(hosts: Any) -> tuple[str, ...]:
+def validate_hosts(hosts: object) -> tuple[str, ...]:
     """Validate host names and return them as a tuple.
 
     Raises:
         ConfigurationError: If the argument is not an iterable of valid host names.
     """
     names = tuple(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
-    invalid = [name for name in names if not _is_host_name(name)]
-    if names and not invalid:
-        return names
-    texts = [name for name in invalid if isinstance(name, str)]
-    remedies = (
-        remedy for pattern, remedy in HOST_SYNTAX_REMEDIES.items() if any(re.search(pattern, text) for text in texts)
-    )
-    raise invalid_value("hosts", hosts, next(remedies, "Pass a list of host names, such as ['mac1', 'mac2']."))
-
-
-def _is_host_name(name: Any) -> bool:
-    """Return whether a value is a valid host name. Each label has at most 63 characters (RFC 1035, 2.3.4)."""
-    if not isinstance(name, str) or not HOST_PATTERN.fullmatch(name) or name.count(":") == 1:
-        return False
-    try:
-        name.encode("idna")
-    except UnicodeError:
-        return False
-    return True
+    remedy = "" if names else "Pass a list of host names, such as ['mac1', 'mac2']."
+    for name in names:
+        try:
+            is_valid = HOST_PATTERN.fullmatch(name) is not None and name.count(":") != 1
+            name.encode("idna")  # Each label has at most 63 characters (RFC 1035, 2.3.4).
+        except (AttributeError, TypeError, UnicodeError):  # The name is not a string, or a label is not valid.
+            is_valid = False
+        if is_valid:
+            continue
+        remedy = "Pass a list of host names, such as ['mac1', 'mac2']."
+        if "@" in str(name):
+            remedy = "Pass the user name as user=, and the hosts without it."
+        elif re.search(r":\d+$", str(name)):
+            remedy = "Pass the port as port=, and the hosts without it."
+    if remedy:
+        raise invalid_value("hosts", hosts, remedy)
+    return names
 
 
 @dataclass(frozen=True)
@@ -116,27 +110,36 @@ class SshLogin:
     python: str = sys.executable
 
     @classmethod
-    def from_arguments(cls, user: Any, key: Any, port: Any, known_hosts: Any, python: Any) -> SshLogin:
+    def from_arguments(cls, user: object, key: object, port: object, known_hosts: object, python: object) -> SshLogin:
         """Validate the arguments of the user and return the login.
 
         Raises:
             ConfigurationError: If an argument is not valid.
         """
-        user = _validate_text("user", user)
         remedy = "Pass the path of a private key, without .pub."
-        key = _validate_file("key", key, remedy)
-        if key is not None and key.endswith(".pub"):
-            raise ConfigurationError(f"key={describe_value(key)} is a public key.", remedy)
-        port = check_optional_integer("port", port, 1, 65535, ", or None")
-        known_hosts = _validate_file("known_hosts", known_hosts, "Pass the path of a known-hosts file.")
-        return cls(user, key, port, known_hosts, _validate_text("remote_python", python) or sys.executable)
+        key_path = _validate_file("key", key, remedy)
+        if key_path is not None and key_path.endswith(".pub"):
+            raise ConfigurationError(f"key={describe_value(key_path)} is a public key.", remedy)
+        return cls(
+            _validate_text("user", user),
+            key_path,
+            check_optional_integer("port", port, 1, 65535, ", or None"),
+            _validate_file("known_hosts", known_hosts, "Pass the path of a known-hosts file."),
+            _validate_text("remote_python", python) or sys.executable,
+        )
 
     @property
-    def options(self) -> dict[str, Any]:
-        keys = None if self.key is None else [self.key]
-        values = {"username": self.user, "client_keys": keys, "port": self.port, "known_hosts": self.known_hosts}
-        times = {"connect_timeout": CONNECT_TIMEOUT, "keepalive_interval": KEEPALIVE_SECONDS}
-        return {**times, **{name: value for name, value in values.items() if value is not None}}
+    def options(self) -> dict[str, object]:
+        """Options for ``asyncssh.connect``."""
+        options = {
+            "connect_timeout": CONNECT_TIMEOUT,
+            "keepalive_interval": KEEPALIVE_SECONDS,
+            "username": self.user,
+            "client_keys": None if self.key is None else [self.key],
+            "port": self.port,
+            "known_hosts": self.known_hosts,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def command(self, host: str) -> str:
         """Return the equivalent ``ssh`` command."""
@@ -146,7 +149,7 @@ class SshLogin:
         return shlex.join(("ssh", *flags, host if self.user is None else f"{self.user}@{host}"))
 
 
-def _validate_text(name: str, value: Any) -> str | None:
+def _validate_text(name: str, value: object) -> str | None:
     """Return a string or a path as a string.
 
     Raises:
@@ -158,7 +161,7 @@ def _validate_text(name: str, value: Any) -> str | None:
     raise invalid_value(name, value, "Pass a string or None.")
 
 
-def _validate_file(name: str, value: Any, remedy: str) -> str | None:
+def _validate_file(name: str, value: object, remedy: str) -> str | None:
     """Return the path of a file on this machine as a string, with ``~`` expanded.
 
     Raises:
@@ -190,20 +193,19 @@ def _connection_error(host: str, login: SshLogin) -> Iterator[None]:
 
     try:
         yield
-    except asyncssh.HostKeyNotVerifiable as error:
-        message = f"The host key of {host} is unknown or differs from the known key: {describe_error(error)}."
-        remedy = f"Run {login.command(host)} once, and compare the key with the key on the host."
-        raise ClusterUnavailableError(message, remedy) from error
-    except asyncssh.PermissionDenied as error:
-        message = f"{host} rejected the login: {describe_error(error)}."
-        raise ClusterUnavailableError(message, "Check user= and key=.") from error
-    except asyncssh.KeyImportError as error:
-        message = f"The key for {host} is not usable: {describe_error(error)}."
-        remedy = "If it has a passphrase, add it with ssh-add, and remove key=."
-        raise ClusterUnavailableError(message, remedy) from error
     except (asyncssh.Error, OSError, ValueError) as error:  # asyncssh raises ValueError for a file that is not a key.
-        message = f"{host} is not reachable over SSH: {describe_error(error)}."
-        raise ClusterUnavailableError(message, "Check its name and port.") from error
+        message = f"{host} is not reachable over SSH"
+        remedy = "Check its name and port."
+        if isinstance(error, asyncssh.HostKeyNotVerifiable):
+            message = f"The host key of {host} is unknown or differs from the known key"
+            remedy = f"Run {login.command(host)} once, and compare the key with the key on the host."
+        elif isinstance(error, asyncssh.PermissionDenied):
+            message = f"{host} rejected the login"
+            remedy = "Check user= and key=."
+        elif isinstance(error, asyncssh.KeyImportError):
+            message = f"The key for {host} is not usable"
+            remedy = "If it has a passphrase, add it with ssh-add, and remove key=."
+        raise ClusterUnavailableError(f"{message}: {describe_error(error)}.", remedy) from error
 
 
 # Program that describes a host. With an argument, it also counts the CUDA GPUs, for which it imports torch.
@@ -295,7 +297,7 @@ TLS_FIELDS = {
 }
 
 
-def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str, Any]]:
+def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str, object]]:
     """Return the directory of the TLS certificates on hosts, their contents by file name, and the settings of Dask.
 
     The certificates must be files, because Dask passes settings on the command line, which all users of a host can read.
@@ -303,7 +305,7 @@ def certificate_files(security: Security) -> tuple[str, dict[str, str], dict[str
     """
     folder = f"/tmp/openmed_nb-{uuid.uuid4().hex}"  # noqa: S108 - the name is unpredictable, and the mode is 700
     files: dict[str, str] = {}
-    config: dict[str, Any] = {"distributed.comm.require-encryption": True}
+    config: dict[str, object] = {"distributed.comm.require-encryption": True}
     for field, setting in TLS_FIELDS.items():
         value = getattr(security, field)
         if value and "\n" in value:  # The value is a certificate, not a path.
@@ -367,7 +369,7 @@ def build_cluster(
     worker_counts = Counter(hosts)
     addresses = listen_addresses(host_infos)
 
-    def server_options(host: str) -> dict[str, Any]:
+    def server_options(host: str) -> dict[str, object]:
         return {**DASHBOARD_DISABLED, "protocol": "tls://", **({"host": addresses[host]} if host in addresses else {})}
 
     scheduler = {**server_options(hosts[0]), "port": 0}
@@ -389,28 +391,44 @@ def build_cluster(
 
 
 @contextlib.asynccontextmanager
-async def _run_cluster(cluster: SpecCluster, config: Mapping[str, Any]) -> AsyncIterator[SpecCluster]:
+async def _run_cluster(cluster: SpecCluster, config: Mapping[str, object]) -> AsyncIterator[SpecCluster]:
     """Context manager that runs the processes of a cluster. On exit, it stops all processes that were started."""
     import asyncssh
 
-    processes: list[Any] = []  # Starts with the scheduler. Each process is added before its start.
+    processes: list[Process] = []  # Starts with the scheduler. Each process is added before its start.
     for spec in (cluster.scheduler_spec, *cluster.worker_spec.values()):
-        spec["cls"] = _tracked_process_class(spec["cls"], processes)
+        spec["cls"] = _tethered_process_class(spec["cls"], processes)
+    before = asyncio.all_tasks()
+    is_started = False
     try:
         async with startup_settings(config):
-            await start_cluster(cluster, processes)
+            starting = asyncio.ensure_future(cluster)
+            try:
+                await wait_with_timeout(starting, START_TIMEOUT)
+                is_started = True
+            finally:
+                starting.cancel()
+                await asyncio.wait([starting])
         for process in processes:  # A process blocks when the pipe of its output is full.
             await process.proc.redirect(stdout=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL)
         yield cluster
     finally:
-        await _stop_cluster(cluster, processes)
+        unfinished = set() if is_started else asyncio.all_tasks() - before
+        # The scheduler is last, because workers unregister there.
+        await asyncio.gather(*(process.close() for process in processes[1:]))
+        for process in processes[:1]:
+            await process.close()
+        await cluster.close()
+        for task in unfinished:  # After a failed start, Dask continues to start the remaining workers.
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
-def _tracked_process_class(kind: Any, processes: list[Any]) -> type:
+def _tethered_process_class(kind: type[Process], processes: list[Process]) -> type[Process]:
     """Return a subclass of an SSH process of Dask that adds itself to a list, and names its host in start errors."""
 
-    class Process(kind):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **options: Any) -> None:
+    class TetheredProcess(kind):  # type: ignore[misc]
+        def __init__(self, *arguments: object, **options: object) -> None:
             super().__init__(*arguments, **options)
             processes.append(self)
 
@@ -423,44 +441,22 @@ def _tracked_process_class(kind: Any, processes: list[Any]) -> type:
                 remedy = "Check that the host has enough memory, free ports and the files of its TLS certificates."
                 raise ClusterUnavailableError(message, remedy) from None
 
-    return Process
+        async def close(self) -> None:
+            if self.status.name == "closed":  # Dask closes each worker again.
+                return
+            if self.proc:  # See :mod:`.tethered`.
+                self.proc.stdin.write_eof()
+                await asyncio.wait([asyncio.ensure_future(self.proc.wait_closed())], timeout=EXIT_TIMEOUT)
+            await super().close()
+            if self.connection:  # The host may no longer respond.
+                self.connection.abort()
+                await self.connection.wait_closed()
 
-
-async def start_cluster(cluster: SpecCluster, processes: Sequence[Any]) -> None:
-    """Start a cluster. If the start fails or is cancelled, stop all its processes."""
-    before = asyncio.all_tasks()
-    starting = asyncio.ensure_future(cluster)
-    try:
-        await wait_with_timeout(starting, START_TIMEOUT)
-    except BaseException:
-        starting.cancel()
-        await asyncio.wait([starting])
-        new_tasks = asyncio.all_tasks() - before
-        await _stop_cluster(cluster, processes)
-        for task in new_tasks:  # Dask continues to start the remaining workers.
-            task.cancel()
-        await asyncio.gather(*new_tasks, return_exceptions=True)
-        raise
-
-
-async def _stop_cluster(cluster: SpecCluster, processes: Sequence[Any]) -> None:
-    """Stop a cluster that is started completely or partially. The scheduler is last, because workers unregister there."""
-    for group in (processes[1:], processes[:1]):
-        started = [process.proc for process in group if process.proc]
-        for proc in started:
-            proc.stdin.write_eof()  # See :mod:`.tethered`.
-        if started:
-            await asyncio.wait([asyncio.ensure_future(proc.wait_closed()) for proc in started], timeout=EXIT_TIMEOUT)
-        for process in group:
-            await process.close()
-            if process.connection:  # The host may no longer respond.
-                process.connection.abort()
-                await process.connection.wait_closed()
-    await cluster.close()
+    return TetheredProcess
 
 
 @contextlib.asynccontextmanager
-async def startup_settings(settings: Mapping[str, Any]) -> AsyncIterator[None]:
+async def startup_settings(settings: Mapping[str, object]) -> AsyncIterator[None]:
     """Context manager that changes the settings of Dask during the start of one cluster.
 
     The start of another cluster waits here and can be cancelled.
@@ -476,7 +472,7 @@ async def startup_settings(settings: Mapping[str, Any]) -> AsyncIterator[None]:
         START_LOCK.release()
 
 
-async def wait_with_timeout(start: asyncio.Future[Any], timeout: float) -> None:
+async def wait_with_timeout(start: asyncio.Future[SpecCluster], timeout: float) -> None:
     """Wait for a start and raise its error. The start continues after the timeout and after a cancellation."""
     done, _ = await asyncio.wait([start], timeout=timeout)
     if not done:

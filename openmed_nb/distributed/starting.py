@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._events.activity import ProgressEvent
 from .._render.display import Displayable, Report
@@ -27,7 +27,7 @@ from ..devices.machine import import_psutil, is_mps_simulated
 from ..devices.request import DeviceRequest
 from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
-from .client import require_extra
+from .client import call_on_workers, require_extra
 from .members import WorkerList, WorkerSpec, plan_workers, visible_gpu_ids
 from .ssh import (
     ALLOWED_FAILURES,
@@ -142,7 +142,11 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
             )
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
             tls = validate_security(security)
-            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, _local_start_remedy())
+            main = sys.modules["__main__"]
+            remedy = "Check that there is enough memory for the workers, or use fewer workers: n=1."
+            if getattr(main, "__spec__", None) or hasattr(main, "__file__"):  # See multiprocessing.spawn.
+                remedy = MAIN_GUARD
+            return start_cluster(local_cluster(plans, tls), tls, len(plans), choice.reason, remedy)
         if n is not None:
             remedy = "Remove n. A host that is named twice gets two workers."
             raise ConfigurationError("n can only be used without hosts.", remedy)
@@ -182,7 +186,7 @@ class Cluster(Displayable):
         self.closed = True
         self._stop()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the workers as JSON-compatible mappings, lists and strings."""
         return self.workers.to_dict()
 
@@ -196,7 +200,7 @@ class Cluster(Displayable):
 ROLES = ("client", "scheduler", "worker")  # Process roles of Dask. Each role has a TLS certificate.
 
 
-def validate_security(security: Any, roles: Iterable[str] = ROLES) -> Security:
+def validate_security(security: object, roles: Iterable[str] = ROLES) -> Security:
     """Validate custom TLS certificates, or create new ones if there are none.
 
     Args:
@@ -242,7 +246,7 @@ def start_cluster(
     Raises:
         ClusterUnavailableError: If the cluster fails to start.
     """
-    from .stream import get_workers  # This module imports numpy, which is imported only on demand.
+    from .worker import describe_worker  # This module imports numpy, which is imported only on demand.
 
     background_cluster = BackgroundContext(_cluster_with_client(cluster, security))
     try:
@@ -254,7 +258,10 @@ def start_cluster(
                 if isinstance(original, (OpenMedError, ImportError)):
                     raise original from None
             raise ClusterUnavailableError(f"The cluster failed to start: {describe_error(error)}.", remedy) from None
-        return Cluster(client, get_workers(client, reason), background_cluster.stop)
+        infos = call_on_workers(client, describe_worker)
+        if reason is not None:
+            infos = [replace(info, reason=reason) for info in infos]
+        return Cluster(client, WorkerList(tuple(infos)), background_cluster.stop)
     except BaseException:
         background_cluster.stop()
         raise
@@ -282,14 +289,6 @@ async def _cluster_with_client(
                     await asyncio.to_thread(client.close)
 
 
-def _local_start_remedy() -> str:
-    """Return the suggested action if workers do not start. Workers import the script (``multiprocessing.spawn``)."""
-    main = sys.modules["__main__"]
-    if getattr(main, "__spec__", None) or hasattr(main, "__file__"):
-        return MAIN_GUARD
-    return "Check that there is enough memory for the workers, or use fewer workers: n=1."
-
-
 @contextlib.asynccontextmanager
 async def local_cluster(
     plans: Sequence[WorkerSpec], security: Security, timeout: float = START_TIMEOUT
@@ -299,7 +298,7 @@ async def local_cluster(
 
     nannies: list[Nanny] = []
 
-    def create_nanny(*arguments: Any, **options: Any) -> Nanny:
+    def create_nanny(*arguments: object, **options: object) -> Nanny:
         nannies.append(Nanny(*arguments, **options))
         return nannies[-1]
 
@@ -373,7 +372,14 @@ class BackgroundContext(Generic[Value]):
     def _run(self) -> None:
         """Run the context in a separate event loop, which cancels all its remaining tasks at the end."""
         try:
-            _block_sigint()
+            # Block Ctrl-C in this thread, and in all threads and processes that it starts. Terminals and Jupyter send the
+            # signal to the whole process group, and it stops a worker permanently. The resource tracker of multiprocessing
+            # is started first, because up to Python 3.12 its start unblocks the signal.
+            if hasattr(signal, "pthread_sigmask"):
+                from multiprocessing import resource_tracker
+
+                resource_tracker.ensure_running()
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             if self._started.done():
@@ -405,21 +411,18 @@ class BackgroundContext(Generic[Value]):
             await stop_event.wait()
 
 
-def _block_sigint() -> None:
-    """Block Ctrl-C in this thread, and in all threads and processes that it starts.
+# Dask logs only critical messages, because its messages can quote a note. Its errors become errors of this package.
+LOG_LEVEL = logging.CRITICAL
 
-    Terminals and Jupyter send the signal to the whole process group, and it stops a worker permanently. The resource tracker
-    of multiprocessing is started first, because up to Python 3.12 its start unblocks the signal.
+# Environment variables that Dask sets in this process for its child processes (``Nanny`` and ``distributed.proctitle``).
+DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
+
+
+class QuietDask:
+    """Context manager that prevents Dask from storing and logging texts, and restores the settings that Dask changed.
+
+    All clusters share it, from the first start to the last shutdown.
     """
-    if hasattr(signal, "pthread_sigmask"):
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-
-
-class SharedQuietDask:
-    """Context manager that shares :func:`_quiet_dask` among all clusters, from the first start to the last shutdown."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -427,9 +430,21 @@ class SharedQuietDask:
         self._exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> None:
+        import dask.config
+        from distributed.utils import silence_logging_cmgr
+
+        settings = {
+            # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can
+            # contain thousands of notes.
+            "distributed.admin.low-level-log-length": 0,
+            # Dask does not restore this setting correctly if two clients are closed in the order of their creation.
+            "scheduler": dask.config.get("scheduler", None),
+        }
         with self._lock:
             if not self._num_users:
-                self._exit_stack.enter_context(_quiet_dask())
+                self._exit_stack.enter_context(preserve_variables(DASK_VARIABLES, os.environ))
+                self._exit_stack.enter_context(silence_logging_cmgr(LOG_LEVEL))
+                self._exit_stack.enter_context(dask.config.set(settings))
             self._num_users += 1
 
     def __exit__(self, *_error: object) -> None:
@@ -439,29 +454,5 @@ class SharedQuietDask:
                 self._exit_stack.close()
 
 
-# Dask logs only critical messages, because its messages can quote a note. Its errors become errors of this package.
-LOG_LEVEL = logging.CRITICAL
-
-# Environment variables that Dask sets in this process for its child processes (``Nanny`` and ``distributed.proctitle``).
-DASK_VARIABLES = ("PYTHONHASHSEED", "__DASK_PARENT_PID")
-
-
-@contextlib.contextmanager
-def _quiet_dask() -> Iterator[None]:
-    """Context manager that prevents Dask from storing and logging texts, and restores the settings that Dask changed."""
-    import dask.config
-    from distributed.utils import silence_logging_cmgr
-
-    settings = {
-        # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can contain
-        # thousands of notes.
-        "distributed.admin.low-level-log-length": 0,
-        # Dask does not restore this setting correctly if two clients are closed in the order of their creation.
-        "scheduler": dask.config.get("scheduler", None),
-    }
-    with preserve_variables(DASK_VARIABLES, os.environ), silence_logging_cmgr(LOG_LEVEL), dask.config.set(settings):
-        yield
-
-
 # Each cluster enters this context before its start and exits it after its shutdown, in its background thread.
-QUIET_DASK = SharedQuietDask()
+QUIET_DASK = QuietDask()

@@ -31,7 +31,6 @@ from .client import (
     call_on_workers,
     call_scheduler,
     cancel,
-    check_picklable,
     client_closed_error,
     fetch_result,
     parse_host,
@@ -83,7 +82,7 @@ class ClusterAnnotator:
     split: bool = False
     timeout: float = WORKER_TIMEOUT
 
-    def annotate(self, texts: Iterable[Any], first: int = 0, _on_progress: Any = None) -> Iterator[ResultStore]:
+    def annotate(self, texts: Iterable[Any], first: int = 0, _on_progress: object = None) -> Iterator[ResultStore]:
         """Yield the results of a stream of texts in order, one chunk at a time.
 
         An error of the stream is raised after the results of all previous texts. Chunks are so small that no progress is
@@ -94,10 +93,19 @@ class ClusterAnnotator:
             first: Number of the first text, for error messages.
         """
 
-        def iter_while_connected() -> Iterator[Any]:  # A slow stream can take longer than the client is connected.
+        def iter_picklable() -> Iterator[object]:
+            # A worker may not have the class of a text, and values that are not texts may not be picklable. Yield built-in
+            # strings and references, and the errors of invalid texts.
             for number, text in enumerate(texts, first):
-                yield _to_picklable(text, number, self.split)
-                if self.client.status != "running":
+                if isinstance(text, TextReference):
+                    yield text
+                elif error := text_error(text, number, self.split):
+                    yield error
+                elif self.split:
+                    yield [*map(str.__str__, text)]
+                else:
+                    yield str.__str__(text)
+                if self.client.status != "running":  # A slow stream can take longer than the client is connected.
                     raise client_closed_error(self.client)
 
         num_threads = self.count_threads()
@@ -106,7 +114,7 @@ class ClusterAnnotator:
             """Return the maximum number of texts per chunk, which balances the load at the end of the stream."""
             return length_hint(texts, sys.maxsize) / (2 * num_threads)
 
-        chunks = iter_chunks(iter_while_connected(), self.characters, first, MIN_TEXT_CHARACTERS, get_max_texts)
+        chunks = iter_chunks(iter_picklable(), self.characters, first, MIN_TEXT_CHARACTERS, get_max_texts)
         return stop_after_repeated_kills(self.iter_in_order(chunks))
 
     def iter_in_order(self, chunks: Iterator[Chunk]) -> Generator[ResultStore]:
@@ -115,7 +123,16 @@ class ClusterAnnotator:
         error: Exception | None = None
         try:
             while True:
-                error = self.submit_chunks(pending, chunks) or error
+                # Submit chunks until enough are pending or the first result is available.
+                max_pending = CHUNKS_PER_THREAD * self.count_threads()
+                while len(pending) < max_pending:
+                    chunk = next(chunks, END_OF_STREAM)
+                    if not chunk.texts:
+                        error = chunk.error or error
+                        break
+                    pending.append((chunk, self.submit(chunk)))
+                    if pending[0][1].done():
+                        break
                 if not pending:
                     break
                 chunk, future = pending[0]
@@ -128,18 +145,6 @@ class ClusterAnnotator:
             cancel(self.client, [future for _chunk, future in pending])
         if error:
             raise error
-
-    def submit_chunks(self, pending: PendingChunks, chunks: Iterator[Chunk]) -> Exception | None:
-        """Submit chunks until enough are pending or the first result is available. Return the error of the stream."""
-        max_pending = CHUNKS_PER_THREAD * self.count_threads()
-        while len(pending) < max_pending:
-            chunk = next(chunks, END_OF_STREAM)
-            if not chunk.texts:
-                return chunk.error
-            pending.append((chunk, self.submit(chunk)))
-            if pending[0][1].done():
-                break
-        return None
 
     def count_threads(self) -> int:
         """Return the number of worker threads, or 1 if there is no worker yet."""
@@ -163,35 +168,15 @@ class ClusterAnnotator:
         except KilledWorker:
             cancel(self.client, [future])
             wait_for_workers(self.client, wait_for_other_chunks, self.timeout)
-            for index, text in enumerate(chunk.texts):
-                yield self.annotate_single(Chunk(chunk.first + index, [text]))
-
-    def annotate_single(self, chunk: Chunk) -> ResultStore:
-        """Return the result of a chunk of one text, which is an error if the text crashes its worker.
-
-        No other chunk is in progress during this call.
-        """
-        from distributed import KilledWorker
-
-        try:
-            results: ResultStore = fetch_result(self.client, self.submit(chunk), self.timeout)
-        except KilledWorker as error:
-            times = error.allowed_failures + 1
-            host = parse_host(error.last_worker.address)
-            message = f"Text {chunk.first} crashed its worker {times} times, most recently on {host}."
-            remedy = "Annotate the text separately. It may need more memory than a worker has."
-            return ResultStore.from_results([WorkerKilledError(message, remedy)])
-        return results
-
-
-def _to_picklable(text: Any, number: int, split: bool) -> Any:
-    """Return a text as built-in strings or a reference, or return the error for an invalid text.
-
-    A worker may not have the class of a text, and values that are not texts may not be picklable.
-    """
-    if isinstance(text, TextReference):
-        return text
-    return text_error(text, number, split) or ([*map(str.__str__, text)] if split else str.__str__(text))
+            for number, text in enumerate(chunk.texts, chunk.first):
+                try:  # No other chunk is in progress, so only the text itself can crash its worker.
+                    yield fetch_result(self.client, self.submit(Chunk(number, [text])), self.timeout)
+                except KilledWorker as error:  # noqa: PERF203 - each text runs in a task of its own
+                    times = error.allowed_failures + 1
+                    host = parse_host(error.last_worker.address)
+                    message = f"Text {number} crashed its worker {times} times, most recently on {host}."
+                    remedy = "Annotate the text separately. It may need more memory than a worker has."
+                    yield ResultStore.from_results([WorkerKilledError(message, remedy)])
 
 
 def stop_after_repeated_kills(stores: Generator[ResultStore]) -> Iterator[ResultStore]:
@@ -220,7 +205,7 @@ def stop_after_repeated_kills(stores: Generator[ResultStore]) -> Iterator[Result
 
 
 def cluster_source(
-    client: Any, texts: Any, model: Any, arguments: Mapping[str, Any], batch_tokens: int | None
+    client: object, texts: Any, model: object, arguments: Mapping[str, object], batch_tokens: int | None
 ) -> tuple[str, Any, AnnotationSource]:
     """Return the name of the model, the texts to send, and the annotation source on the workers of a cluster.
 
@@ -235,11 +220,18 @@ def cluster_source(
         ConfigurationError: If an argument is not valid or cannot be sent to workers.
     """
     client = validate_client(client)
+    import cloudpickle  # type: ignore[import-untyped] # Dask serializes with this package.
+
     if not is_model_name(model):
         message = f"model must be the name or the folder of a model for workers, not {short_type_name(model)}."
         raise ConfigurationError(message, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
-    check_picklable(arguments)
+    for argument, value in arguments.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001, PERF203 - code of the value can raise any exception
+            message = f"{argument} cannot be sent to workers: {short_type_name(value)} cannot be pickled."
+            raise ConfigurationError(message, "Pass numbers and strings.") from None
     references = to_references(texts, client)
     check_iterable(references)  # This check runs before workers load the model.
     # A local directory is passed as an absolute path, because workers have other working directories. As in the model
@@ -255,9 +247,3 @@ def cluster_source(
     annotator = ClusterAnnotator(client, run_spec, characters, settings["delimiter"] is not None)
     label = WorkerList(tuple(ready_worker.info for ready_worker in ready)).label
     return name, references, AnnotationSource(annotator.annotate, settings, label, known_labels=ready[0].known_labels)
-
-
-def get_workers(client: Client, reason: str | None = None) -> WorkerList:
-    """Return the workers of a cluster. ``reason`` replaces the reasons for their devices if this process selected them."""
-    infos = call_on_workers(client, worker.describe_worker)
-    return WorkerList(tuple(info if reason is None else replace(info, reason=reason) for info in infos))

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..annotation.forward import TokenBudget
 from ..annotation.loading import create_pipeline
@@ -26,6 +26,10 @@ from ..errors import OpenMedError, OpenMedWarning
 from ..models.config import OpenMedConfig
 from ..session import SESSION
 from .members import ReadyWorker, WorkerInfo, check_worker_matches, installed_versions
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
 
 Result = TypeVar("Result")
 
@@ -46,7 +50,7 @@ class RunSpec:
     model: str = field(compare=False)
     arguments: Mapping[str, Any] = field(compare=False)
     batch_tokens: int | None = field(default=None, compare=False)
-    expected: Mapping[str, Any] | None = field(default=None, compare=False)
+    expected: Mapping[str, object] | None = field(default=None, compare=False)
 
 
 @dataclass(repr=False)
@@ -68,7 +72,7 @@ class LoadedRun:
 LOAD_LOCK = threading.Lock()
 
 
-async def describe_worker(dask_worker: Any = None) -> WorkerInfo:
+async def describe_worker(dask_worker: Worker | None = None) -> WorkerInfo:
     """Return the description of this worker. A GPU is verified with a probe.
 
     ``client.run`` passes ``dask_worker``, a task does not. This also applies to :func:`prepare_worker`.
@@ -76,7 +80,7 @@ async def describe_worker(dask_worker: Any = None) -> WorkerInfo:
     return await _run_in_task_thread(dask_worker, _worker_info)
 
 
-async def prepare_worker(run_spec: RunSpec, dask_worker: Any = None) -> ReadyWorker:
+async def prepare_worker(run_spec: RunSpec, dask_worker: Worker | None = None) -> ReadyWorker:
     """Load the model of a run on this worker, and return the values that are compared with other workers."""
     return await _run_in_task_thread(dask_worker, lambda: get_or_load(run_spec).ready)
 
@@ -120,7 +124,7 @@ def _worker_info(device: str | None = None) -> WorkerInfo:
     return WorkerInfo(socket.gethostname(), system, choice.device, choice.reason, installed_versions())
 
 
-async def _run_in_task_thread(dask_worker: Any, function: Callable[[], Result]) -> Result:
+async def _run_in_task_thread(dask_worker: Worker | None, function: Callable[[], Result]) -> Result:
     """Run a function in a task thread, so that it does not block the event loop of the worker."""
     # A task already runs on the event loop, so any other thread is suitable.
     executor = dask_worker.executors["default"] if dask_worker else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ UNSUPPORTED_BACKENDS = {
 }
 
 # The settings of the class in OpenMed 3.1 (openmed/core/config.py) that have no effect here, with their defaults there.
-IGNORED_SETTINGS: dict[str, Any] = {
+IGNORED_SETTINGS: dict[str, object] = {
     **dict.fromkeys(("use_medical_tokenizer", "clinical_protect_enabled", "clinical_protect_use_builtin"), True),
     **dict.fromkeys(("lazy_model_loading", "bnb_4bit_use_double_quant", "remote_inference_verify_tls"), True),
     **dict.fromkeys(("load_in_4bit", "transliteration_aware_name_matching"), False),
@@ -61,15 +61,7 @@ DTYPES = ("float32", "float16", "bfloat16", "int8", "auto")
 DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 # Settings that arguments of a load override.
-OVERRIDABLE_SETTINGS = (
-    "dtype",
-    "revision",
-    "cache_dir",
-    "hf_token",
-    "local_only",
-    "remote_code_allowed",
-    "allow_pickle",
-)
+OVERRIDABLE_SETTINGS = {"dtype", *SETTING_TYPES} - {"default_org"}
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -77,7 +69,7 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
 
 
-def drop_ignored_settings(settings: Mapping[str, Any], ignored: Mapping[str, Any]) -> dict[str, Any]:
+def drop_ignored_settings(settings: Mapping[str, Any], ignored: Mapping[str, object]) -> dict[str, Any]:
     """Return settings of OpenMed without those that have no effect here.
 
     One warning names the ignored settings whose values differ from the defaults of OpenMed.
@@ -118,7 +110,7 @@ class _Settings:
             DeviceRequest.parse(str(self.device), "OpenMedConfig")
         for name, types in SETTING_TYPES.items():
             _check_type(name, getattr(self, name), types)
-        allowed: Any = self.remote_code_allowed
+        allowed: str | Iterable[str] = self.remote_code_allowed
         allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
         for model in allowed:
             _check_type("remote_code_allowed", model, (str,))
@@ -168,7 +160,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
     if not TYPE_CHECKING:  # Its signature is that of the settings of this package, also for type checkers.
 
         @functools.wraps(_Settings.__init__)
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
+        def __init__(self, *arguments: object, **settings: object) -> None:
             super().__init__(*arguments, **drop_ignored_settings(settings, IGNORED_SETTINGS))
 
     @classmethod
@@ -196,7 +188,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
                 raise ConfigurationError(f"Unknown setting {describe_value(name)}.", suggest(str(name), names))
         return cls(**settings)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the settings as JSON-compatible values, without the token.
 
         Example:

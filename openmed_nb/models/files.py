@@ -11,10 +11,10 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._utils.text import describe_error, describe_file, describe_names, describe_value
 from ..errors import InvalidModelError, UntrustedModelError
@@ -78,7 +78,7 @@ OTHER_MODEL_REMEDY = "Use a token-classification model in safetensors."
 READ_CHUNK_BYTES = 1 << 20
 
 
-def read_config(folder: Path, name: str) -> dict[str, Any]:
+def read_config(folder: Path, name: str) -> limits.JsonObject:
     """Return the model's ``config.json`` after checking that it is for token classification."""
     file = folder / "config.json"
     limits.check_file(file, name)
@@ -94,7 +94,13 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
         problem = f"cannot be read: {describe_error(error)}"
     if not isinstance(config, dict):
         raise InvalidModelError(f"The config.json of {describe_value(name)} {problem}.", "Download the model again.")
-    limits.check_label_counts(config, name)
+    for key in ("id2label", "label2id"):
+        labels = config.get(key)
+        # The time of transformers grows with the number of labels.
+        if isinstance(labels, (dict, list)) and len(labels) > limits.MAX_LABELS:
+            counts = f"{len(labels):,} labels; the maximum is {limits.MAX_LABELS:,}"
+            what = f"The config.json of {describe_value(name)} has {counts}."
+            raise InvalidModelError(what, "Correct id2label in its config.json.")
     architectures = config.get("architectures")
     if (
         isinstance(architectures, list)
@@ -108,7 +114,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def check_labels(settings: dict[str, Any], config: PreTrainedConfig, name: str) -> None:
+def check_labels(settings: limits.JsonObject, config: PreTrainedConfig, name: str) -> None:
     """Check that every output of a model has a label.
 
     Args:
@@ -267,7 +273,7 @@ def max_positions(model: torch.nn.Module) -> int | None:
     return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
 
 
-def position_table(model: torch.nn.Module) -> Any:
+def position_table(model: torch.nn.Module) -> torch.nn.Embedding | None:
     """Return the position embeddings of tokens, or ``None`` if a model has none or computes them on demand.
 
     A model may have other position embeddings, for images or for its decoder. Those next to the token embeddings are
@@ -324,114 +330,43 @@ TOKENIZER_CLASS_PATTERN = re.compile(
     r"(?!Auto|Rag)\w*(Tokenizer|TokenizerFast|TokenizersBackend|PythonBackend|SentencePieceBackend)"
 )
 
-# Settings that replace checked files by unchecked ones. They are rejected even for trusted models.
-FORBIDDEN_SETTINGS = ("transformers_weights", "configuration_files")
-
 # The only subdirectory of a model that transformers reads.
 CHAT_TEMPLATES = "additional_chat_templates"
 
 
-@dataclass(frozen=True)
-class SettingRule:
-    """The safe values of a setting.
+# Settings that replace checked files by unchecked ones: modeling_utils._get_resolved_checkpoint_files and
+# configuration_utils.PreTrainedConfig.get_config_dict. They are rejected even for trusted models.
+FORBIDDEN_SETTINGS = {
+    "transformers_weights": "refers to other weights",
+    "configuration_files": "refers to other settings",
+}
 
-    Attributes:
-        is_safe: Returns whether transformers uses only files of the model directory for a value.
-        effect: Effect of an unsafe value, as a verb phrase.
-    """
-
-    is_safe: Callable[[Any, Path], bool]
-    effect: str
-
-
-def _is_empty(value: Any, _folder: Path) -> bool:
-    return not value
-
-
-def _is_no_text(value: Any, _folder: Path) -> bool:
-    return not isinstance(value, str)
-
-
-def _is_known_code(value: Any, folder: Path) -> bool:
-    """Return whether an implementation, or each in a mapping by submodel, is part of torch or transformers."""
-    if isinstance(value, dict):
-        return all(_is_known_code(part, folder) for part in value.values())
-    return value is None or (isinstance(value, str) and value in IMPLEMENTATIONS)
-
-
-def _is_not_timm(value: Any, _folder: Path) -> bool:
-    return value not in ("timm_wrapper", "timm_backbone")
-
-
-def _is_tokenizer_class(value: Any, _folder: Path) -> bool:
-    return not isinstance(value, str) or bool(TOKENIZER_CLASS_PATTERN.fullmatch(value))
-
-
-def _is_path_inside(value: Any, folder: Path) -> bool:
-    """Return whether paths point to no existing file outside a directory.
-
-    Many tokenizers contain a path on the machine of their author, which does not exist here.
-    """
-    paths = value if isinstance(value, (list, dict)) else [value]
-    roots = _allowed_roots(folder)
-    resolved = [folder / path for path in paths if isinstance(path, str) and path and "\0" not in path]
-    return all(_is_within(path, roots) or not path.exists() for path in resolved)
-
-
-NO_TOKENIZER = SettingRule(_is_tokenizer_class, "names a class that is not a tokenizer")
-FOREIGN_CODE = SettingRule(_is_known_code, "requires code outside transformers")
-QUANTIZATION = SettingRule(_is_empty, "requires the code of a quantization method")
-
-# The settings of a config.json that transformers 5.23 follows, at any depth, including names of private attributes
-# (_attn_implementation, _attn_implementation_internal). check_remote_code() handles auto_map.
-CONFIG_RULES = {
-    # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by submodel, "" is the whole model
-    "attn_implementation": FOREIGN_CODE,
-    # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are downloaded from the Hub in the first forward pass
-    "experts_implementation": FOREIGN_CODE,
+# The settings of a config.json that transformers 5.23 follows and that must be empty, with their effects.
+# check_remote_code() handles auto_map.
+EMPTY_SETTINGS = {
+    **FORBIDDEN_SETTINGS,
     # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others download kernels
-    "quantization_config": QUANTIZATION,
+    "quantization_config": "requires the code of a quantization method",
     # quantizers.auto: the older name of the same setting in compressed-tensors
-    "compression_config": QUANTIZATION,
-    # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture
-    "model_type": SettingRule(_is_not_timm, "requires a model of timm"),
+    "compression_config": "requires the code of a quantization method",
     # configuration_utils.PreTrainedConfig.__setattr__: renames any setting, so that none can be checked
-    "attribute_map": SettingRule(_is_empty, "renames settings"),
-    # models.auto.tokenization_auto.tokenizer_class_from_name
-    "tokenizer_class": NO_TOKENIZER,
-    # modeling_utils._get_resolved_checkpoint_files
-    "transformers_weights": SettingRule(_is_empty, "refers to other weights"),
-    # configuration_utils.PreTrainedConfig.get_config_dict
-    "configuration_files": SettingRule(_is_empty, "refers to other settings"),
+    "attribute_map": "renames settings",
 }
 
-# The rules for the settings of submodels, such as vision_config. A token classifier does not have the additional settings
-# at the top level.
-SUBMODEL_RULES = {
-    **CONFIG_RULES,
+# The same for submodels, such as vision_config. A token classifier does not have these settings at the top level.
+EMPTY_SUBMODEL_SETTINGS = {
+    **EMPTY_SETTINGS,
     # backbone_utils.consolidate_backbone_kwargs_to_config: reads the settings of another model on the hub
-    "backbone": SettingRule(_is_empty, "refers to another model"),
-    "use_timm_backbone": SettingRule(_is_empty, "requires a model of the package timm"),
+    "backbone": "refers to another model",
+    "use_timm_backbone": "requires a model of the package timm",
 }
 
-# The rules for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
-TOKENIZER_RULES = {
+# The same for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
+EMPTY_TOKENIZER_SETTINGS = {
     # tokenization_utils_tokenizers.TokenizersBackend.__init__: opens the path relative to a directory
-    "gguf_file": SettingRule(_is_empty, "refers to another file"),
+    "gguf_file": "refers to another file",
     # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class instead of its files
-    "init_inputs": SettingRule(_is_empty, "has arguments for the tokenizer class"),
-    # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: a string is the path of a file
-    "vocab": SettingRule(_is_no_text, "refers to another file"),
-    "merges": SettingRule(_is_no_text, "refers to another file"),
-    "tokenizer_class": NO_TOKENIZER,
-}
-
-# The rules for tokenizer settings by suffix. Some releases of transformers open the named file, others their own
-# (tokenization_utils_base.get_fast_tokenizer_file also accepts "../tokenizer.4.0.0.json"). SentencePiece (model_file), MeCab
-# and Sudachi (dictionaries) open the files in their arguments.
-SUFFIX_RULES = {
-    ("_file", "_files"): SettingRule(_is_path_inside, "refers to a file outside its folder"),
-    ("_kwargs",): SettingRule(_is_empty, "has arguments for another library"),
+    "init_inputs": "has arguments for the tokenizer class",
 }
 
 # Many tokenizers have this setting, but no library opens the file.
@@ -455,7 +390,7 @@ def is_trusted(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
     return bool({name.casefold() for name in reference.names} & {name.casefold() for name in allowed})
 
 
-def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed: bool, requested: bool) -> bool:
+def check_remote_code(config: limits.JsonObject, reference: ModelReference, allowed: bool, requested: bool) -> bool:
     """Return whether a model executes remote code, or raise an error if it would without being trusted.
 
     Args:
@@ -475,17 +410,24 @@ def check_remote_code(config: dict[str, Any], reference: ModelReference, allowed
     return requested or needed
 
 
-def check_settings(folder: Path, config: dict[str, Any], reference: ModelReference, allowed: bool) -> None:
+def check_settings(folder: Path, config: limits.JsonObject, reference: ModelReference, allowed: bool) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
-    for file, key, effect in _unsafe_settings(folder, config):
-        if key in FORBIDDEN_SETTINGS:
-            remedy = "Remove that line."
-        elif allowed:
-            continue
-        else:
+    unsafe = []
+    for key, value, is_nested in limits.walk_settings(config):
+        unsafe.append(("config.json", key, _config_effect(key, value, is_nested)))
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        for key, value in limits.read_json_object(folder / file).items():
+            effect = _tokenizer_effect(key, value, folder)
+            if file == "special_tokens_map.json" and not effect and not SPECIAL_TOKENS_PATTERN.fullmatch(key):
+                effect = "has settings other than tokens"
+            unsafe.append((file, key, effect))
+    for file, key, effect in unsafe:
+        if effect and (key in FORBIDDEN_SETTINGS or not allowed):
             remedy = f"Remove it or, if you trust the model, {_trust_remedy(reference)}"
-        setting = describe_names([key])
-        raise UntrustedModelError(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
+            if key in FORBIDDEN_SETTINGS:
+                remedy = "Remove that line."
+            setting = describe_names([key])
+            raise UntrustedModelError(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
     if (folder / "adapter_config.json").is_file() and not allowed:
         what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, with which the package peft changes the model."
         raise UntrustedModelError(
@@ -493,23 +435,61 @@ def check_settings(folder: Path, config: dict[str, Any], reference: ModelReferen
         )
 
 
-def _unsafe_settings(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the file, the setting and the effect for each unsafe setting."""
-    for key, value, is_nested in limits.walk_settings(config):
-        rules = SUBMODEL_RULES if is_nested else CONFIG_RULES
-        rule = rules.get(key.removeprefix("_").removesuffix("_internal"))
-        if rule and not rule.is_safe(value, folder):
-            yield "config.json", key, rule.effect
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        for key, value in limits.read_json_object(folder / file).items():
-            by_suffix = (
-                rule for suffixes, rule in SUFFIX_RULES.items() if key.endswith(suffixes) and key != UNUSED_FILE_SETTING
-            )
-            rule = TOKENIZER_RULES.get(key) or next(by_suffix, None)
-            if rule and not rule.is_safe(value, folder):
-                yield file, key, rule.effect
-            elif file == "special_tokens_map.json" and not SPECIAL_TOKENS_PATTERN.fullmatch(key):
-                yield file, key, "has settings other than tokens"
+# The following functions return the effect of an unsafe setting as a verb phrase, empty if the setting is safe.
+
+
+def _config_effect(key: str, value: object, is_nested: bool) -> str:
+    """Return the effect of a setting in a config.json, at any depth and also under the name of a private attribute."""
+    name = key.removeprefix("_").removesuffix("_internal")
+    # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by submodel, "" is the whole model.
+    # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are downloaded from the Hub in the first forward pass.
+    if name in ("attn_implementation", "experts_implementation"):
+        return "" if _is_known_code(value) else "requires code outside transformers"
+    # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture.
+    if name == "model_type" and value in ("timm_wrapper", "timm_backbone"):
+        return "requires a model of timm"
+    if name == "tokenizer_class":
+        return _tokenizer_class_effect(value)
+    empty = EMPTY_SUBMODEL_SETTINGS if is_nested else EMPTY_SETTINGS
+    return empty.get(name, "") if value else ""
+
+
+def _is_known_code(value: object) -> bool:
+    """Return whether an implementation, or each in a mapping by submodel, is part of torch or transformers."""
+    if isinstance(value, dict):
+        return all(map(_is_known_code, value.values()))
+    return value is None or (isinstance(value, str) and value in IMPLEMENTATIONS)
+
+
+def _tokenizer_class_effect(value: object) -> str:
+    """Return the effect of a tokenizer class (models.auto.tokenization_auto.tokenizer_class_from_name)."""
+    if isinstance(value, str) and not TOKENIZER_CLASS_PATTERN.fullmatch(value):
+        return "names a class that is not a tokenizer"
+    return ""
+
+
+def _tokenizer_effect(key: str, value: object, folder: Path) -> str:
+    """Return the effect of a setting of a tokenizer."""
+    if key == "tokenizer_class":
+        return _tokenizer_class_effect(value)
+    # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: a string is the path of a file.
+    if key in ("vocab", "merges") and isinstance(value, str):
+        return "refers to another file"
+    if value and key in EMPTY_TOKENIZER_SETTINGS:
+        return EMPTY_TOKENIZER_SETTINGS[key]
+    # SentencePiece (model_file), MeCab and Sudachi (dictionaries) open the files in their arguments.
+    if value and key.endswith("_kwargs"):
+        return "has arguments for another library"
+    # Some releases of transformers open the named file, others their own
+    # (tokenization_utils_base.get_fast_tokenizer_file also accepts "../tokenizer.4.0.0.json"). Many tokenizers contain a
+    # path on the machine of their author, which does not exist here.
+    if key.endswith(("_file", "_files")) and key != UNUSED_FILE_SETTING:
+        names = value if isinstance(value, (list, dict)) else [value]
+        paths = [folder / name for name in names if isinstance(name, str) and name and "\0" not in name]
+        roots = _allowed_roots(folder)
+        if not all(_is_within(path, roots) or not path.exists() for path in paths):
+            return "refers to a file outside its folder"
+    return ""
 
 
 def check_links(folder: Path, name: str) -> None:

@@ -29,24 +29,19 @@ if TYPE_CHECKING:
 
 DOWNLOAD_AGAIN_REMEDY = "Download the model again, or use another model."
 
+# Object in a JSON file of an untrusted model: values can have any type.
+JsonObject = dict[str, Any]
+
 MIB = 1 << 20
 
 # Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
-# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46.
+# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46. A directory may have
+# larger files of other names, which are not loaded.
 MAX_FILE_BYTES = {
-    "config*.json": 8 * MIB,
-    "generation_config.json": 8 * MIB,
-    "adapter_config.json": 8 * MIB,
-    "tokenizer_config.json": 16 * MIB,
-    "special_tokens_map.json": 8 * MIB,
-    "added_tokens.json": 8 * MIB,
-    "*.index.json": 64 * MIB,
     "tokenizer*.json": 128 * MIB,
-    "vocab.*": 32 * MIB,
-    "merges.txt": 32 * MIB,
-    "*.model": 32 * MIB,
-    "chat_template*": 8 * MIB,
-    "*.jinja": 8 * MIB,
+    "*.index.json": 64 * MIB,
+    **dict.fromkeys(("config*.json", "*_config.json", "special_tokens_map.json", "added_tokens.json"), 16 * MIB),
+    **dict.fromkeys(("vocab.*", "merges.txt", "*.model", "chat_template*", "*.jinja"), 32 * MIB),
 }
 
 # Suffixes of files. A directory may have any other name.
@@ -62,8 +57,7 @@ MAX_LABELS = 10_000
 MAX_SPECIAL_TOKENS = 2000
 MAX_ADDED_TOKENS = 20_000
 
-# The components of a tokenizer before its model, and the maximum number of steps of each.
-PREPROCESSING_COMPONENTS = ("normalizer", "pre_tokenizer")
+# Maximum number of steps of a tokenizer before its model.
 MAX_STEPS = 64
 
 # Maximum number of settings of the components after the model, and the maximum integer in them, such as a padding length.
@@ -153,20 +147,13 @@ def check_file(path: Path, name: str) -> None:
     max_bytes = next((limit for pattern, limit in MAX_FILE_BYTES.items() if fnmatchcase(path.name, pattern)), math.inf)
     if status.st_size > max_bytes:
         raise InvalidModelError(f"{file} is larger than {max_bytes // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
-    if path.name.endswith(".safetensors") and MAX_HEADER_BYTES < _header_bytes(path) < status.st_size:
-        raise InvalidModelError(
-            f"{file} has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY
-        )
-
-
-def _header_bytes(path: Path) -> int:
-    """Return the declared header length of a safetensors file, or 0 for a damaged file, which the load reports."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(HEADER_LENGTH_BYTES)
-    except OSError:
-        return 0
-    return int.from_bytes(start, "little") if len(start) == HEADER_LENGTH_BYTES else 0
+    header_bytes = 0
+    if path.name.endswith(".safetensors"):
+        with contextlib.suppress(OSError), path.open("rb") as weights:  # The load reports a damaged file.
+            header_bytes = int.from_bytes(weights.read(HEADER_LENGTH_BYTES), "little")
+    if MAX_HEADER_BYTES < header_bytes < status.st_size:
+        problem = f"has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB"
+        raise InvalidModelError(f"{file} {problem}.", DOWNLOAD_AGAIN_REMEDY)
 
 
 def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
@@ -185,24 +172,13 @@ def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
     return json.loads(file.read_text("utf-8"))
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> JsonObject:
     """Return the object in a JSON file, empty if the file is missing or damaged, which the load reports."""
     try:
         settings = read_json(file)
     except (OSError, ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}
-
-
-def check_label_counts(config: dict[str, Any], name: str) -> None:
-    """Raise an error for too many labels, because the time of transformers grows with them."""
-    for key in ("id2label", "label2id"):
-        labels = config.get(key)
-        if isinstance(labels, (dict, list)) and len(labels) > MAX_LABELS:
-            what = (
-                f"The config.json of {describe_value(name)} has {len(labels):,} labels; the maximum is {MAX_LABELS:,}."
-            )
-            raise InvalidModelError(what, "Correct id2label in its config.json.")
 
 
 @contextlib.contextmanager
@@ -222,13 +198,17 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
     The load reports files that are not JSON or have another structure.
     """
     for path in sorted(folder.glob("*.json")):
-        if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-            reason = _find_token_excess(read_json_object(path))
-        elif path.name.startswith("tokenizer"):
-            settings = read_json_object(path)
-            reason = _find_excess(settings) or (_run_trial(path, settings) if _is_unusual(settings) else "")
-        else:
+        if not path.name.startswith(("tokenizer", "special_tokens_map.", "added_tokens.")):
             continue
+        settings = read_json_object(path)
+        reason = ""
+        if path.name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            for values in (settings, *settings.values()):
+                limit = MAX_ADDED_TOKENS if isinstance(values, dict) else MAX_SPECIAL_TOKENS
+                if isinstance(values, (dict, list)) and len(values) > limit:
+                    reason = f"has {len(values):,} tokens in one list"
+        else:
+            reason = _find_excess(settings) or (_run_trial(path, settings) if _is_unusual(settings) else "")
         if reason:
             raise InvalidModelError(
                 f"The file {describe_file(path)} of {describe_value(name)} {reason}.", DOWNLOAD_AGAIN_REMEDY
@@ -249,26 +229,15 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
 # The following functions return a problem as a verb phrase, empty if there is none.
 
 
-def _find_token_excess(settings: dict[str, Any]) -> str:
-    """Return the problem if a list of tokens is too long."""
-    for values in (settings, *settings.values()):
-        limit = MAX_ADDED_TOKENS if isinstance(values, dict) else MAX_SPECIAL_TOKENS
-        if isinstance(values, (dict, list)) and len(values) > limit:
-            return f"has {len(values):,} tokens in one list"
-    return ""
-
-
-def _find_excess(settings: dict[str, Any]) -> str:
+def _find_excess(settings: JsonObject) -> str:
     """Return the first limit that a tokenizer exceeds."""
     added = settings.get("added_tokens")
     if isinstance(added, list) and len(added) > MAX_ADDED_TOKENS:
         return f"adds {len(added):,} tokens; the maximum is {MAX_ADDED_TOKENS:,}"
-    growth = 1
-    for component in PREPROCESSING_COMPONENTS:
-        steps = _steps(settings.get(component))
-        if len(steps) > MAX_STEPS:
-            return f"has {len(steps):,} steps in its {component}; the maximum is {MAX_STEPS}"
-        growth *= math.prod(map(_growth, steps))
+    steps = _preprocessing_steps(settings)
+    if len(steps) > MAX_STEPS:
+        return f"has {len(steps):,} steps before its model; the maximum is {MAX_STEPS}"
+    growth = math.prod(_growth(step, pattern) for step, pattern in steps)
     if growth > MAX_GROWTH:
         return "can lengthen a text by a factor of thousands"
     model = settings.get("model")
@@ -279,70 +248,66 @@ def _find_excess(settings: dict[str, Any]) -> str:
     return ""
 
 
-def _steps(component: Any) -> list[dict[str, Any]]:
-    """Return the steps of a component of a tokenizer in order, including those in sequences."""
-    if not isinstance(component, dict):
-        return []
+def _preprocessing_steps(settings: JsonObject) -> list[tuple[JsonObject, JsonObject]]:
+    """Return the steps of a tokenizer before its model, including those in sequences, each with its pattern."""
     steps = []
-    stack = [component]
+    stack = [settings.get("normalizer"), settings.get("pre_tokenizer")]
     while stack:
         step = stack.pop()
-        steps.append(step)
+        if not isinstance(step, dict):
+            continue
+        pattern = step.get("pattern")
+        steps.append((step, pattern if isinstance(pattern, dict) else {}))
         for key in ("normalizers", "pretokenizers"):
-            inner = step.get(key)
-            if isinstance(inner, list):
-                stack += [inner_step for inner_step in reversed(inner) if isinstance(inner_step, dict)]
+            inner_steps = step.get(key)
+            stack += inner_steps if isinstance(inner_steps, list) else []
     return steps
 
 
-def _growth(step: dict[str, Any]) -> int:
+def _growth(step: JsonObject, pattern: JsonObject) -> int:
     """Return the maximum factor by which a step of a tokenizer lengthens a text."""
     # Determined by the settings, because tokenizers also accepts steps without a type.
     if "prepend" in step:
         return 1 + len(str(step["prepend"]))
     if "precompiled_charsmap" in step:
-        return _longest_replacement(step["precompiled_charsmap"])
+        try:
+            content = base64.b64decode(step["precompiled_charsmap"] or "")
+            (size,) = struct.unpack_from("<I", content)
+        except (TypeError, ValueError, struct.error):  # The load reports a damaged map.
+            return 1
+        # The character map of SentencePiece has a table of this size, and then the replacements.
+        return max(1, *map(len, content[4 + size :].split(b"\0")))
     if "content" not in step:
         return 1
     replacement_length = len(str(step["content"]))
-    pattern = step.get("pattern")
-    replaced = pattern.get("String") if isinstance(pattern, dict) else None
+    replaced = pattern.get("String")
     if isinstance(replaced, str) and replaced:
         return max(1, math.ceil(replacement_length / len(replaced)))
     return 1 + replacement_length  # A regular expression or an empty text may match between any two characters.
 
 
-def _longest_replacement(table: Any) -> int:
-    """Return the length of the longest replacement in a SentencePiece character map, or 1 if the map is damaged."""
-    try:
-        content = base64.b64decode(table or "")
-        (size,) = struct.unpack_from("<I", content)
-    except (TypeError, ValueError, struct.error):
-        return 1
-    return max(1, *(len(text) for text in content[4 + size :].split(b"\0")))
-
-
-def _is_unusual(settings: dict[str, Any]) -> bool:
+def _is_unusual(settings: JsonObject) -> bool:
     """Return whether a tokenizer has a step or a setting that is not known to take linear time."""
-    for component in PREPROCESSING_COMPONENTS:
-        for step in _steps(settings.get(component)):
-            pattern = step.get("pattern")
-            regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-            if str(step.get("type")) not in LINEAR_STEPS or (regex is not None and str(regex) not in LINEAR_PATTERNS):
-                return True
+    for step, pattern in _preprocessing_steps(settings):
+        regex = pattern.get("Regex")
+        if str(step.get("type")) not in LINEAR_STEPS or (regex is not None and str(regex) not in LINEAR_PATTERNS):
+            return True
     model = settings.get("model")
     max_word_length = model.get("max_input_chars_per_word") if isinstance(model, dict) else None
     if isinstance(max_word_length, int) and max_word_length > MAX_WORD_LENGTH:
         return True
-    postprocessing = list(walk_settings({key: settings.get(key) for key in ("post_processor", "padding")}))
-    largest_integer = max((value for _, value, _ in postprocessing if isinstance(value, int)), default=0)
-    longest_list = max((len(value) for _, value, _ in postprocessing if isinstance(value, (list, dict))), default=0)
-    return max(len(postprocessing), longest_list) > MAX_POSTPROCESSING_SETTINGS or largest_integer > MAX_SETTING_INTEGER
+    postprocessing = {key: settings.get(key) for key in ("post_processor", "padding")}
+    sizes = []
+    for _key, value, _is_nested in walk_settings(postprocessing):
+        if isinstance(value, int) and value > MAX_SETTING_INTEGER:
+            return True
+        sizes.append(len(value) if isinstance(value, (list, dict)) else 0)
+    return max(len(sizes), *sizes) > MAX_POSTPROCESSING_SETTINGS
 
 
-def walk_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def walk_settings(settings: JsonObject) -> Iterator[tuple[str, object, bool]]:
     """Yield every key, its value, and whether it is nested, at any depth of mappings and lists."""
-    stack: list[Any] = [settings]
+    stack: list[JsonObject | list[object]] = [settings]
     while stack:
         values = stack.pop()
         if isinstance(values, dict):
@@ -351,7 +316,7 @@ def walk_settings(settings: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         stack += [value for value in values if isinstance(value, (dict, list))]
 
 
-def _run_trial(path: Path, settings: dict[str, Any]) -> str:
+def _run_trial(path: Path, settings: JsonObject) -> str:
     """Test a tokenizer in a process with limits on time and memory, and return the problem.
 
     On every operating system the process is a new Python that runs one file of this package. It is neither a fork nor
@@ -361,9 +326,16 @@ def _run_trial(path: Path, settings: dict[str, Any]) -> str:
 
     import tokenizers
 
+    # The characters in its patterns can trigger backtracking.
+    characters = "ax0 \n.-"
+    for _step, pattern in _preprocessing_steps(settings):
+        characters += "".join(map(str, pattern.values()))
+    # Unpaired surrogates are not printable, and no tokenizer accepts them.
+    valid = dict.fromkeys(character for character in characters if character.isprintable() or character.isspace())
+    codes = ",".join(str(ord(character)) for character in [*valid][:64])
     file = Path(__file__).with_name("trial.py")
     packages = Path(tokenizers.__file__).parents[1]
-    command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), _pattern_codepoints(settings)]
+    command = [sys.executable, "-I", str(file), str(path.absolute()), str(packages), codes]
     size = path.stat().st_size
     try:
         process = subprocess.Popen(  # noqa: S603 - the command is this Python with a file of this package
@@ -405,17 +377,3 @@ def wait_for_trial(process: subprocess.Popen[bytes], seconds: float, max_bytes: 
         with contextlib.suppress(TimeoutExpired):
             process.wait(POLL_INTERVAL_SECONDS)
     return ""
-
-
-def _pattern_codepoints(settings: dict[str, Any]) -> str:
-    """Return the code points in the patterns of a tokenizer, because these characters can trigger backtracking."""
-    characters = "ax0 \n.-"
-    for component in PREPROCESSING_COMPONENTS:
-        for step in _steps(settings.get(component)):
-            pattern = step.get("pattern")
-            characters += "".join(map(str, pattern.values())) if isinstance(pattern, dict) else ""
-    # Unpaired surrogates are not printable, and no tokenizer accepts them.
-    codes = dict.fromkeys(
-        str(ord(character)) for character in characters if character.isprintable() or character.isspace()
-    )
-    return ",".join(list(codes)[:64])

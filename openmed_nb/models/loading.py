@@ -32,25 +32,16 @@ from .config import OpenMedConfig, normalize_dtype
 from .registry import ModelReference, download_model, find_model
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import (
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        TokenClassificationPipeline,
+    )
 
-# Words in the names of settings for the number of modules, which Python builds one after another.
-MODULE_COUNT_WORDS = frozenset(
-    [
-        "layer",
-        "layers",
-        "block",
-        "blocks",
-        "group",
-        "groups",
-        "expert",
-        "experts",
-        "repeats",
-        "networks",
-        "functions",
-        "types",
-    ]
-)
+# Settings for the number of modules, which Python builds one after another.
+MODULE_COUNT_PATTERN = re.compile(r"(^|_)(layers?|blocks?|groups?|experts?|repeats|networks|functions|types)(_|$)")
 
 # Maximum number of modules, unless the weights have more tensors. No token classifier has more.
 MAX_MODULES = 1000
@@ -102,7 +93,7 @@ class LoadSpec:
 
     reference: ModelReference
     remote_code: bool
-    settings: tuple[Any, ...]
+    settings: tuple[object, ...]
     files: tuple[tuple[str, int, int], ...]
     config: OpenMedConfig = field(compare=False)
     folder: Path | None = field(default=None, compare=False)
@@ -160,9 +151,11 @@ class LoadedModel:
     config: PreTrainedConfig
     folder: Path
     tuned_batch_tokens: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    pipelines: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    pipelines: dict[tuple[str, str], TokenClassificationPipeline] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return model, tokenizer and configuration under the names that OpenMed's ``load_model`` uses."""
         return {"model": self.model, "tokenizer": self.tokenizer, "config": self.config}
 
@@ -228,16 +221,6 @@ def _without_kernels(trusted: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _not_on_meta() -> Iterator[None]:
-    """Use the CPU if the default device of torch is ``meta``, whose tensors have no data."""
-    import torch
-
-    is_meta = torch.get_default_device().type == "meta"
-    with torch.device("cpu") if is_meta else contextlib.nullcontext():
-        yield
-
-
-@contextlib.contextmanager
 def _translate_load_errors(component: str, name: str, folder: Path) -> Iterator[None]:
     """Replace any error during the load of a component by an InvalidModelError that names the component and the model.
 
@@ -265,14 +248,15 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     safetensors = files.check_weights(folder, name, spec.config.allow_pickle)
     remote = files.check_remote_code(settings, spec.reference, trusted, spec.remote_code)
     import_transformers()
+    import torch
     from transformers import AutoConfig, AutoModelForTokenClassification
 
     stored = _stored_tensors(files.weight_files(folder))
-    _check_module_counts(settings, stored, name)
-    _check_probabilities(settings, name)
-    source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": remote}
-    # transformers changes the default dtype of torch while it builds a model, which would affect other threads.
-    with TENSOR_LOCK, gc_disabled(), _quiet_transformers(), _without_kernels(trusted), _not_on_meta():
+    _check_numbers(settings, stored, name)
+    source: dict[str, bool] = {"local_files_only": True, "trust_remote_code": remote}
+    # transformers changes the default dtype of torch while it builds a model, which would affect other threads. The default
+    # device of the user may be ``meta``, whose tensors have no data.
+    with TENSOR_LOCK, gc_disabled(), _quiet_transformers(), _without_kernels(trusted), torch.device("cpu"):
         with _translate_load_errors("config.json", name, folder):
             # Without a dtype transformers 5 uses the stored one, and 16-bit weights are three times slower on a CPU.
             config = AutoConfig.from_pretrained(folder, dtype=STORAGE_DTYPES.get(spec.dtype, spec.dtype), **source)
@@ -311,7 +295,7 @@ def model_folder(spec: LoadSpec) -> Path:
     return folder
 
 
-def _load_tokenizer(folder: Path, name: str, **options: Any) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, name: str, **options: object) -> PreTrainedTokenizerBase:
     """Load a tokenizer, which must return offset mappings."""
     from transformers import AutoTokenizer
 
@@ -390,29 +374,12 @@ def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_module_counts(settings: dict[str, Any], stored: Mapping[str, StoredTensor], name: str) -> None:
-    """Raise an error for far more modules or labels than the weights have; such a model could take forever to build."""
-    largest_size = _largest_size(stored)
-    for key, value, _ in limits.walk_settings(settings):
-        words = set(key.split("_"))
-        if "size" in words:
-            continue
-        if "labels" in words:
-            limit = max(MAX_MODULES, largest_size)
-        elif words & MODULE_COUNT_WORDS:
-            limit = max(MAX_MODULES, len(stored))
-        else:
-            continue
-        count = max(_iter_integers(value), default=0)
-        if count > limit:
-            tensors = pluralize(len(stored), "tensor")
-            setting = f"{describe_names([key])} = {shorten(f'{count:,}')}"
-            what = f"The config.json of {describe_value(name)} specifies {setting}, but its weights have {tensors}."
-            raise InvalidModelError(what, "Correct its config.json.")
+def _check_numbers(settings: limits.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
+    """Raise an error for impossible numbers in a config.json.
 
-
-def _check_probabilities(settings: dict[str, Any], name: str) -> None:
-    """Raise an error for settings that are NaN and for dropout settings outside [0, 1]."""
+    These are NaN, dropout settings outside [0, 1], and far more modules or labels than the weights have. Such a model could
+    take forever to build.
+    """
     for key, value, _ in limits.walk_settings(settings):
         is_probability = DROPOUT_PATTERN.fullmatch(key) is not None
         for number in value if isinstance(value, list) else [value]:
@@ -423,10 +390,22 @@ def _check_probabilities(settings: dict[str, Any], name: str) -> None:
                 setting = f"{describe_value(number)} for {describe_names([key])}"
                 what = f"The config.json of {describe_value(name)} has {setting}, which is not {expected}."
                 raise InvalidModelError(what, "Correct its config.json.")
+        words = set(key.split("_"))
+        limit = math.inf
+        if "labels" in words:
+            limit = max(MAX_MODULES, _largest_size(stored))
+        elif MODULE_COUNT_PATTERN.search(key):
+            limit = max(MAX_MODULES, len(stored))
+        count = max(_iter_integers(value), default=0)
+        if count > limit and "size" not in words:
+            tensors = pluralize(len(stored), "tensor")
+            setting = f"{describe_names([key])} = {shorten(f'{count:,}')}"
+            what = f"The config.json of {describe_value(name)} specifies {setting}, but its weights have {tensors}."
+            raise InvalidModelError(what, "Correct its config.json.")
 
 
 def check_size(
-    settings: dict[str, Any], config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
+    settings: limits.JsonObject, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
 ) -> None:
     """Raise an error if the settings describe a model far larger than its weights.
 
@@ -453,7 +432,7 @@ def _largest_size(stored: Mapping[str, StoredTensor]) -> int:
     return max((size for tensor in stored.values() for size in tensor.shape), default=0)
 
 
-def _iter_integers(value: Any) -> Iterator[int]:
+def _iter_integers(value: object) -> Iterator[int]:
     """Yield an integer, or the integers in nested lists: 6 and 4 for ``[[["global"], 6], 4, True]``."""
     stack = [value]
     while stack:
@@ -515,24 +494,21 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     """Quantize the linear layers of a model on the CPU to int8 in place, and return the model."""
     import torch
 
-    try:
-        quantize_dynamic = torch.ao.quantization.quantize_dynamic
-    except AttributeError as error:
+    if not hasattr(torch.ao.quantization, "quantize_dynamic"):
         what = f"torch {torch.__version__} does not have dynamic quantization, which int8 requires."
-        raise ConfigurationError(what, OTHER_DTYPE_REMEDY) from error
+        raise ConfigurationError(what, OTHER_DTYPE_REMEDY)
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, category)
         try:
-            quantized: PreTrainedModel = quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
+            return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"This build of torch cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
             ) from error
-    return quantized
 
 
-def packed_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
+def packed_layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.quantized.dynamic.Linear]]:
     """Return the names and linear layers with packed weights, which are not parameters."""
     return [  # Found by the name of their package, because some builds of torch do not have such layers.
         (name, layer)
@@ -549,8 +525,3 @@ def is_quantized(model: PreTrainedModel) -> bool:
 def dtype_of(model: PreTrainedModel) -> str:
     """Return the dtype of the weights, such as ``"bfloat16"``, or ``"int8"`` if any layer is quantized."""
     return INT8 if is_quantized(model) else normalize_dtype(model.dtype)
-
-
-def packed_bytes(model: PreTrainedModel) -> int:
-    """Return the size of packed weights without unpacking them: one byte per weight, four per bias."""
-    return sum((layer.in_features + 4) * layer.out_features for _, layer in packed_layers(model))

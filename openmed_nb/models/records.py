@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
 from .._utils.plain import Minimum, atomic_write, from_json_data, utc_timestamp
@@ -206,13 +206,13 @@ class ValidationRecord(Displayable):
     def to_report(self) -> Report:
         """Return the summary, the measurements, and the identity with the criteria as a collapsed table."""
         identity = self.identity
-        fields = (
-            asdict(identity)
-            | {"device": identity.shown_device}
-            | asdict(self.evidence)
-            | {"date": self.date}
-            | self.criteria
-        )
+        fields = {
+            **asdict(identity),
+            "device": identity.shown_device,
+            **asdict(self.evidence),
+            "date": self.date,
+            **self.criteria,
+        }
         values = {name: str(value) for name, value in fields.items() if value is not None}
         measured = tuple((label, values.pop(name)) for name, label in METRIC_LABELS.items() if name in values)
         rest = tuple((name.replace("_", " "), value) for name, value in values.items())
@@ -258,7 +258,7 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def file(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> Path:
+    def file(self, identity: ModelIdentity, kind: type[ValidationRecord | TunedBatchSize] = ValidationRecord) -> Path:
         """Return the path of the record of an identity."""
         return self.folder / f"{identity.key}{FILE_SUFFIXES[kind]}"
 
@@ -270,7 +270,7 @@ class RecordStore:
             atomic_write(file, json.dumps(record.to_dict(), indent=2))
         return file
 
-    def remove(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> None:
+    def remove(self, identity: ModelIdentity, kind: type[ValidationRecord | TunedBatchSize] = ValidationRecord) -> None:
         """Delete the record of an identity, if it exists."""
         file = self.file(identity, kind)
         if file.is_file():
@@ -311,16 +311,14 @@ class RecordStore:
         expired = [(other, changes) for other, changes in differences if changes and not changes & DEVICE_FIELDS]
         if expired:
             before, changes = min(expired, key=lambda pair: len(pair[1]))  # The record with the fewest changes.
-            *first, last = (
+            messages = [
                 message.format(before=before, now=identity)
                 for name, message in CHANGE_MESSAGES.items()
                 if name in changes
-            )
-            return (
-                f"its validation expired: {', '.join(first)}, and {last}"
-                if first
-                else f"its validation expired: {last}"
-            )
+            ]
+            if len(messages) > 1:
+                messages[-1] = f"and {messages[-1]}"
+            return f"its validation expired: {', '.join(messages)}"
         # Two devices of the same type are distinguished by the names that they report.
         devices = {
             other.device_name if other.shown_device == identity.shown_device else other.shown_device

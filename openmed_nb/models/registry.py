@@ -15,7 +15,6 @@ import socket
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from .._utils.text import describe_error, describe_value
@@ -72,7 +71,7 @@ class ModelReference:
         return self.name, self.location
 
 
-def is_model_name(model: Any) -> bool:
+def is_model_name(model: object) -> bool:
     """Return whether an argument is the name of a model, including ``None`` for the bundled model."""
     return model is None or isinstance(model, (str, os.PathLike))
 

@@ -5,6 +5,7 @@ A model that was loaded without a device follows the session device. A model tha
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import format_device
 from ..devices.memory import empty_cache
 from ..devices.request import normalize_device
-from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_bytes
+from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_layers
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,9 @@ def describe_model(loaded: LoadedModel, follows_session: bool) -> LoadedModelInf
     """Return a description of a model with its size, without running any computation."""
     model = loaded.model
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors) + packed_bytes(model)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    # Packed weights are not unpacked: they have one byte per weight and four per bias.
+    size += sum((layer.in_features + 4) * layer.out_features for _name, layer in packed_layers(model))
     return LoadedModelInfo(
         loaded.name, format_device(normalize_device(str(model.device))), dtype_of(model), size, follows_session
     )
@@ -156,24 +159,19 @@ class ModelStore:
             device: Device.
             skip_checks: Whether to skip ``on_placement``, which may raise.
         """
-        with TENSOR_LOCK:
+        with TENSOR_LOCK, contextlib.ExitStack() as rollback:
             target = normalize_device(device)
             moving = {
                 key: loaded for key, loaded in self._followers() if normalize_device(str(loaded.model.device)) != target
             }
-            moved: list[tuple[LoadedModel, str]] = []
-            try:
-                for number, loaded in enumerate(moving.values()):
-                    previous = str(loaded.model.device)
-                    self._on_progress(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
-                    move_model(loaded.model, device, loaded.name)
-                    moved.append((loaded, previous))
-                for key in () if skip_checks else moving:
-                    self._on_placement(key, device)
-            except BaseException:  # Including an interrupt.
-                for loaded, previous in moved:
-                    move_model(loaded.model, previous, loaded.name)
-                raise
+            for number, loaded in enumerate(moving.values()):
+                previous = str(loaded.model.device)
+                self._on_progress(ProgressEvent(f"Moving to {device}", loaded.name, number, len(moving)))
+                move_model(loaded.model, device, loaded.name)
+                rollback.callback(move_model, loaded.model, previous, loaded.name)
+            for key in () if skip_checks else moving:
+                self._on_placement(key, device)
+            rollback.pop_all()
         return tuple(dict.fromkeys(loaded.name for loaded in moving.values()))
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
@@ -204,14 +202,14 @@ class ModelStore:
         copies = (loaded for key, loaded in self._models.items() if key.spec == spec)
         return next((loaded for loaded in copies if normalize_device(str(loaded.model.device)) == target), None)
 
-    def key_of(self, model: Any) -> ModelKey | None:
+    def key_of(self, model: object) -> ModelKey | None:
         """Return the key of a model, or ``None`` if it was not loaded by this store."""
         return next((key for key, loaded in self._models.items() if loaded.model is model), None)
 
-    def spec_of(self, model: Any) -> LoadSpec | None:
+    def spec_of(self, model: object) -> LoadSpec | None:
         """Return the specification of a model with its directory, or ``None`` if it was not loaded by this store."""
-        key = self.key_of(model)
-        return None if key is None else replace(key.spec, folder=self._models[key].folder)
+        loaded = ((key.spec, loaded) for key, loaded in self._models.items() if loaded.model is model)
+        return next((replace(spec, folder=copy.folder) for spec, copy in loaded), None)
 
     def set_batch_tokens(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
         """Set the tuned batch size of a model on a device type in tokens; ``None`` restores the default of the device."""

@@ -65,17 +65,17 @@ def unigram():
     )
 
 
-def names_pipe(architectures, tokenizer, strategy="first", **options):
-    """Return a pipeline over a model that labels the names."""
-    known = tokenizer.get_vocab()
-    labels = {word: "B-NAME" for name in NAMES for word in (name, f"Ġ{name}", f"▁{name}") if word in known}
+def labeling_pipe(architectures, tokenizer, labels, strategy="first", **options):
+    """Return a pipeline over a model that gives tokens the labels of a mapping."""
     model = architectures.labeler(tokenizer, labels)
     return AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy, **options)
 
 
-def masked(pipe, text):
-    """Return a text without its names."""
-    return nb.annotate([text], pipe, progress=False).mask()[0].text
+def names_pipe(architectures, tokenizer, strategy="first", **options):
+    """Return a pipeline over a model that labels the names."""
+    known = tokenizer.get_vocab()
+    labels = {word: "B-NAME" for name in NAMES for word in (name, f"Ġ{name}", f"▁{name}") if word in known}
+    return labeling_pipe(architectures, tokenizer, labels, strategy, **options)
 
 
 SEPARATED = {
@@ -115,9 +115,7 @@ def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architect
 
 
 def test_token_of_another_label_inside_an_entity_is_masked_by_its_own(architectures):
-    tokenizer = byte_level()
-    model = architectures.labeler(tokenizer, {"Anna": "B-DATE", "Smith": "B-NAME"})
-    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy="first")
+    pipe = labeling_pipe(architectures, byte_level(), {"Anna": "B-DATE", "Smith": "B-NAME"})
     found = nb.annotate(["AnnaSmith"], pipe, progress=False)
 
     assert [(entity["entity_group"], entity["start"], entity["end"]) for entity in found[0]] == [("DATE", 0, 9)]
@@ -153,12 +151,12 @@ def test_only_filters_dropped_spans_by_label_and_score(architectures):
     assert 0 < len(kept) < len(spans)
 
 
-def word_piece(normalizer, unk_token="[UNK]", own_unk_token="[UNK]"):
+def word_piece(own_unk_token="[UNK]"):
     """Return a WordPiece tokenizer that knows "asthma" in two pieces."""
     tokens = ["[UNK]", "[PAD]", "as", "##thma", "##t", "##h", "##ma", "no", ".", "[OOV]"]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unk_token))
-    tokenizer.normalizer = normalizer
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return PreTrainedTokenizerFast(
@@ -171,10 +169,8 @@ def word_piece(normalizer, unk_token="[UNK]", own_unk_token="[UNK]"):
     "ignored", ["\u00ad", "\u200b", "\u200c", "\u200d", "\u2060", "\ufeff", "\x00", "\x07", "\u0301"]
 )
 def test_word_with_characters_that_the_tokenizer_drops_is_one_entity(architectures, ignored, strategy):
-    tokenizer = word_piece(normalizers.BertNormalizer())
-    labels = {"as": "B-DISEASE", "##t": "I-DISEASE", "##h": "I-DISEASE", "##thma": "I-DISEASE", "##ma": "I-DISEASE"}
-    model = architectures.labeler(tokenizer, labels)
-    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
+    labels = {"as": "B-DISEASE", **dict.fromkeys(("##t", "##h", "##thma", "##ma"), "I-DISEASE")}
+    pipe = labeling_pipe(architectures, word_piece(), labels, strategy)
     text = f"no a{ignored}st{ignored}hma."
     found = nb.annotate([text], pipe, progress=False)
 
@@ -184,7 +180,7 @@ def test_word_with_characters_that_the_tokenizer_drops_is_one_entity(architectur
 
 @pytest.mark.parametrize("own_unk_token", [None, "[OOV]", "[UNK]"])
 def test_word_cache_has_the_subwords_of_the_library(own_unk_token):
-    tokenizer = word_piece(normalizers.BertNormalizer(), own_unk_token=own_unk_token)
+    tokenizer = word_piece(own_unk_token)
     texts = ["asthma no unknown asunknown. " * 20] * 10
 
     cached, asked = WordTokenCache(tokenizer).tokens(texts), tokenize(tokenizer, texts)
@@ -355,9 +351,8 @@ def test_masked_text_trims_spans_before_it_merges_them(text, spans, left):
 @pytest.mark.parametrize("label", ["E-MAIL", "L-NAME", "S-NUMBER", "B-SIDE", "I-CARD"])
 @pytest.mark.parametrize("strategy", ["none", "simple", "first"])
 def test_mask_keeps_hyphens_of_labels(architectures, label, strategy):
-    tokenizer = byte_level()
-    model = architectures.labeler(tokenizer, {"Anna": f"B-{label}", "Ġ": f"I-{label}", "Smith": f"I-{label}"})
-    pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
+    labels = {"Anna": f"B-{label}", "Ġ": f"I-{label}", "Smith": f"I-{label}"}
+    pipe = labeling_pipe(architectures, byte_level(), labels, strategy)
     found = nb.annotate(["Anna Smith"], pipe, progress=False)
     expected = f"[{label}] [{label}]" if strategy == "none" else f"[{label}]"
 

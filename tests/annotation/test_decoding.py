@@ -25,7 +25,7 @@ from openmed_nb.annotation.tokens import tokenize
         (["LABEL_0", "-"], ["LABEL_0", ""], [False, False]),
     ],
 )
-def test_names_of_entities(labels, groups, begins):
+def test_label_tables_have_entity_names(labels, groups, begins):
     """The entity name follows the first hyphen. Only ``B-`` starts an entity after one of the same type."""
     tables = LabelTables.from_id2label(dict(enumerate(labels)), ["O"])
     assert tables.names == tuple(labels)
@@ -44,13 +44,13 @@ def test_names_of_entities(labels, groups, begins):
         (["drug", "DRUG"], False),
     ],
 )
-def test_kinds(labels, equal):
+def test_label_tables_have_entity_types(labels, equal):
     """Labels that differ in no more than ``B-`` and ``I-`` can be in one entity."""
     first, second = LabelTables.from_id2label(dict(enumerate(labels)), []).entity_type_ids
     assert bool(first == second) is equal
 
 
-def test_order_of_numbers():
+def test_label_tables_sort_labels_by_id():
     """Labels go by their numbers, in whatever order the configuration has them."""
     assert LabelTables.from_id2label({1: "B-DRUG", 0: "O"}, []).names == ("O", "B-DRUG")
 
@@ -69,7 +69,19 @@ def tokenizer(tiny):
 
 
 @pytest.fixture(scope="module")
-def entities(tokenizer):
+def make_decoder(tokenizer):
+    """A function that returns a decoder of the labels."""
+
+    def make_decoder(strategy, ignored=("O",)):
+        return Decoder(
+            Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ignored), strategy, num_prefix_tokens=1
+        )
+
+    return make_decoder
+
+
+@pytest.fixture(scope="module")
+def entities(tokenizer, make_decoder):
     """A function that returns the entities of texts from a label and a score for each token, in one line each."""
 
     def entities(strategy, texts, spoken, ignored=("O",)):
@@ -77,10 +89,8 @@ def entities(tokenizer):
         labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
         numbers = np.array([SPELLINGS[label] for label in labels])
         predictions = Predictions(numbers, np.array(scores, np.float32))
-        decoder = Decoder(
-            Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ignored), strategy, num_prefix_tokens=1
-        )
-        return [[line(entity) for entity in result] for result in decoder.entities(texts, tokens, predictions)]
+        found = make_decoder(strategy, ignored).entities(texts, tokens, predictions)
+        return [[line(entity) for entity in result] for result in found]
 
     return entities
 
@@ -116,7 +126,7 @@ def line(entity):
         ("first", "O=.9 O=.6 O=.8 O=.9 O=.7", []),
     ],
 )
-def test_strategies(entities, strategy, spoken, expected):
+def test_entities_follow_strategy(entities, strategy, spoken, expected):
     """Each strategy makes the entities that it promises: of tokens, or of words by their first or best token."""
     assert entities(strategy, [HYPERTENSION], spoken) == [expected]
 
@@ -129,22 +139,21 @@ def test_strategies(entities, strategy, spoken, expected):
         ([[0.3, 0, 0, 0.5, 0.2], [0.3, 0, 0, 0.1, 0.6]], ["AGE hypertension 0-12 0.40"]),
     ],
 )
-def test_average(tokenizer, probabilities, expected):
+def test_entities_average_probabilities(tokenizer, make_decoder, probabilities, expected):
     """With ``average`` a word has the label whose mean probability over its tokens is the highest."""
     texts = ["hypertension"]
     matrix = np.array(probabilities, np.float32)
     predictions = Predictions(matrix.argmax(1), matrix.max(1), matrix)
-    decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "average", num_prefix_tokens=1)
-    found = decoder.entities(texts, tokenize(tokenizer, texts), predictions)
+    found = make_decoder("average").entities(texts, tokenize(tokenizer, texts), predictions)
     assert [[line(entity) for entity in entities] for entities in found] == [expected]
 
 
 @pytest.mark.parametrize("place", range(1, 25))
-def test_decoder_is_thread_safe(tokenizer, place):
+def test_decoder_is_thread_safe(tokenizer, make_decoder, place):
     """A thread has every word, wherever it is when another thread, as on a worker of a cluster, spells the same entity."""
     texts = ["hypertension"]
     tokens, labels = tokenize(tokenizer, texts), np.full(2, SPELLINGS["I"])
-    decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "first", num_prefix_tokens=1)
+    decoder = make_decoder("first")
     left = iter(range(place))
 
     def decoded():
@@ -167,14 +176,14 @@ def test_decoder_is_thread_safe(tokenizer, place):
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "max"])
-def test_texts_do_not_run_into_each_other(entities, strategy):
+def test_entities_do_not_span_texts(entities, strategy):
     """The last entity of a text and the first of the next are two, and empty texts have their place."""
     found = entities(strategy, ["", "asthma", "", "asthma", ""], "I=.9 I=.8")
     name = "I-DRUG@1" if strategy == "none" else "DRUG"
     assert found == [[], [f"{name} asthma 0-6 0.90"], [], [f"{name} asthma 0-6 0.80"], []]
 
 
-def test_a_word_that_begins_with_an_inner_piece(entities):
+def test_entities_start_word_at_text_start(entities):
     """A text that begins with the inside of a word is read as a word, also after another text."""
     assert entities("first", ["hyper", "asthma"], "B=.9 O=.8") == [["DRUG hyper 0-5 0.90"], []]
 
@@ -188,27 +197,27 @@ def test_a_word_that_begins_with_an_inner_piece(entities):
         ("first", ["O", "B-DRUG", "I-DRUG"], ["DRUG has hypertension 8-24 0.75"]),
     ],
 )
-def test_ignored_labels(entities, strategy, ignored, expected):
+def test_entities_exclude_ignored_labels(entities, strategy, ignored, expected):
     """What is ignored is left out after entities were made, by the label of a token or the name of an entity."""
     found = entities(strategy, ["patient has hypertension"], "O=.9 B=.8 I=.7 I=.6", ignored)
     assert found == [expected]
 
 
-def test_unknown_word(entities):
+def test_entities_have_text_of_unknown_words(entities):
     """A word that the vocabulary does not have is spelled as in the text."""
     assert entities("first", ["zebra Asthma"], "B=.9 I=.8") == [["DRUG zebra Asthma 0-12 0.85"]]
 
 
-def test_each_unknown_word_is_its_own(entities):
+def test_entities_distinguish_unknown_words(entities):
     """Words that the vocabulary does not have are one token for the model, and each is read from its text."""
     texts, spoken = ["xyz has", "uvw has", "xyz has"], " ".join(["B=.9 I=.9"] * 3)
 
     assert entities("first", texts, spoken) == [[f"DRUG {text} 0-7 0.90"] for text in texts]
 
 
-def test_entities_of_no_texts_are_empty(tokenizer):
+def test_entities_of_no_texts_are_empty(tokenizer, make_decoder):
     nothing = Predictions(np.zeros(0, np.int64), np.zeros(0, np.float32))
-    decoder = Decoder(Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ["O"]), "first", num_prefix_tokens=1)
+    decoder = make_decoder("first")
     assert list(decoder.entities([], tokenize(tokenizer, []), nothing)) == []
     assert list(decoder.entities(["", " "], tokenize(tokenizer, ["", " "]), nothing)) == [[], []]
 
@@ -223,7 +232,7 @@ PIECES = st.sampled_from(
     [decoders.WordPiece(cleanup=True), decoders.WordPiece(cleanup=False), decoders.Metaspace(), decoders.ByteLevel()],
     ids=["cleaned", "as it is", "metaspace", "bytes"],
 )
-def test_joined(tiny, decoder):
+def test_decode_pieces_equals_tokenizer(tiny, decoder):
     """Lists of pieces that are joined together, and again, are what the tokenizer's decoder makes of each."""
     tokenizer = tiny.tokenizer()
     tokenizer.backend_tokenizer.decoder = decoder

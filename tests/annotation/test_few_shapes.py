@@ -20,45 +20,49 @@ def mps():
         yield device
 
 
+@pytest.fixture
+def mps_pipe(mps, new_pipe):  # noqa: ARG001 - only its setup is needed
+    """A function that returns a pipeline on the simulated MPS device."""
+
+    def mps_pipe(*arguments, **options):
+        pipe = new_pipe(*arguments, **options)
+        pipe.device = "mps"
+        return pipe
+
+    return mps_pipe
+
+
 class TestAnswers:
     """Results do not depend on the device."""
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_same_as_on_the_cpu(self, mps, new_pipe, sentences, rounded, strategy):
+    def test_same_as_on_the_cpu(self, mps, mps_pipe, new_pipe, sentences, rounded, strategy):  # noqa: PLR0913, PLR0917
         """Texts of many lengths, also longer than the model takes and empty, have the answers of the CPU."""
         texts = ["", *sentences(60, longest=150), " "]
-        pipe = new_pipe(strategy)
-        expected = pipe(texts)
-        pipe.device = "mps"
-        assert pipe(texts) == rounded(expected)
+        assert mps_pipe(strategy)(texts) == rounded(new_pipe(strategy)(texts))
         assert mps.call_counts["linear"] > 0
 
     @pytest.mark.parametrize("options", [{"stride": 8}, {"truncation": True}, {"batch_size": 3}, {"batch_tokens": 70}])
-    @pytest.mark.usefixtures("mps")
-    def test_options(self, new_pipe, sentences, rounded, options):
+    def test_options(self, mps_pipe, new_pipe, sentences, rounded, options):
         """Every way of cutting texts and of limiting batches gives the answers of the CPU."""
-        texts, pipe = sentences(20, longest=120), new_pipe("first")
-        expected = pipe(texts, **options)
-        pipe.device = "mps"
-        assert pipe(texts, **options) == rounded(expected)
+        texts = sentences(20, longest=120)
+        assert mps_pipe("first")(texts, **options) == rounded(new_pipe("first")(texts, **options))
 
 
 class TestCare:
     """Operations that fail silently on MPS are not used."""
 
-    def test_no_copy_goes_on_by_itself(self, mps, new_pipe, sentences):
+    def test_copies_are_blocking(self, mps, mps_pipe, sentences):
         """Every copy towards MPS and back waits, for the weights and for the texts."""
-        pipe = new_pipe("average")
-        pipe.device = "mps"
+        pipe = mps_pipe("average")
         pipe(sentences(100))
         pipe.device = "cpu"
         assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
         assert not any(copy.non_blocking for copy in mps.copies)
 
-    def test_one_copy_for_a_chunk(self, mps, new_pipe, sentences, on_forward):
+    def test_chunk_is_copied_once(self, mps, mps_pipe, sentences, on_forward):
         """The batches of a chunk go to MPS in one copy, because each copy waits for all work before it."""
-        pipe, passes = new_pipe(batch_tokens=100), []
-        pipe.device = "mps"
+        pipe, passes = mps_pipe(batch_tokens=100), []
         pipe("asthma")  # Determines whether the model masks padding.
         on_forward(pipe.model, passes.append)
         mps.copies.clear()
@@ -66,11 +70,9 @@ class TestCare:
         assert len(passes) > 5
         assert sum(copy.target == "mps" for copy in mps.copies) == 1
 
-    @pytest.mark.usefixtures("mps")
-    def test_no_pass_waits_for_its_mask(self, new_pipe, sentences, on_forward):
+    def test_mask_check_does_not_synchronize(self, mps_pipe, sentences, on_forward):
         """A model that asks whether its mask is full has the answer from the host, and does not wait for MPS."""
-        pipe, passes, computed = new_pipe(batch_tokens=100), [], set()
-        pipe.device = "mps"
+        pipe, passes, computed = mps_pipe(batch_tokens=100), [], set()
         pipe("asthma")  # Determines whether the model masks padding.
         on_forward(pipe.model, passes.append)
 
@@ -87,17 +89,16 @@ class TestCare:
         assert "embedding" in computed
         assert "all" not in computed
 
-    def test_onednn_stays_off(self, mps, new_pipe, sentences):
+    def test_onednn_is_disabled(self, mps, mps_pipe, sentences):
         """Linear layers are those of the device; the CPU's library has nothing to do with them."""
-        pipe = new_pipe()
-        pipe.device = "mps"
+        pipe = mps_pipe()
         mps.call_counts.clear()
         pipe(sentences(50))
         assert mps.call_counts["linear"] > 0
         assert not [name for name in mps.call_counts if "linear" in name and name != "linear"]
 
     @pytest.mark.usefixtures("mps")
-    def test_float64_never_reaches_it(self, new_pipe, sentences, rounded):
+    def test_float64_model_becomes_float32(self, new_pipe, sentences, rounded):
         """A model in float64 is moved in float32, and finds the same."""
         texts, pipe = sentences(20), new_pipe()
         expected = pipe(texts)
@@ -106,11 +107,9 @@ class TestCare:
         assert pipe.model.dtype == torch.float32
         assert pipe(texts) == rounded(expected)
 
-    @pytest.mark.usefixtures("mps")
-    def test_simulation_refuses_float64(self, new_pipe, on_forward):
+    def test_simulation_refuses_float64(self, mps_pipe, on_forward):
         """A model that creates float64 tensors fails as on a Mac, with an OpenMedError."""
-        pipe = new_pipe()
-        pipe.device = "mps"
+        pipe = mps_pipe()
         on_forward(pipe.model, lambda ids: ids.double())
         with pytest.raises(DeviceUnavailableError, match="doesn't support float64"):
             pipe("asthma")
@@ -121,22 +120,9 @@ class TestShapes:
 
     @pytest.mark.usefixtures("mps")
     def test_at_most_twenty_four(self, new_pipe, sentences, on_forward):
-        """Three hundred texts of many lengths, in calls of many sizes, meet at most 24 shapes."""
-        pipe, shapes = new_pipe(), set()
-        pipe.device = "mps"
-        on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
-        texts = sentences(300, longest=200)
-        pipe(texts)
-        for count in (1, 2, 7, 40):
-            pipe(texts[:count])
-            pipe(texts[-count:])
-        assert 2 <= len(shapes) <= 24
-
-    @pytest.mark.usefixtures("mps")
-    def test_summary_reports_number_of_batch_shapes(self, new_pipe, sentences, on_forward):
-        """The summary of a run on the CPU does not mention shapes."""
-        pipe, shapes, texts = new_pipe(), set(), sentences(100, longest=200)
-        quiet = annotate(texts, pipe, progress=False)
+        """Texts of many lengths, in calls of many sizes, meet at most 24 shapes. The summary has their number."""
+        pipe, shapes, texts = new_pipe(), set(), sentences(300, longest=200)
+        quiet = annotate(texts[:50], pipe, progress=False)
         pipe.device = "mps"
         on_forward(pipe.model, lambda ids: shapes.add(tuple(ids.shape)))
         found = annotate(texts, pipe, progress=False)
@@ -144,12 +130,14 @@ class TestShapes:
         assert f"Batches had {len(shapes)} shapes; the device compiles one graph per shape." in str(found.summary())
         assert quiet.shapes is None
         assert "shape" not in str(quiet)
+        for count in (1, 2, 7, 40):
+            pipe(texts[:count])
+            pipe(texts[-count:])
+        assert len(shapes) <= 24
 
-    @pytest.mark.usefixtures("mps")
-    def test_one_text_is_not_filled_up(self, new_pipe, on_forward):
+    def test_single_text_is_one_row(self, mps_pipe, on_forward):
         """One short text runs as one row, and not as a batch of hundreds."""
-        pipe, shapes = new_pipe(), []
-        pipe.device = "mps"
+        pipe, shapes = mps_pipe(), []
         on_forward(pipe.model, lambda ids: shapes.append(tuple(ids.shape)))
         pipe("asthma")
         assert shapes == [(1, 16)]

@@ -1,6 +1,5 @@
 """Windows become batches, batches rows of tokens; what a model computes comes back in the order of the tokens, whatever fills a row up."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,38 +46,22 @@ class TestEveryBatch:
     """What holds for any corpus, any model and any budget."""
 
     @given(corpora(), budgets)
-    def test_every_window_is_in_one_batch(self, corpus, budget):
-        """Every window is in exactly one batch, which is long enough for it and has a row for each of its windows."""
+    def test_plan_batches_for_any_corpus(self, corpus, budget):
+        """Every window is in one batch, which is long enough for it. A batch of several rows fits the budget."""
         longest, lengths = corpus
         batches = plan_batches(lengths, budget, longest)
-        rows = [row for batch in batches for row in batch.window_ids.tolist()]
-        assert sorted(rows) == list(range(len(lengths)))
-        assert all((lengths[batch.window_ids] <= batch.length).all() for batch in batches)
-        assert all(1 <= len(batch.window_ids) <= batch.num_rows for batch in batches)
-        assert all(batch.length <= longest for batch in batches)
-
-    @given(corpora(), budgets)
-    def test_budget_holds(self, corpus, budget):
-        """A batch has at most the tokens and the rows of the budget, filling included, unless it is one row."""
-        longest, lengths = corpus
-        for batch in plan_batches(lengths, budget, longest):
+        assert sorted(row for batch in batches for row in batch.window_ids.tolist()) == list(range(len(lengths)))
+        for batch in batches:
+            padding = batch.length - lengths[batch.window_ids]
+            assert (padding >= 0).all()
+            assert 1 <= len(batch.window_ids) <= batch.num_rows <= (budget.max_rows or batch.num_rows)
+            assert batch.length <= longest
             assert batch.num_rows == 1 or batch.num_rows * batch.length <= budget.max_tokens
-            assert batch.num_rows <= (budget.max_rows or batch.num_rows)
-
-    @given(corpora(), budgets)
-    def test_filling(self, corpus, budget):
-        """If all shapes are allowed, a batch has at most the padding of the budget."""
-        longest, lengths = corpus
-        for batch in plan_batches(lengths, replace(budget, limit_shapes=False), longest):
-            assert (batch.length - lengths[batch.window_ids]).sum() <= budget.max_padding
-
-    @given(corpora(), budgets)
-    def test_without_padding_lengths_never_mix(self, corpus, budget):
-        """Without padding, all windows of a batch have its length, and no row is empty."""
-        longest, lengths = corpus
-        for batch in plan_batches(lengths, replace(budget, allow_padding=False), longest):
-            assert (lengths[batch.window_ids] == batch.length).all()
-            assert batch.num_rows == len(batch.window_ids)
+            if not budget.allow_padding:
+                assert not padding.any()
+                assert batch.num_rows == len(batch.window_ids)
+            elif not budget.limit_shapes:
+                assert padding.sum() <= budget.max_padding
 
 
 KINDS = {
@@ -93,7 +76,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("device", BUDGETS)
-def test_at_most_as_much_filling_as_text(device, kind):
+def test_plan_batches_pads_at_most_as_much_as_text(device, kind):
     """For any number of texts, a device computes at most twice the tokens that they have."""
     chance = np.random.default_rng(0)
     for count in (*range(1, 201), 1000, 10_000):
@@ -115,7 +98,7 @@ class TestFewShapes:
         assert len(met) <= 35
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_mixed_corpora(self, kind):
+    def test_shapes_of_mixed_corpora(self, kind):
         """Ten thousand texts in corpora of all sizes meet at most 24 shapes on MPS."""
         chance, met = np.random.default_rng(0), set()
         for count in (1, 2, 7, 50, 333, 10_000):
@@ -135,7 +118,7 @@ class TestFewShapes:
             (8192, [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]),
         ],
     )
-    def test_lengths(self, longest, expected):
+    def test_length_buckets(self, longest, expected):
         """Lengths grow by one factor up to what the model takes, and are multiples of eight but for the last."""
         assert length_buckets(longest) == expected
 
@@ -150,7 +133,7 @@ class TestFewShapes:
             ([10, *[90] * 9], [([1, 2, 3, 4, 5, 6, 7, 8, 9, 0], 96, 10)]),
         ],
     )
-    def test_left_overs(self, lengths, expected):
+    def test_plan_batches_of_remaining_windows(self, lengths, expected):
         """Remaining windows run with longer windows or alone, depending on the padding."""
         batches = plan_batches(np.array(lengths), TokenBudget(8192, limit_shapes=True), 512)
         assert [(batch.window_ids.tolist(), batch.length, batch.num_rows) for batch in batches] == expected
@@ -171,7 +154,7 @@ class TestOrder:
             ([5, 4, 5], TokenBudget(5, allow_padding=False), [([0], 5), ([2], 5), ([1], 4)]),
         ],
     )
-    def test_batches(self, lengths, budget, expected):
+    def test_plan_batches_in_order(self, lengths, budget, expected):
         """Batches go from the longest window to the shortest, equal ones in their order."""
         batches = plan_batches(np.array(lengths, np.int64), budget, 64)
         assert [(batch.window_ids.tolist(), batch.length) for batch in batches] == expected
@@ -191,14 +174,10 @@ class TestHalves:
             (1, 1, [([0], 30, 1)]),
         ],
     )
-    def test_halves(self, rows, height, expected):
+    def test_split_halves_batch(self, rows, height, expected):
         """Each half has about half of the windows and of the height, at least one window, and the length of its longest."""
         halves = Batch(np.arange(rows), 32, height).split(30 - np.arange(rows))
         assert [(half.window_ids.tolist(), half.length, half.num_rows) for half in halves] == expected
-
-    def test_one_window_has_no_halves(self):
-        """A single window without padding cannot be split."""
-        assert Batch(np.array([1]), 7, 1).split(np.array([9, 7])) == []
 
     @given(st.integers(1, 50), st.integers(0, 50))
     def test_halving_ends_with_single_rows(self, rows, more):
@@ -213,13 +192,13 @@ class TestHalves:
         assert sorted(ended) == [(row, row + 3, 1) for row in range(rows)]
 
     @pytest.mark.parametrize(("tokens", "expected"), [(2048, 1024), (1024, 1024), (512, 512), (0, 1)])
-    def test_smaller_budget(self, tokens, expected):
+    def test_capped_at_never_grows(self, tokens, expected):
         """A budget never grows, is at least one token, and keeps everything else."""
         whole = TokenBudget(1024, max_rows=3, limit_shapes=True, allow_padding=False)
         assert whole.capped_at(tokens) == TokenBudget(expected, max_rows=3, limit_shapes=True, allow_padding=False)
 
 
-def test_names_of_arrays(tiny):
+def test_input_names(tiny):
     """A model takes what its tokenizer names if it can, and a mask wherever it can read one."""
     bert, arrays = tiny.random_bert(), {"input_ids", "token_type_ids", "attention_mask"}
     assert input_names(bert, ["input_ids"]) == {"input_ids", "attention_mask"}
@@ -232,7 +211,7 @@ def test_names_of_arrays(tiny):
     assert input_names(Unmasked(), ["input_ids", "attention_mask"]) == {"input_ids"}
 
 
-def test_tuple_of_outputs(new_pipe, rounded):
+def test_model_may_return_tuple(new_pipe, rounded):
     """A model that returns a tuple is read as one that returns names."""
     pipe = new_pipe()
     expected = pipe(["asthma has type", "asthma"])
@@ -241,7 +220,7 @@ def test_tuple_of_outputs(new_pipe, rounded):
 
 
 @pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
-def test_model_that_computes_no_numbers(new_pipe, tiny, annotated, rounded, strategy):
+def test_nan_is_an_error_of_its_text(new_pipe, tiny, annotated, rounded, strategy):
     """A text with NaN is an error that names device and type, whatever the strategy; the others are answered."""
     expected = new_pipe(strategy)(["asthma"])
     pipe = new_pipe(strategy)
@@ -272,7 +251,7 @@ READERS = [
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("options", [{}, {"stride": 8}], ids=["windows", "stride"])
-def test_answers_do_not_depend_on_neighbours(architectures, name, options):
+def test_results_do_not_depend_on_other_texts(architectures, name, options):
     """A text has the same answer alone, among others, and in transformers' own pipeline, which reads one at a time."""
     theirs, ours = architectures.both(name)
     texts = [*NOTES, LONG_NOTE] if options else NOTES
@@ -282,7 +261,7 @@ def test_answers_do_not_depend_on_neighbours(architectures, name, options):
     architectures.assert_same(ours(texts, **options), expected)
 
 
-def test_only_models_that_read_the_filling_get_none(architectures, on_forward):
+def test_only_models_that_mask_padding_are_padded(architectures, on_forward):
     """BERT runs texts of different lengths together, ConvBERT does not; hooks see the rows of the texts alone."""
     rows = {}
     for name in ("bert", "convbert"):

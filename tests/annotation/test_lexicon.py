@@ -11,13 +11,12 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from openmed_nb.annotation import lexicon as lexicon_module
 from openmed_nb.annotation.lexicon import (
-    EMPTY_WORD_TOKENS,
     MAX_CACHED_WORDS,
     MAX_WORD_LENGTH,
     MIN_CHARACTERS,
     WordTokenCache,
-    WordTokens,
     supports_tokenizer,
 )
 from openmed_nb.annotation.tokens import tokenize
@@ -70,7 +69,7 @@ def check(lexicon, texts):
         max_size=3,
     ),
 )
-def test_any_text(lowercase, strip_accents, clean_text, calls):
+def test_word_cache_has_tokens_of_library_for_any_text(lowercase, strip_accents, clean_text, calls):
     """The tokens of any texts are those of the tokenizers library, also with the words of earlier texts."""
     lexicon = WordTokenCache(tokenizer_of(lowercase, strip_accents, clean_text))
     for texts in calls:
@@ -103,12 +102,12 @@ def test_any_text(lowercase, strip_accents, clean_text, calls):
         "words alike",
     ],
 )
-def test_chosen_texts(texts):
+def test_word_cache_has_tokens_of_library_for_special_cases(texts):
     """Special cases have the same tokens as with the tokenizers library."""
     check(WordTokenCache(tokenizer_of()), texts)
 
 
-def test_real_tokenizer(architectures):
+def test_word_cache_supports_trained_vocabulary(architectures):
     """Words of a trained vocabulary have the tokens of the tokenizers library, even if they are unknown."""
     check(
         WordTokenCache(architectures.tokenizer_of("bert")),
@@ -116,46 +115,33 @@ def test_real_tokenizer(architectures):
     )
 
 
-def test_each_word_is_asked_once():
+def test_word_cache_tokenizes_each_word_once():
     """A word is cached once, regardless of case. Each punctuation character is a word."""
     lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
-    counts = [len(lexicon._words.keys)]
+    counts = [len(lexicon._words.word_ids)]
     for text in ("as, a É", "e as", "E, an"):
         lexicon.tokens([text, ENOUGH])
-        counts.append(len(lexicon._words.keys))
+        counts.append(len(lexicon._words.word_ids))
     assert np.diff(counts).tolist() == [1, 0, 1]  # e, nothing, an
 
 
-def test_many_words():
+def test_word_cache_is_cleared_when_full():
     """More words than are remembered change no tokens."""
     lexicon = WordTokenCache(tokenizer_of())
     for begin in range(0, 2 * MAX_CACHED_WORDS, MAX_CACHED_WORDS // 2):
         check(lexicon, [" ".join(map(str, range(begin, begin + MAX_CACHED_WORDS // 2)))])
-    assert len(lexicon._words.keys) < 2 * MAX_CACHED_WORDS
+    assert len(lexicon._words.word_ids) < 2 * MAX_CACHED_WORDS
 
 
-def test_threads():
-    """Threads that meet the same new words at once get the tokens of one thread."""
+def test_word_cache_is_thread_safe(monkeypatch):
+    """Threads that meet the same new words at once, and clear the cache of one another, get the tokens of one thread."""
+    monkeypatch.setattr(lexicon_module, "MAX_CACHED_WORDS", 1000)
     lexicon = WordTokenCache(tokenizer_of())
     texts = [[f"as{number % 50} {number} z" for number in range(begin, begin + 2000)] for begin in range(0, 8000, 500)]
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lexicon.tokens, texts))
     assert [values(tokens) for tokens in found] == [values(tokenize(lexicon.tokenizer, some)) for some in texts]
-
-
-def test_lookup_after_cache_was_cleared_by_thread():
-    """Another thread clears the cache after the words were found."""
-    lexicon = WordTokenCache(tokenizer_of())
-
-    class Forgotten(WordTokens):
-        def lookup(self, keys):
-            lexicon._words = EMPTY_WORD_TOKENS
-            return super().lookup(keys)
-
-    lexicon.tokens(["as a", ENOUGH])
-    lexicon._words = Forgotten(**vars(lexicon._words))
-    check(lexicon, ["as é", ENOUGH])
 
 
 def with_added(*tokens):
@@ -176,7 +162,7 @@ def with_added(*tokens):
     ],
     ids=["none", "white space", "a space before", "normalized", "many"],
 )
-def test_added_tokens(tokens, served):
+def test_supports_tokenizer_checks_added_tokens(tokens, served):
     """A tokenizer is supported if its added tokens are few, have no white space and are not normalized."""
     assert supports_tokenizer(with_added(*tokens)) == served
 
@@ -184,6 +170,6 @@ def test_added_tokens(tokens, served):
 @pytest.mark.parametrize(
     ("name", "served"), [("bert", True), ("roberta", False), ("modernbert", False), ("xlm-roberta", False)]
 )
-def test_kinds_of_tokenizers(architectures, name, served):
+def test_supports_tokenizer_accepts_only_bert(architectures, name, served):
     """Only tokenizers that cut like BERT's are served."""
     assert supports_tokenizer(architectures.tokenizer_of(name)) == served

@@ -32,18 +32,13 @@ def training(new_pipe):
 class TestTrainingMode:
     """Answers of a model in training mode are those of evaluation mode."""
 
-    def test_annotate(self, annotated, training, new_pipe):
+    def test_annotate_and_pipeline(self, annotated, training, new_pipe):
         """Each call has the same answers, and leaves the mode of each part."""
         before = modes(training.model)
-        expected = list(annotated(new_pipe(), [NOTE] * 3))
-        assert [list(annotated(training, [NOTE] * 3)) for _ in range(3)] == [expected] * 3
-        assert modes(training.model) == before
-
-    def test_pipeline(self, training, new_pipe):
-        """So it is for the pipeline itself."""
-        before = modes(training.model)
-        assert training(NOTE) == new_pipe()(NOTE)
-        assert modes(training.model) == before
+        expected = new_pipe()([NOTE] * 3)
+        for _ in range(3):
+            assert list(annotated(training, [NOTE] * 3)) == training([NOTE] * 3) == expected
+            assert modes(training.model) == before
 
     def test_steps_of_transformers(self, new_pipe):
         """So it is for a subclass, which runs transformers' own steps."""
@@ -61,7 +56,7 @@ class TestTrainingMode:
         assert [pipe(NOTE) for _ in range(3)] == [expected] * 3
         assert all(modes(pipe.model))
 
-    def test_one_part_alone(self, annotated, new_pipe):
+    def test_single_module_in_training_mode(self, annotated, new_pipe):
         """A part in training mode below a model in evaluation mode counts as well."""
         pipe = new_pipe()
         expected = list(annotated(pipe, [NOTE]))
@@ -72,7 +67,7 @@ class TestTrainingMode:
         assert sum(modes(pipe.model)) == 1
 
     @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-    def test_mode_comes_back_after_an_error(self, annotated, training, on_forward, error):
+    def test_mode_is_restored_after_an_error(self, annotated, training, on_forward, error):
         """Neither an error nor an interrupt in the model leaves it in evaluation mode."""
         before = modes(training.model)
 
@@ -84,7 +79,7 @@ class TestTrainingMode:
             annotated(training, [NOTE])
         assert modes(training.model) == before
 
-    def test_threads(self, annotated, training, new_pipe, rounded):
+    def test_concurrent_runs_restore_modes(self, annotated, training, new_pipe, rounded):
         """Of two runs at once over one model none ends the evaluation mode of the other."""
         before, expected = modes(training.model), list(annotated(new_pipe(), [NOTE] * 4))
         found = []
@@ -100,14 +95,14 @@ class TestTrainingMode:
         assert found == [rounded(expected)] * 40
         assert modes(training.model) == before
 
-    def test_random_numbers_of_the_training_stay(self, annotated, training):
+    def test_random_state_is_unchanged(self, annotated, training):
         """Dropout draws no random numbers, so that a concurrent training is not affected."""
         state = torch.get_rng_state()
         annotated(training, [NOTE])
         assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_model_of_a_name(keyword_model):
+def test_loaded_model_in_training_mode(keyword_model):
     """A name, and the magics that take it, have the loaded model, which other code may have left in training mode."""
     model = nb.load_model(str(keyword_model), device="cpu")["model"]
     expected = list(nb.annotate([NOTE], str(keyword_model), device="cpu", progress=False))

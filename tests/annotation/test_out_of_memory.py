@@ -71,7 +71,7 @@ class TestSmallerBatches:
     """Batches are halved until they fit."""
 
     @pytest.mark.parametrize("error", [*ALLOCATORS.values(), None], ids=[*ALLOCATORS, "this computer"])
-    def test_every_allocator(self, limited, sentences, answers_to, error):
+    def test_errors_of_every_allocator(self, limited, sentences, answers_to, error):
         """Whatever allocator is short of memory, all texts are answered as with enough of it."""
         texts = sentences(60)
         pipe, memory = limited(200, error)
@@ -81,14 +81,14 @@ class TestSmallerBatches:
     @pytest.mark.parametrize(
         "strategy_and_limit", [*itertools.product(["none", "first", "average"], [64, 65, 130, 400])], ids=str
     )
-    def test_every_strategy(self, limited, sentences, answers_to, strategy_and_limit):
+    def test_small_memory_with_every_strategy(self, limited, sentences, answers_to, strategy_and_limit):
         """All texts are answered down to one window at a time, whatever comes back from the device."""
         texts, (strategy, limit) = sentences(40), strategy_and_limit
         pipe, memory = limited(limit, strategy=strategy)
         assert pipe(texts) == answers_to(texts, strategy)
         assert memory.refused > 0
 
-    def test_budget_stays_smaller(self, limited, sentences):
+    def test_budget_stays_reduced(self, limited, sentences):
         """In a long stream, out-of-memory errors occur only at the start."""
         pipe, memory = limited(200, batch_tokens=256)
         answers = list(pipe(text for text in sentences(600)))
@@ -103,7 +103,7 @@ class TestSmallerBatches:
         assert len(list(pipe(text for text in sentences(1500)))) == 1500
         assert max(memory.sizes[len(memory.sizes) // 2 :]) > 256
 
-    def test_next_call_tries_again(self, limited, sentences):
+    def test_next_call_uses_full_budget(self, limited, sentences):
         """Another call begins with the whole budget, because memory may have become free."""
         pipe, memory = limited(200)
         pipe(sentences(60))
@@ -125,7 +125,7 @@ class TestSmallerBatches:
 class TestOneWindow:
     """A window that does not fit alone is an error, and the only one."""
 
-    def test_number_of_tokens_is_named(self, limited):
+    def test_window_error_has_number_of_tokens(self, limited):
         """The error has the number of tokens, the device and the reason, but no text."""
         pipe, _memory = limited(20, ALLOCATORS["MPS"])
         with pytest.raises(
@@ -135,7 +135,7 @@ class TestOneWindow:
         assert "MPS backend out of memory" in str(caught.value)
         assert "asthma" not in str(caught.value)
 
-    def test_neighbours_are_answered(self, limited, answers_to):
+    def test_other_texts_have_results(self, limited, answers_to):
         """The texts around one that does not fit have their answers, and the error is in its place."""
         texts = ["asthma", "asthma " * 26, "diabetes mellitus", "has " * 150, "hypertension"]
         pipe, _memory = limited(20)
@@ -143,7 +143,7 @@ class TestOneWindow:
         assert [isinstance(answer, DeviceUnavailableError) for answer in answers] == [False, True, False, True, False]
         assert [answers[place] for place in (0, 2, 4)] == answers_to([texts[place] for place in (0, 2, 4)])
 
-    def test_answers_before_the_error(self, limited):
+    def test_stream_continues_after_window_error(self, limited):
         """A stream continues after a text that does not fit."""
         pipe, _memory = limited(20)
         answers = pipe(text for text in ["asthma", "asthma " * 26, "diabetes"])
@@ -168,7 +168,7 @@ class TestOtherFailures:
         ],
         ids=lambda error: type(error).__name__,
     )
-    def test_answers_before_it_are_given(self, limited, sentences, answers_to, error):
+    def test_earlier_results_are_returned(self, limited, sentences, answers_to, error):
         """Earlier chunks have results. The error is an OpenMedError that does not contain the text."""
         pipe, memory = limited(10**9, error)
         memory.poison = pipe.tokenizer.mask_token_id

@@ -67,14 +67,14 @@ class TestInputs:
             len(pipe(text for text in [TEXT]))
 
     @pytest.mark.parametrize("texts", [[], (), None, 5, {"text": TEXT}, (TEXT, TEXT)], ids=str)
-    def test_no_text(self, pipe, theirs, texts):
+    def test_call_rejects_other_inputs(self, pipe, theirs, texts):
         """What transformers refuses as an input is refused, as the same kind of error."""
         for pipeline in (pipe, theirs()):
             with pytest.raises(ValueError, match=r"At least one input|must be a"):
                 pipeline(texts)
 
     @pytest.mark.parametrize("bad", [None, 5, b"asthma", ["asthma"], "\ud800"], ids=repr)
-    def test_unreadable_text(self, pipe, rounded, bad):
+    def test_invalid_text_is_named(self, pipe, rounded, bad):
         """A text that cannot be read is named by its number, and the texts around it are answered."""
         texts = [TEXT, "asthma", bad, TEXT]
         with pytest.raises(InvalidTextError, match=r"^Text 2 ") as caught:
@@ -114,7 +114,7 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("options", "most"), [({"batch_tokens": 100}, 100), ({"batch_size": 2}, 128), ({"batch_size": 3}, 192)]
     )
-    def test_size_of_batches(self, pipe, on_forward, sentences, options, most):
+    def test_batch_size_options(self, pipe, on_forward, sentences, options, most):
         """Batches have at most the tokens, and the rows, that are asked for; ``batch_tokens`` can also be set."""
         sizes = []
         on_forward(pipe.model, lambda ids: sizes.append(ids.numel()))
@@ -127,7 +127,7 @@ class TestArguments:
         pipe(sentences(60))
         assert (max(sizes), pipe.batch_tokens) == (pytest.approx(64, abs=6), 70)
 
-    def test_one_row_at_a_time(self, new_pipe, on_forward, sentences):
+    def test_batch_size_of_one(self, new_pipe, on_forward, sentences):
         """A pipeline that was made with a batch size of one runs one window at a time."""
         pipe, heights = new_pipe(batch_size=1), set()
         on_forward(pipe.model, lambda ids: heights.add(len(ids)))
@@ -149,7 +149,7 @@ class TestArguments:
         ],
         ids=str,
     )
-    def test_wrong(self, pipe, new_pipe, options):
+    def test_invalid_options(self, pipe, new_pipe, options):
         """The error names the argument, and the pipeline can still be used."""
         name = next(iter(options)).removeprefix("aggregation_") + "|options"
         with pytest.raises(ConfigurationError, match=name):
@@ -164,7 +164,7 @@ class TestArguments:
 class TestObject:
     """The pipeline as an object."""
 
-    def test_kind(self, pipe):
+    def test_pipeline_is_a_transformers_pipeline(self, pipe):
         """It is transformers' own class, with what people read of it."""
         assert isinstance(pipe, TokenClassificationPipeline)
         assert isinstance(pipe.model, transformers.PreTrainedModel)
@@ -172,7 +172,7 @@ class TestObject:
         assert repr(pipe).startswith("AnnotationPipeline: {'model': 'BertForTokenClassification'")
         assert pipe.transform([TEXT]) == pipe.predict([TEXT]) == pipe([TEXT])
 
-    def test_saved_and_loaded(self, pipe, rounded, tmp_path):
+    def test_save_pretrained_round_trip(self, pipe, rounded, tmp_path):
         """What it saves is loaded by transformers and by this class, with the same answers."""
         pipe.save_pretrained(tmp_path)
         options = {"aggregation_strategy": "simple", "device": -1}
@@ -186,13 +186,13 @@ class TestObject:
         model, tokenizer = (part.from_pretrained(tmp_path) for part in parts)
         assert AnnotationPipeline(model=model, tokenizer=tokenizer, **options)([TEXT]) == rounded(pipe([TEXT]))
 
-    def test_answers_are_plain(self, pipe):
+    def test_results_are_json_serializable(self, pipe):
         """Answers are of Python's own types, so they can be written as JSON, pickled, and compared."""
         answers = pipe([TEXT, ""])
         assert json.loads(json.dumps(answers)) == pickle.loads(pickle.dumps(answers)) == answers  # noqa: S301 - our own
         assert {type(value) for entity in answers[0] for value in entity.values()} == {str, int, float}
 
-    def test_no_warning(self, pipe, recwarn, capsys):
+    def test_repeated_calls_do_not_warn(self, pipe, recwarn, capsys):
         """Calls one after the other warn of nothing and print nothing."""
         for _ in range(12):
             pipe(TEXT)
@@ -203,7 +203,7 @@ class TestObject:
 class TestDevice:
     """The device is the model's."""
 
-    def test_moves_with_the_model(self, pipe, rounded, second_device):
+    def test_device_follows_model(self, pipe, rounded, second_device):
         """The device can be set in any spelling, and follows a model that someone else moved."""
         expected = pipe([TEXT])
         for device in (second_device, torch.device("cpu"), torch.device(second_device), "cpu"):
@@ -236,7 +236,7 @@ WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 class TestBuilding:
     """The remaining arguments go to transformers' pipeline."""
 
-    def test_option_is_used(self, pipe_of, keyword_model, words_of):
+    def test_build_pipeline_uses_options(self, pipe_of, keyword_model, words_of):
         """An option that the pipeline has takes effect."""
         pipe = pipe_of(keyword_model, "none", ignore_labels=["O", "I-DISEASE"])
         assert words_of(pipe) == ["diabetes", "hyper", "asthma"]
@@ -246,14 +246,14 @@ class TestBuilding:
         [{"grouped_entities": True}, {"stride": 1.5}, {"batch_size": "x"}, {"tokenizer": None}, {"model_kwargs": {}}],
         ids=str,
     )
-    def test_option_that_does_not_work(self, pipe_of, keyword_model, options, words_of):
+    def test_build_pipeline_rejects_options(self, pipe_of, keyword_model, options, words_of):
         """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
         with pytest.raises(ConfigurationError, match=r"options|stride|batch_size"):
             pipe_of(keyword_model, **options)
         assert words_of(pipe_of(keyword_model)) == WORDS
 
 
-def test_same_when_asked_again(pipe_of, keyword_model):
+def test_pipelines_are_cached_by_options(pipe_of, keyword_model):
     """Pipelines are cached by their options, and share the model."""
     pipe, other = pipe_of(keyword_model), pipe_of(keyword_model, "none")
     assert pipe_of(keyword_model) is pipe
@@ -348,7 +348,7 @@ def test_model_that_passes_all_arguments_on(new_pipe):
     assert pipe(TWO) == expected
 
 
-def test_many_labels(new_pipe):
+def test_more_labels_than_16_bits(new_pipe):
     """The number of a label may be larger than sixteen bits hold."""
     pipe = new_pipe()
     weight = pipe.model.classifier.weight
@@ -410,7 +410,7 @@ def overriding(base, name):
 
     def step(self, *args, **kwargs):
         self.ran = name
-        return OVERRIDABLE_METHODS[name](self, *args, **kwargs)
+        return getattr(TokenClassificationPipeline, name)(self, *args, **kwargs)
 
     return type("Overriding", (base,), {name: step, "ran": None})
 

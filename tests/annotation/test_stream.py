@@ -15,19 +15,13 @@ from openmed_nb.errors import InvalidTextError
 
 @given(st.lists(st.text(max_size=40) | st.none()), st.integers(1, 200), st.integers(0, 9))
 def test_iter_chunks_preserves_stream(texts, characters, first):
-    """No chunk is empty, and each has the index of its first text."""
+    """No chunk is empty or longer than needed, and each has the index of its first text."""
     chunks = list(iter_chunks(iter(texts), characters, first))
     assert [text for chunk in chunks for text in chunk.texts] == texts
     sizes = [len(chunk.texts) for chunk in chunks]
     assert all(sizes)
+    assert all(sum(map(effective_length, chunk.texts[:-1])) < characters for chunk in chunks)
     assert [chunk.first for chunk in chunks] == [first + start for start in itertools.accumulate([0, *sizes])][:-1]
-
-
-@given(st.lists(st.text(max_size=40)), st.integers(1, 200))
-def test_chunks_are_no_longer_than_needed(texts, characters):
-    """Without its last text a chunk is shorter than the characters asked for."""
-    for chunk in iter_chunks(texts, characters):
-        assert sum(map(effective_length, chunk.texts[:-1])) < characters
 
 
 @pytest.mark.parametrize(
@@ -63,7 +57,7 @@ def test_short_texts_count_more():
     assert sum(len(chunk.texts) for chunk in chunks) == 100
 
 
-def test_the_end_is_shared_out():
+def test_iter_chunks_balances_the_end():
     """Chunks become smaller as far as is asked, but no smaller than an eighth of a full one."""
     left = [100]
 
@@ -77,7 +71,7 @@ def test_the_end_is_shared_out():
     assert sizes == [4, 8, 16, 18, 14, 10, 8, 6, 4, 4, 4, 4]
 
 
-def test_a_chunk_is_not_shown():
+def test_chunk_repr_has_no_text():
     """What shows a chunk shows none of its texts."""
     assert "asthma" not in repr(next(iter_chunks(["asthma"], 10)))
 
@@ -92,19 +86,19 @@ class UsersString(str):
 
 
 @given(WHOLE, st.lists(WHOLE, max_size=5))
-def test_every_text_that_can_be_encoded_is_read(text, words):
+def test_text_error_accepts_encodable_texts(text, words):
     """Every string without half of a surrogate pair can be read, whole or as one of some words."""
     assert text_error(text, 0, split=False) is None
     assert text_error(words, 0, split=True) is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "\0", "\n", UsersString("asthma"), np.str_("asthma")], ids=repr)
-def test_unusual_strings_are_read(text):
+def test_text_error_accepts_unusual_strings(text):
     """Empty strings, control characters and strings of other classes can be read."""
     assert text_error(text, 0, split=False) is None
 
 
-def test_path_that_is_no_text():
+def test_text_error_explains_paths():
     """The error of a path in a stream explains how to pass paths."""
     said = str(text_error(Path("notes/smith.txt"), 3, split=False))
 
@@ -113,7 +107,7 @@ def test_path_that_is_no_text():
 
 
 @given(before=WHOLE, half=st.integers(0xD800, 0xDFFF), after=WHOLE)
-def test_half_of_a_surrogate_pair_is_named_by_its_place(before, half, after):
+def test_text_error_locates_unpaired_surrogate(before, half, after):
     """A text with half of a surrogate pair is refused by number and place, and its words are not repeated."""
     error = text_error(f"secret{before}{chr(half)}{after}", 3, split=False)
 
@@ -137,14 +131,14 @@ def test_text_error_rejects_invalid_word_lists(words, what):
     assert text_error(words, 7, split=True).message == what
 
 
-def test_why_a_text_could_not_be_read_stays():
+def test_text_error_keeps_read_error():
     """In the place of a text that could not be read stands why, and that is the answer."""
     failure = InvalidTextError("Text 3: its file cannot be read.", "Make it readable.")
 
     assert text_error(failure, 3, split=False) is failure
 
 
-def test_slow_stream_does_not_hold_up_answers(new_pipe):
+def test_slow_stream_does_not_delay_results(new_pipe):
     """The first answers to a stream come when the two chunks after them have not both been read; a list's answers are the same."""
     texts, read = ["patient has hypertension ." * 40] * 200, []
     annotator = new_pipe().default_annotator()

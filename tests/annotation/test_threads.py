@@ -47,7 +47,7 @@ def at_once():
 
 
 @pytest.mark.parametrize("how", ["simple", "average", "annotate"])
-def test_one_pipeline(new_pipe, sentences, rounded, at_once, how):
+def test_threads_call_one_pipeline(new_pipe, sentences, rounded, at_once, how):
     """Threads that call one pipeline, or annotate with it, get the answers to their own texts, and never run the model together."""
     strategy = "simple" if how == "annotate" else how
     pipe = new_pipe(strategy)
@@ -61,7 +61,7 @@ def test_one_pipeline(new_pipe, sentences, rounded, at_once, how):
     assert passes.all >= THREADS
 
 
-def test_two_pipelines_over_one_model(new_pipe, sentences, rounded, at_once):
+def test_threads_call_two_pipelines_of_one_model(new_pipe, sentences, rounded, at_once):
     """Pipelines with other settings over one model and one tokenizer do not disturb each other."""
     first = new_pipe("first")
     second = type(first)(model=first.model, tokenizer=first.tokenizer, device=-1, aggregation_strategy="none")
@@ -83,7 +83,7 @@ def test_interleaved_streams(new_pipe, sentences, rounded):
     assert [other for _result, other in found] == rounded(pipe(texts[1]))
 
 
-def test_other_arguments_in_every_thread(new_pipe, sentences, rounded, at_once):
+def test_arguments_apply_to_one_thread(new_pipe, sentences, rounded, at_once):
     """Arguments of a call do not affect concurrent calls of other threads."""
     pipe, texts = new_pipe(), sentences(20, longest=90)
     several = [{"aggregation_strategy": "none"}, {"stride": 8}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
@@ -110,7 +110,7 @@ def test_model_moved_during_run(new_pipe, sentences, rounded, at_once, second_de
     assert pipe(texts) == rounded(expected)
 
 
-def test_model_moves_in_the_middle_of_a_stream(new_pipe, sentences, rounded, second_device):
+def test_model_moved_during_stream(new_pipe, sentences, rounded, second_device):
     """A stream continues on the new device if the model is moved between two results."""
     pipe, texts = new_pipe(), sentences(250)
     expected = new_pipe()(texts)

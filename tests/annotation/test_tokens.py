@@ -60,11 +60,11 @@ class TestFrame:
         assert SpecialTokens.from_tokenizer(architectures.tokenizer_of("gpt2")).pad_token_id == 0
 
 
-class TestTokens:
-    """Tokens of several texts, end to end."""
+class TestParts:
+    """Long texts, which are read in parts."""
 
     @given(some.sampled_from(KINDS), some.lists(some.text(max_size=40), max_size=5))
-    def test_any_text(self, architectures, name, texts):
+    def test_tokenize_equals_transformers(self, architectures, name, texts):
         """Tokens and offsets of any texts are those that transformers has for each."""
         tokenizer = architectures.tokenizer_of(name)
         tokens = tokenize(tokenizer, texts)
@@ -72,10 +72,6 @@ class TestTokens:
         assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
         pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
         assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
-
-
-class TestParts:
-    """Long texts, which are read in parts."""
 
     NOTE = "No asthma — naïve façade; type 2 diabetes mellitus, 糖尿病 and hypothyroidism.\n"
 
@@ -89,7 +85,8 @@ class TestParts:
 
     @given(some.sampled_from(KINDS), WORDS)
     @example("bert", ["é" * 70])  # one word in all parts
-    def test_any_text(self, architectures, name, words):
+    @example("roberta", ["asthma", "hypo" * 40])  # a word that is longer than the context
+    def test_encode_in_parts_equals_whole_text(self, architectures, name, words):
         """The tokens of a text that is read in parts are those of the whole text."""
         text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
         found = encode_in_parts(tokenizer, text, length=100, context=80)
@@ -99,7 +96,7 @@ class TestParts:
     @pytest.mark.parametrize(
         "name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "roberta")]
     )
-    def test_long_text(self, architectures, name):
+    def test_tokenize_splits_long_text(self, architectures, name):
         """A text that is longer than a part is really read in parts, and is no other text for that."""
         text, tokenizer = self.NOTE * (MAX_PART_CHARACTERS // len(self.NOTE) + 9), architectures.tokenizer_of(name)
         tokens = tokenize(tokenizer, [text, "asthma"])
@@ -108,13 +105,6 @@ class TestParts:
         ids, offsets = self.whole(tokenizer, text)
         assert tokens.ids[: tokens.sequence_offsets[1]].tolist() == ids
         assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
-
-    def test_word_longer_than_part_context(self, architectures):
-        """A word that is longer than the shared context is tokenized with its whole text."""
-        text, tokenizer = "asthma " + "hypo" * 200, architectures.tokenizer_of("roberta")
-        found = encode_in_parts(tokenizer, text, length=100, context=80)
-
-        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
 
 
 class TestSubwords:
@@ -129,7 +119,7 @@ class TestSubwords:
             ("a ᚠ", [False, False]),
         ],
     )
-    def test_marked(self, architectures, text, expected):
+    def test_is_subword_follows_prefix(self, architectures, text, expected):
         """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
         assert tokenize(architectures.tokenizer_of("bert"), [text]).is_subword.tolist() == expected
 
@@ -145,14 +135,14 @@ class TestSubwords:
             ("患者 有", "0100"),
         ],
     )
-    def test_by_space(self, text, inside):
+    def test_lacks_leading_space(self, text, inside):
         """Elsewhere a character is inside a word unless it or the one before it is a space; only U+0020 counts as one."""
         starts = np.arange(len(text))
         found = lacks_leading_space([text], starts, np.zeros(len(text), np.int64))
         assert "".join(str(int(flag)) for flag in found) == inside
 
     @given(some.lists(some.text(some.sampled_from(" a中\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
-    def test_as_transformers(self, texts):
+    def test_lacks_leading_space_equals_transformers(self, texts):
         """The rule is transformers': ``start > 0 and " " not in sentence[start - 1 : start + 1]``, in every text."""
         places = [(owner, start) for owner, text in enumerate(texts) for start in range(len(text) + 1)]
         owners, starts = np.array(places).T
@@ -175,7 +165,7 @@ class TestWords:
             (["", " "], " ", []),
         ],
     )
-    def test_offsets(self, architectures, words, delimiter, expected):
+    def test_tokenize_words_offsets(self, architectures, words, delimiter, expected):
         """Offsets count in the words joined by the delimiter, also with empty words and words with spaces."""
         tokens = tokenize_words(architectures.tokenizer_of("bert"), [words], delimiter)
         assert list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)) == expected
@@ -190,7 +180,7 @@ class TestTruncation:
         assert len(encode(tokenizer, ["no asthma " * 9])[0]) == 18
 
 
-def test_types_of_numbers(architectures):
+def test_tokens_have_fixed_dtypes(architectures):
     """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
     for kind in KINDS:
         tokenizer = architectures.tokenizer_of(kind)
@@ -246,46 +236,27 @@ class TestPlanWindows:
             ([0, 3], range(3), 1, [(0, 1, 0, 1), (1, 2, 1, 2), (2, 3, 2, 3)]),
         ],
     )
-    def test_table(self, bounds, word_starts, limit, expected):
+    def test_plan_windows(self, bounds, word_starts, limit, expected):
         """Short sequences are one window; long ones are several, with context, that change hands where a word begins."""
         windows = plan_windows(np.array(bounds), np.array(word_starts, np.int64), limit)
         assert sorted(rows(windows)) == sorted(expected)
 
     @given(sequences())
-    def test_every_token_has_one_owner(self, drawn):
-        """Each token is owned by exactly one window of its sequence, and windows own ranges in order."""
+    def test_plan_windows_for_any_sequences(self, drawn):
+        """Each token has one owner with context on both sides. Windows fit the model and cut no word that fits."""
         bounds, word_starts, limit = drawn
-        windows = rows(plan_windows(bounds, word_starts, limit))
-        owned = [token for *_, first, last in sorted(windows) for token in range(first, last)]
-        assert owned == list(range(bounds[-1]))
-        assert all(
-            np.searchsorted(bounds, first, side="right") == np.searchsorted(bounds, last - 1, side="right")
-            for first, last, *_ in windows
-        )
-
-    @given(sequences())
-    def test_windows_fit(self, drawn):
-        """No window is empty or longer than the limit, and each reads what it owns."""
-        for first, last, owned_first, owned_last in rows(plan_windows(*drawn)):
-            assert first <= owned_first < owned_last <= last <= first + drawn[2]
-
-    @given(sequences())
-    def test_words_stay_together(self, drawn):
-        """A word that fits between the contexts of a window is owned by one window."""
-        bounds, word_starts, limit = drawn
-        fitting = limit - 2 * min(CONTEXT, limit // 4)
-        words = [(first, last) for first, last in pairwise([*word_starts, bounds[-1]]) if last - first <= fitting]
-        edges = {first for *_, first, _ in rows(plan_windows(*drawn))}
-        assert not [word for word in words if edges & {*range(word[0] + 1, word[1])}]
-
-    @given(sequences())
-    def test_context(self, drawn):
-        """Inside a sequence, an owned token has its context on both sides."""
-        bounds, _, limit = drawn
         context = min(CONTEXT, limit // 4)
-        for first, last, owned_first, owned_last in rows(plan_windows(*drawn)):
+        windows = rows(plan_windows(bounds, word_starts, limit))
+        assert [token for *_, first, last in sorted(windows) for token in range(first, last)] == list(range(bounds[-1]))
+        for first, last, owned_first, owned_last in windows:
+            assert first <= owned_first < owned_last <= last <= first + limit
+            assert np.searchsorted(bounds, first, side="right") == np.searchsorted(bounds, last - 1, side="right")
             assert owned_first - first >= context or first in bounds
             assert last - owned_last >= context or last in bounds
+        words = pairwise([*word_starts, bounds[-1]])
+        fitting = [(first, last) for first, last in words if last - first <= limit - 2 * context]
+        edges = {owned_first for *_, owned_first, _ in windows}
+        assert not [(first, last) for first, last in fitting if edges & {*range(first + 1, last)}]
 
 
 @pytest.fixture(scope="module")
@@ -320,14 +291,14 @@ class TestLongTexts:
     """All of a text is read, and a window's edge changes nothing."""
 
     @given(some.lists(WORD, max_size=120), some.integers(3, 64), some.sampled_from(STRATEGIES))
-    def test_edges_change_nothing(self, architectures, keywords, whole, words, limit, strategy):  # noqa: PLR0913, PLR0917
+    def test_results_do_not_depend_on_window_size(self, architectures, keywords, whole, words, limit, strategy):  # noqa: PLR0913, PLR0917
         """A model that depends on single words has the same results for any window size."""
         text = " ".join(words)
         found = keywords(limit)(text, aggregation_strategy=strategy)
         architectures.assert_same([found], [whole(text, aggregation_strategy=strategy)])
 
     @given(some.lists(WORD, max_size=80), some.integers(3, 64), some.sampled_from(STRATEGIES[2:]))
-    def test_no_word_is_cut(self, tiny, words, limit, strategy):
+    def test_entities_contain_whole_words(self, tiny, words, limit, strategy):
         """Where the model says something else of every token, entities still begin and end with words."""
         text = " ".join(words)
         model, tokenizer = tiny.random_bert(), tiny.tokenizer(model_max_length=limit)
@@ -336,13 +307,13 @@ class TestLongTexts:
             assert f" {text} "[entity["start"]] == " "
             assert f" {text} "[entity["end"] + 1] == " "
 
-    def test_beyond_the_limit(self, keywords):
+    def test_long_texts_are_processed_in_full(self, keywords):
         """A disease beyond the model's limit is found, also in a text that is split into words."""
         pipe = keywords()
         assert words_of(pipe(LONG_TEXT)) == ["hypertension"]
         assert [words_of(answer) for answer in pipe(LONG_TEXT.split(), is_split_into_words=True)] == [["hypertension"]]
 
-    def test_dropping_the_rest(self, keywords, tiny):
+    def test_truncation_drops_the_rest(self, keywords, tiny):
         """With ``truncation=True`` what is beyond the limit is dropped, as transformers' own pipeline always does."""
         tokenizer = tiny.tokenizer(model_max_length=tiny.POSITIONS)
         assert TokenClassificationPipeline(model=tiny.keyword_bert(), tokenizer=tokenizer, device=-1)(LONG_TEXT) == []

@@ -70,30 +70,24 @@ def annotate_on(keyword_model):
     return lambda client, texts, **options: nb.annotate(texts, keyword_model, client=client, progress=False, **options)
 
 
-def test_crashing_text_is_recorded_with_its_number(pool, fault, crashing_texts, annotate_on, get_numbers):
+def test_crashing_text_is_recorded_and_repeated_on_resume(  # noqa: PLR0913, PLR0917 - fixtures
+    pool, fault, crashing_texts, annotate_on, get_numbers, tmp_path_factory
+):
+    file = tmp_path_factory.mktemp("run") / "run.jsonl"
     with fault(pool.client, "die") as count_crashes:
-        found = annotate_on(pool.client, crashing_texts, on_error="record")
+        found = annotate_on(pool.client, crashing_texts, on_error="record", resume=file)
         num_crashes = count_crashes()
+    resumed = annotate_on(pool.client, crashing_texts, resume=file)
 
-    assert get_numbers(found) == [*ALL_NUMBERS[:CRASHING], [], *ALL_NUMBERS[CRASHING + 1 :]]
+    others = ALL_NUMBERS[:CRASHING], ALL_NUMBERS[CRASHING + 1 :]
+    assert get_numbers(found) == [*others[0], [], *others[1]]
     assert found.errors == {
         CRASHING: f"Text {CRASHING} crashed its worker 3 times, most recently on 127.0.0.1. "
         "Annotate the text separately. It may need more memory than a worker has."
     }
     assert num_crashes == 6
-
-
-def test_resume_repeats_only_the_crashing_text(pool, fault, crashing_texts, annotate_on, get_numbers, tmp_path):  # noqa: PLR0913, PLR0917 - fixtures
-    with fault(pool.client, "die"):
-        annotate_on(pool.client, crashing_texts, on_error="record", resume=tmp_path / "run.jsonl")
-    found = annotate_on(pool.client, crashing_texts, resume=tmp_path / "run.jsonl")
-
-    assert [len(entities) for entities in found] == [1] * len(crashing_texts)
-    assert [numbers for index, numbers in enumerate(get_numbers(found)) if index != CRASHING] == [
-        *ALL_NUMBERS[:CRASHING],
-        *ALL_NUMBERS[CRASHING + 1 :],
-    ]
-    assert found.errors == {}
+    numbers = get_numbers(resumed)
+    assert (len(numbers.pop(CRASHING)), numbers, resumed.errors) == (1, [*others[0], *others[1]], {})
 
 
 def test_killed_worker_loses_no_text(pool, numbered, annotate_on, get_numbers, tmp_path):

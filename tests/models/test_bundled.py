@@ -37,13 +37,13 @@ def find(store, name):
     return find
 
 
-def test_finds_diseases(find):
+def test_bundled_model_finds_diseases(find):
     """The diseases of a plain sentence are found, each whole and nothing else."""
     text = "Patient with type 2 diabetes mellitus and hypertension, admitted with acute myocardial infarction."
     assert find(text) == ["type 2 diabetes mellitus", "hypertension", "acute myocardial infarction"]
 
 
-def test_finds_diseases_at_the_end_of_a_long_note(find):
+def test_bundled_model_reads_long_notes(find):
     """Diseases after five hundred words are found, because long notes are not truncated."""
     text = "The patient was seen in the clinic today. " * 62 + "Assessment: asthma."
     assert find(text)[-1:] == ["asthma"]

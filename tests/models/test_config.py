@@ -21,7 +21,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("settings", REFUSED, ids=str)
-def test_setting_that_cannot_be_used(settings):
+def test_config_rejects_invalid_settings(settings):
     """A setting of another value or type is refused by name; the value, which could be a token, is not shown."""
     (name,) = settings
     words = {"backend": "not a valid backend", "dtype": TYPES}.get(name, f"for '{name}'")
@@ -30,7 +30,7 @@ def test_setting_that_cannot_be_used(settings):
     assert "hf_abc" not in str(caught.value)
 
 
-def test_backend():
+def test_config_checks_backend():
     """The backend "hf", or none, is accepted; one of the openmed package is refused with how to get it."""
     assert [OpenMedConfig(backend=backend).backend for backend in ("hf", None)] == ["hf", None]
     for backend, command in UNSUPPORTED_BACKENDS.items():
@@ -38,7 +38,7 @@ def test_backend():
             OpenMedConfig(backend=backend)
 
 
-def test_spellings_of_a_setting():
+def test_config_normalizes_settings():
     """A type in any spelling, and one name or several in a list or tuple, make equal settings."""
     for dtype in ("bfloat16", "bf16", "torch.bfloat16", torch.bfloat16):
         assert OpenMedConfig(dtype=dtype) == OpenMedConfig(dtype="bfloat16")
@@ -48,12 +48,12 @@ def test_spellings_of_a_setting():
         assert hash(config) == hash(OpenMedConfig(remote_code_allowed=("acme/model",)))
 
 
-def test_token_is_not_shown():
+def test_config_repr_has_no_token():
     """The text form of the settings does not contain the token."""
     assert "hf_abc" not in repr(OpenMedConfig(hf_token="hf_abc"))
 
 
-def test_task():
+def test_check_task():
     """Token classification has two names; any other task is refused."""
     assert [check_task(task) for task in ("token-classification", "ner")] == ["token-classification"] * 2
     for task in ("fill-mask", "NER", "", None, 5, ["ner"]):
@@ -61,7 +61,7 @@ def test_task():
             check_task(task)
 
 
-def test_strategy():
+def test_check_strategy():
     """Strategies are accepted in any case and as transformers' own; none given is "first"; any other is refused."""
     strategies = (None, "SIMPLE", "none", "max", AggregationStrategy.AVERAGE)
     assert [check_strategy(strategy) for strategy in strategies] == ["first", "simple", "none", "max", "average"]
@@ -70,7 +70,7 @@ def test_strategy():
             check_strategy(strategy)
 
 
-def test_arguments_of_a_load_change_the_settings():
+def test_apply_overrides():
     """Arguments with the name of a setting replace it, checked in the same way; the others are left for the pipeline."""
     arguments = {"revision": "v2", "stride": 16, "torch_dtype": "bfloat16"}
     config, rest = apply_overrides(OpenMedConfig(revision="v1"), arguments)

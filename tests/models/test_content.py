@@ -17,7 +17,7 @@ def differing(one, other):
     return [name for name in PARTS if getattr(one, name) != getattr(other, name)]
 
 
-def test_one_weight_counts(folder):
+def test_hash_changes_with_one_weight(folder):
     """One number in one weight, changed by the smallest step, changes the weights and nothing else."""
     before = hash_model_files(folder)
     weights = load_file(folder / "model.safetensors")
@@ -32,20 +32,20 @@ FILES = {
     "config": ("config.json", "config.4.0.0.json", "modeling_mine.py"),
     "tokenizer": ("tokenizer.json", "tokenizer.4.0.0.json", "tokenizer_config.json", "vocab.txt", "spiece.model"),
     "weights": ("adapter_config.json", "adapter_model.safetensors"),
-    "": ("README.md", "figures.json", "training_args.bin", "optimizer.pt"),
+    None: ("README.md", "figures.json", "training_args.bin", "optimizer.pt"),
 }
 
 
-def test_hash_depends_on_other_files(folder):
+def test_hash_depends_on_loaded_files_only(folder):
     """Settings, code and the files of a tokenizer count; what is not loaded does not."""
     for part, files in FILES.items():
         for file in files:
             before, path = hash_model_files(folder), folder / file
             path.write_text((path.read_text("utf-8") if path.is_file() else "") + " ", "utf-8")
-            assert differing(hash_model_files(folder), before) == ([part] if part else []), file
+            assert differing(hash_model_files(folder), before) == [*filter(None, [part])], file
 
 
-def test_weights_in_several_files(folder):
+def test_weight_files_of_an_index(folder):
     """The weights are an index and its shards; other files of weights are not loaded."""
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     # A part that is not there is left to the load.
@@ -61,7 +61,7 @@ def test_weights_in_several_files(folder):
     assert differing(hash_model_files(folder), before) == ["weights"]
 
 
-def test_pickle_is_the_last_choice(folder):
+def test_weight_files_prefer_safetensors(folder):
     """Where there is nothing else, a pickle file is the weights; an empty folder has none."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert [path.name for path in weight_files(folder)] == ["pytorch_model.bin"]
@@ -70,7 +70,7 @@ def test_pickle_is_the_last_choice(folder):
     assert weight_files(folder) == []
 
 
-def test_unchanged_files_are_read_once(folder):
+def test_hash_reads_unchanged_files_once(folder):
     """A file is read again only where its size or its time of change differs."""
     hash_model_files(folder)
     before = read_digest.cache_info().misses
@@ -81,7 +81,7 @@ def test_unchanged_files_are_read_once(folder):
     assert read_digest.cache_info().misses == before + 1
 
 
-def test_time_of_change_that_was_set_back(folder):
+def test_hash_detects_restored_modification_time(folder):
     """A file of the same length with the former time of change, as some copies have it, is read again."""
     before, weights = hash_model_files(folder), folder / "model.safetensors"
     times = weights.stat()

@@ -109,7 +109,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damaged_folder_gives_one_error_that_says_what_is_wrong(folder, case, load_folder):
+def test_load_rejects_damaged_folder(folder, case, load_folder):
     """Every damage is a InvalidModelError that names the model, says what is wrong in one line, and what to do."""
     damage, expected = DAMAGE[case]
     damage(folder)
@@ -120,7 +120,7 @@ def test_damaged_folder_gives_one_error_that_says_what_is_wrong(folder, case, lo
     assert caught.value.remedy
 
 
-def test_model_that_was_repaired_loads(folder, load_folder, find):
+def test_load_succeeds_after_repair(folder, load_folder, find):
     """A failed load leaves nothing behind: once the file is repaired, the same folder loads."""
     weights = (folder / "model.safetensors").read_bytes()
     cut_weights(folder)
@@ -130,7 +130,7 @@ def test_model_that_was_repaired_loads(folder, load_folder, find):
     assert find(folder) == WORDS
 
 
-def test_tokenizer_without_offsets_is_refused(folder, load_folder):
+def test_load_rejects_tokenizer_without_offsets(folder, load_folder):
     """A tokenizer written in Python does not return offset mappings, so the model is unusable, and the error says so."""
     from transformers import CanineTokenizer
 
@@ -150,12 +150,12 @@ class TestPickles:
         (folder / "model.safetensors").unlink()
         return folder
 
-    def test_is_loaded_with_the_flag_alone(self, pickled, load_folder, find):
+    def test_pickle_needs_allow_pickle(self, pickled, load_folder, find):
         with pytest.raises(UntrustedModelError, match="allow_pickle=True"):
             load_folder(pickled)
         assert find(pickled, allow_pickle=True) == WORDS
 
-    def test_is_refused_behind_an_index_of_safetensors(self, pickled, load_folder, find):
+    def test_pickle_behind_safetensors_index_needs_allow_pickle(self, pickled, load_folder, find):
         """An index with the name of one for safetensors that points to a pickle file does not get it loaded."""
         weight_map = dict.fromkeys(torch.load(pickled / "pytorch_model.bin"), "pytorch_model.bin")
         index = {"metadata": {}, "weight_map": weight_map}
@@ -204,19 +204,19 @@ class OwnForTokenClassification(BertForTokenClassification):
         return folder
 
     @pytest.mark.parametrize(("asked", "allowed"), [(False, ()), (True, ()), (True, ("openai/privacy-filter",))])
-    def test_is_refused_unless_allowed_by_name(self, own_code, marker, asked, allowed, load_folder):
+    def test_remote_code_is_rejected_by_default(self, own_code, marker, asked, allowed, load_folder):
         """Code that is needed does not run, whether asked for or not, and the error says how to allow it by name."""
         with pytest.raises(UntrustedModelError, match="remote_code_allowed=") as caught:
             load_folder(own_code, remote_code=asked, remote_code_allowed=allowed)
         assert repr(str(own_code)) in caught.value.remedy
         assert not marker.exists()
 
-    def test_runs_where_it_is_allowed_by_name(self, own_code, marker, find):
+    def test_remote_code_runs_if_trusted_by_name(self, own_code, marker, find):
         """Code of a model that is allowed by name runs, and the model finds its entities."""
         assert find(own_code, remote_code_allowed=(str(own_code),)) == WORDS
         assert marker.exists()
 
-    def test_does_not_run_where_transformers_knows_the_family(self, own_code, marker, tiny, find):
+    def test_remote_code_is_ignored_for_known_model_type(self, own_code, marker, tiny, find):
         """A model that brings code for a family that transformers knows loads with transformers' own code."""
         tiny.change_json(own_code / "config.json", model_type="bert")
         assert find(own_code) == WORDS
@@ -233,7 +233,7 @@ class OwnForTokenClassification(BertForTokenClassification):
         assert not marker.exists()
 
 
-def test_token_without_an_embedding(folder, load_folder):
+def test_load_rejects_token_without_embedding(folder, load_folder):
     """A tokenizer with more tokens than the model has embeddings is refused when the model is loaded."""
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text("utf-8"))

@@ -32,7 +32,7 @@ def refusal(folder):
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", HOSTILE["KINDS"])
 @pytest.mark.parametrize("name", HOSTILE["FILES"])
-def test_load_model_refuses_what_is_no_file(folder, name, kind):
+def test_load_model_rejects_irregular_files(folder, name, kind):
     """A pipe, a device, a socket, a loop of links or a folder in the place of a file is refused, whatever file it is."""
     HOSTILE["in_place_of"](name, kind)(folder)
     assert repr(Path(name).name) in refusal(folder).message
@@ -40,7 +40,7 @@ def test_load_model_refuses_what_is_no_file(folder, name, kind):
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", HOSTILE["KINDS"])
-def test_load_model_refuses_a_part_of_the_weights_that_is_no_file(folder, kind):
+def test_load_model_rejects_irregular_shards(folder, kind):
     """What an index names in a folder inside has to be a file too."""
     part = folder / "parts" / "model-1.safetensors"
     HOSTILE["index"](0)(folder)
@@ -56,13 +56,13 @@ def test_load_model_refuses_a_part_of_the_weights_that_is_no_file(folder, kind):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", HOSTILE["DAMAGES"])
-def test_load_model_refuses_files_that_ask_for_too_much(folder, case):
+def test_load_model_rejects_excessive_files(folder, case):
     """Each is refused before it takes the time or the memory that it asks for."""
     HOSTILE["DAMAGES"][case](folder)
     refusal(folder)
 
 
-def test_load_model_refuses_without_quoting_the_files(folder):
+def test_load_model_errors_do_not_quote_files(folder):
     """What is in a pattern is not part of the error."""
     HOSTILE["replacing"](("String", NOTE, NOTE * 100_000))(folder)
     assert NOTE not in str(refusal(folder))
@@ -115,7 +115,7 @@ def test_load_model_starts_no_process_for_ordinary_tokenizers(tmp_path, monkeypa
     assert nb.load_model(str(tmp_path / "model"), device="cpu")
 
 
-def test_load_model_refuses_where_no_process_can_be_started(folder, monkeypatch):
+def test_load_model_rejects_untestable_tokenizer(folder, monkeypatch):
     """A tokenizer that cannot be tried is not loaded."""
     HOSTILE["splitting"](r"\w+")(folder)
     monkeypatch.setattr(sys, "executable", str(folder / "nowhere"))
@@ -145,7 +145,7 @@ def test_panics_as_errors_lets_others_pass(error):
 
 @pytest.mark.parametrize("kind", HOSTILE["KINDS"])
 @pytest.mark.timeout(30)
-def test_read_json_refuses_what_is_no_file(tmp_path, kind):
+def test_read_json_rejects_irregular_files(tmp_path, kind):
     """A record that is not a regular file raises an error without blocking."""
     HOSTILE["KINDS"][kind](tmp_path / "record.json")
     with pytest.raises((OSError, ValueError)):

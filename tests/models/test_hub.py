@@ -72,7 +72,7 @@ def test_download(hub, load):
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "int8"])
-def test_other_type_asks_the_hub_no_more_often(hub, load, dtype, tmp_path):
+def test_dtype_needs_no_more_requests(hub, load, dtype, tmp_path):
     """Looking up a validation record requires the files of the model, which are downloaded once."""
     load(cache_dir=str(tmp_path / "plain"))
     plain = {*hub.requests}
@@ -121,7 +121,7 @@ def test_missing_revision(load, revision, hub_server, keyword_model):
 class TestInterruptedDownload:
     """The connection breaks while a file is on its way."""
 
-    def test_goes_on_where_it_stopped(self, hub, load, tiny, tmp_path_factory):
+    def test_interrupted_download_resumes(self, hub, load, tiny, tmp_path_factory):
         """A download that breaks off once is resumed in the middle, and the model is whole."""
         large = tiny.random_bert(size={"vocab_size": 200_000})
         hub.models[ID] = tiny.save(tmp_path_factory.mktemp("large"), large)
@@ -169,7 +169,7 @@ class TestRefusal:
         assert load(name)["error"] == "UnknownModelError"
         assert not any("/resolve/" in request or "/models/" in request for request in hub.requests)
 
-    def test_hub_is_out_of_service(self, hub, load):
+    def test_unavailable_hub(self, hub, load):
         """A hub that answers 503 is unreachable, and the error says so."""
         hub.unavailable = True
         check_unreachable(load(), "503")
@@ -184,7 +184,7 @@ class TestWhatMustBeAllowed:
         hub.models[ID] = shutil.copytree(keyword_model, tmp_path_factory.mktemp("hub") / "model")
         return hub.models[ID]
 
-    def test_pickle(self, hub, load, folder):
+    def test_pickle_is_downloaded_only_if_allowed(self, hub, load, folder):
         """A model of which only a pickle exists is not downloaded whole; it is, and is loaded, with the flag."""
         torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
@@ -194,7 +194,7 @@ class TestWhatMustBeAllowed:
         assert hub.downloads("pytorch_model.bin") == 0
         assert load(allow_pickle=True) == FOUND
 
-    def test_code(self, hub, load, folder, tiny):
+    def test_code_is_downloaded_only_if_trusted(self, hub, load, folder, tiny):
         """A model that needs code of its own is refused without its code being downloaded; by name it is allowed."""
         (folder / "own.py").write_text("from transformers import BertConfig as A, BertForTokenClassification as B\n")
         own = {"AutoConfig": "own.A", "AutoModelForTokenClassification": "own.B"}
@@ -209,7 +209,7 @@ class TestWhatMustBeAllowed:
 class TestNoNetwork:
     """Without a way to the hub there is one error, before huggingface_hub tries and tries, and never another model."""
 
-    def test_network_left_alone(self, hub, load):
+    def test_local_only_sends_no_request(self, hub, load):
         """With local_only, the hub is not asked."""
         check_unreachable(load(local_only=True), "local_only=True disables network access")
         assert hub.requests == []
@@ -232,7 +232,7 @@ class TestNoNetwork:
             assert load() == FOUND
             check_unreachable(load(cache_dir=str(tmp_path / "another cache")))
 
-    def test_no_answer(self):
+    def test_is_reachable_times_out(self):
         """The connection attempt to a server that does not respond stops at the timeout."""
         with socket.socket() as server, contextlib.ExitStack() as waiting:
             server.bind(("127.0.0.1", 0))

@@ -40,7 +40,7 @@ def test_weights_are_float32_unless_asked_otherwise(folder, tiny, stored, load_f
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_load_says_nothing_and_leaves_transformers_settings(folder, tiny, capfd, load_folder, fails):
+def test_load_is_silent_and_restores_transformers_settings(folder, tiny, capfd, load_folder, fails):
     """A load, and one that fails, prints nothing, and transformers' progress bars and verbosity are as before."""
     if fails:
         tiny.change_json(folder / "config.json", num_hidden_layers=2)
@@ -60,7 +60,7 @@ def test_load_says_nothing_and_leaves_transformers_settings(folder, tiny, capfd,
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_an_interrupt_leaves_transformers_as_it_was(keyword_model, load_folder, number):
+def test_interrupt_restores_transformers_settings(keyword_model, load_folder, number):
     """Transformers is as loud as before after an interrupt, also one that comes while it is silenced or no longer is."""
     before, calls = (logging.is_progress_bar_enabled(), logging.get_verbosity()), []
 
@@ -80,7 +80,7 @@ def test_an_interrupt_leaves_transformers_as_it_was(keyword_model, load_folder, 
 
 
 @pytest.mark.real_computer  # A simulated device belongs to one thread.
-def test_loads_in_several_threads_keep_their_types(keyword_model, load_folder):
+def test_concurrent_loads_keep_their_dtypes(keyword_model, load_folder):
     """Models that are loaded at the same time in other types get their own: transformers sets torch's default type for a load."""
 
     def types(dtype):
@@ -127,7 +127,7 @@ def test_load_ignores_meta_as_default_device(keyword_model, load_folder, home):
         ("text_config", {"dropout": float("nan")}),
     ],
 )
-def test_load_rejects_settings_that_are_non_finite_tokens_or_probabilities(key, value, folder, tiny, load_folder):
+def test_load_rejects_nan_and_invalid_probabilities(key, value, folder, tiny, load_folder):
     """Regression: the run failed with the advice to restart the kernel."""
     tiny.change_json(folder / "config.json", **{key: value})
 
@@ -149,7 +149,7 @@ def test_load_accepts_other_settings(key, value, folder, tiny, load_folder):
 
 
 @pytest.mark.parametrize("changes", [{}, {"pad_token": None}])
-def test_long_text_is_read_whole(folder, tiny, find, changes):
+def test_long_text_is_processed_in_full(folder, tiny, find, changes):
     """For a model with 64 positions, even if the tokenizer does not have a padding token."""
     tiny.change_json(folder / "tokenizer_config.json", **changes)
     text = "the patient was seen . " * 600 + "history of diabetes mellitus and asthma ."
@@ -177,11 +177,13 @@ def test_usable_length(tiny, said, positions, expected):
     assert isinstance(usable_length(tokenizer, positions), int)
 
 
-def test_weights_in_several_files(folder, find):
-    """Weights split over several files in safetensors load."""
+def test_load_supports_sharded_weights(folder, find):
+    """Weights split over several files in safetensors load, also from a folder inside."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    shards = {key: f"model-0000{number % 2 + 1}-of-00002.safetensors" for number, key in enumerate(weights)}
+    (folder / "parts").mkdir()
+    parts = ("model-00001-of-00002.safetensors", "parts/model-00002-of-00002.safetensors")
+    shards = {key: parts[number % 2] for number, key in enumerate(weights)}
     for shard in set(shards.values()):
         save_file({key: weights[key] for key in weights if shards[key] == shard}, folder / shard, {"format": "pt"})
     index = {"metadata": {}, "weight_map": shards}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import openmed_nb as nb
 
@@ -150,7 +150,7 @@ def changed(tiny, outside):
 class TestSettings:
     """Settings that send transformers elsewhere, in a process that notices where it goes."""
 
-    def test_are_refused(self, load_watched, changed):
+    def test_unsafe_settings_are_rejected(self, load_watched, changed):
         """Each is refused in one sentence that names file and setting; nothing is imported, fetched or opened outside."""
         for name, change in REFUSED.items():
             answer = load_watched(changed(f"refused {name}", change))
@@ -167,7 +167,7 @@ class TestSettings:
             assert answer["error"] == "", (name, answer)
             assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
 
-    def test_are_followed_where_a_model_is_allowed_by_name(self, load_watched, changed, outside):
+    def test_unsafe_settings_apply_to_trusted_models(self, load_watched, changed, outside):
         """A model that is allowed by name gets the kernel that it asks for, and the file; so the process notices both."""
         folder = changed("allowed kernel", config(attn_implementation="kernels-community/kernel"))
         answer = load_watched(folder, remote_code_allowed=[str(folder)])
@@ -207,7 +207,7 @@ class TestPaths:
     """Indexes and links that lead out of a model's folder."""
 
     @pytest.mark.parametrize("part", ["../elsewhere/model.safetensors", "{elsewhere}/model.safetensors"])
-    def test_index_that_leads_outside_is_refused(self, folder, keyword_model, tmp_path, part):
+    def test_index_outside_the_folder_is_rejected(self, folder, keyword_model, tmp_path, part):
         """Weights of another folder are not loaded, whether the index goes up to them or names them in full."""
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
@@ -218,15 +218,8 @@ class TestPaths:
         ):
             nb.load_model(str(folder), device="cpu")
 
-    def test_index_of_a_folder_inside_loads(self, folder):
-        """Weights may be in a folder inside the model's."""
-        (folder / "parts").mkdir()
-        save_file(load_file(folder / "model.safetensors"), folder / "parts" / "one.safetensors", {"format": "pt"})
-        index_of(folder, "parts/one.safetensors")
-        assert nb.load_pipeline(str(folder), device="cpu")("asthma")
-
     @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "README.md"])
-    def test_link_that_leads_outside_is_refused(self, folder, keyword_model, tmp_path, name):
+    def test_link_outside_the_folder_is_rejected(self, folder, keyword_model, tmp_path, name):
         """A file of a model that is a link to one outside its folder is refused, whatever it is, and so is its folder."""
         target = tmp_path / f"elsewhere {name}"
         target.write_bytes((keyword_model / name).read_bytes() if (keyword_model / name).is_file() else b"secret")
@@ -235,7 +228,7 @@ class TestPaths:
         with pytest.raises(nb.errors.UntrustedModelError, match=f"file '{name}' of .* is a link to a file outside"):
             nb.load_model(str(folder), device="cpu")
 
-    def test_link_to_templates_outside_is_refused(self, folder, tmp_path):
+    def test_link_to_templates_outside_is_rejected(self, folder, tmp_path):
         """The folder of chat templates, which a tokenizer reads too, is no way out."""
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "note.jinja").write_text("private")
@@ -250,7 +243,7 @@ class TestPaths:
         for name in (snapshot, tmp_path / "latest"):
             assert nb.load_pipeline(str(name), device="cpu")("asthma")
 
-    def test_blob_that_leads_outside_is_refused(self, folder, tmp_path):
+    def test_blob_outside_the_cache_is_rejected(self, folder, tmp_path):
         """A blob in the cache that links to another location is not a file of the model."""
         snapshot = cached(folder, tmp_path)
         blob = Path(os.path.realpath(snapshot / "config.json"))

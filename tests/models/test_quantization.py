@@ -39,7 +39,7 @@ def loaded(spec):
     return load_from_spec(spec, "cpu")
 
 
-def test_model_in_int8_answers(loaded, words_of):
+def test_int8_model_predicts_entities(loaded, words_of):
     """A model in int8 has no linear layer in float32 left, and finds what it is sure of."""
     layers = [type(module) for module in loaded.model.modules()]
 
@@ -49,7 +49,7 @@ def test_model_in_int8_answers(loaded, words_of):
     assert words_of(build_pipeline(loaded, "first", {}), NOTE) == WORDS
 
 
-def test_load_says_nothing(spec):
+def test_int8_load_does_not_warn(spec):
     """Loading in int8 gives no warning, and leaves the filters of warnings as they were."""
     before = list(warnings.filters)
     with warnings.catch_warnings(record=True) as said:
@@ -95,7 +95,7 @@ def test_inventory_lists_int8_model_with_size(loaded):
     assert "no: int8 stays on the CPU" in str(store.inventory())
 
 
-def test_fingerprint_sees_packed_weights(tiny, loaded):
+def test_fingerprint_includes_packed_weights(tiny, loaded):
     """The fingerprint differs from that of float32 and of another weight in a linear layer."""
     plain = build_pipeline(load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu"), "first", {})
     pipe = build_pipeline(loaded, "first", {})
@@ -123,7 +123,7 @@ def test_int8_model_cannot_leave_cpu(spec, loaded, words_of, device):
     assert words_of(pipe, NOTE) == WORDS
 
 
-def test_torch_without_it(spec, monkeypatch):
+def test_quantize_requires_torch_support(spec, monkeypatch):
     """A torch that quantizes no more is an error that names it, and another type."""
     monkeypatch.delattr(torch.ao.quantization, "quantize_dynamic")
     with pytest.raises(ConfigurationError, match=r"torch 2\..* does not have dynamic quantization.*dtype='bfloat16'"):

@@ -24,7 +24,7 @@ from openmed_nb.models.registry import (
 TINY = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
 
 
-def test_own_table_says_what_openmed_says():
+def test_aliases_equal_those_of_openmed():
     """Each alias of the short table is one of openmed's, and stands for the same model there.
 
     The bundled models, and the privacy filter, which openmed knows by its hub id alone, have names of their own.
@@ -36,7 +36,7 @@ def test_own_table_says_what_openmed_says():
         assert find_model(alias) == ModelReference(alias, ALIASES[alias], on_hub=True), alias
 
 
-def test_aliases_of_openmed_are_plain_pytorch_token_classifiers():
+def test_openmed_aliases_are_pytorch_token_classifiers():
     """All of openmed's aliases whose model this package can run remain, and no others."""
     plain = {
         alias: info.model_id
@@ -59,18 +59,18 @@ def test_aliases_of_openmed_are_plain_pytorch_token_classifiers():
         *((name, name) for name in (TINY, "dslim/bert-base-NER", "a_b/c.d-e")),
     ],
 )
-def test_name_of_a_hub_model(name, location):
+def test_find_model_resolves_hub_names(name, location):
     """An alias, a bare name and a hub id stand for a hub id."""
     assert find_model(name) == ModelReference(name, location, on_hub=True)
 
 
-def test_bare_name_belongs_to_the_default_organisation():
+def test_find_model_uses_default_org():
     """The organisation of bare names can be another; aliases are not touched by it."""
     assert find_model("Own-Model", "acme").location == "acme/Own-Model"
     assert find_model("disease_detection_tiny", "acme").location == TINY
 
 
-def test_folder(tmp_path, monkeypatch):
+def test_find_model_resolves_folders(tmp_path, monkeypatch):
     """A folder that exists is a model, as text or as a path, absolute, relative or from the home folder."""
     (tmp_path / "model").mkdir()
     expected = str(tmp_path / "model")
@@ -87,7 +87,7 @@ NAMELESS = [
 
 
 @pytest.mark.parametrize("name", NAMELESS)
-def test_name_that_stands_for_nothing(name):
+def test_find_model_rejects_unknown_names(name):
     """Anything else is an unknown model, shown in one short line, with what works offline."""
     with pytest.raises(UnknownModelError, match="'bundled', which works offline") as caught:
         find_model(name, default_org="")
@@ -106,7 +106,7 @@ def test_name_that_stands_for_nothing(name):
         ("openmed/openmed-ner-diseasedetect-tinymed-135m", TINY),
     ],
 )
-def test_nearest_names(name, offered):
+def test_unknown_model_error_suggests_names(name, offered):
     """A name with a slip of the pen gets the one that was meant, alias or hub id, whatever the case.
 
     The bundled model is offered once, and nothing where no name is near.
@@ -124,7 +124,7 @@ NASTY = (
 
 
 @given(NASTY, some.sampled_from(["OpenMed", "", "a/b"]))
-def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
+def test_find_model_for_any_text(text, organisation):
     """Any text whatsoever stands for a model or is an unknown one; no other error comes out."""
     try:
         found = find_model(text, organisation)
@@ -134,7 +134,7 @@ def test_any_text_is_a_reference_or_an_unknown_model(text, organisation):
     assert found.location.count("/") == 1 if found.on_hub else Path(found.location).is_dir()
 
 
-def test_file_of_the_name_openmed(tmp_path):
+def test_find_model_ignores_user_file_openmed(tmp_path):
     """A user file named openmed.py does not break model names."""
     (tmp_path / "openmed.py").write_text("x = 1\n", "utf-8")
     code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"

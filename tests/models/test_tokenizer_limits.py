@@ -16,7 +16,7 @@ FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_fam
 @pytest.mark.parametrize(
     "family", [*FAMILIES["FAMILIES"], *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES["MORE"])]
 )
-def test_longest_text_of_every_family(tiny, tmp_path, family):
+def test_longest_window_of_every_family(tiny, tmp_path, family):
     """A text that is as long as a model has positions runs whole, and one more is the next window's."""
     expected, _ = FAMILIES["ALL"][family]
     model = FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)

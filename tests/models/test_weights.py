@@ -34,7 +34,7 @@ def two_layers(tiny, tmp_path):
 class TestUnused:
     """Tensors that the model of the settings has no place for."""
 
-    def test_layers_that_the_settings_leave_out(self, two_layers, tiny):
+    def test_load_rejects_weights_of_more_layers(self, two_layers, tiny):
         """Weights of more layers than the settings have are refused, where transformers answers with half a model."""
         tiny.change_json(two_layers / "config.json", num_hidden_layers=1)
         with pytest.raises(
@@ -42,7 +42,7 @@ class TestUnused:
         ):
             load(two_layers)
 
-    def test_settings_of_another_body(self, tiny, tmp_path):
+    def test_load_rejects_weights_of_another_attention(self, tiny, tmp_path):
         """Weights for attention to relative positions are refused for settings without it, which have the same shapes."""
         from transformers import DebertaV2Config, DebertaV2ForTokenClassification
 
@@ -55,7 +55,7 @@ class TestUnused:
         ):
             load(folder)
 
-    def test_another_head_is_a_warning(self, folder, find):
+    def test_load_warns_about_unused_head(self, folder, find):
         """A head that the architecture does not have, such as a CRF, is a warning, and the model loads."""
         with_tensors(folder, crf__transitions=torch.ones(3, 3), crf__start_transitions=torch.ones(3))
         with pytest.warns(OpenMedWarning, match=r"have 2 tensors that its architecture does not use.*crf\."):
@@ -124,7 +124,7 @@ class TestAbsurd:
             {"model_type": "modernbert", "num_hidden_layers": 10**9},
         ],
     )
-    def test_counts_are_refused_before_anything_is_built(self, folder, tiny, changes):
+    def test_load_rejects_absurd_counts(self, folder, tiny, changes):
         """Counts of layers and labels are compared with what the weights hold; nothing hangs."""
         tiny.change_json(folder / "config.json", architectures=None, **changes)
         with pytest.raises(InvalidModelError, match=r"specifies \w+ = 1,000,000,000"):
@@ -132,7 +132,7 @@ class TestAbsurd:
 
     @pytest.mark.parametrize("size", ["vocab_size", "intermediate_size", "max_position_embeddings"])
     @pytest.mark.parametrize("family", ["bert", "roberta"])  # The weights have nothing for the other family.
-    def test_sizes_are_refused_before_anything_is_built(self, folder, tiny, size, family):
+    def test_load_rejects_absurd_sizes(self, folder, tiny, size, family):
         """They are compared with what the weights hold; nothing fills the memory."""
         tiny.change_json(folder / "config.json", model_type=family, architectures=None, **{size: 10**10})
         with pytest.raises(
@@ -140,12 +140,12 @@ class TestAbsurd:
         ):
             load(folder)
 
-    def test_large_numbers_that_describe_nothing(self, folder, tiny, find):
+    def test_load_accepts_large_unrelated_numbers(self, folder, tiny, find):
         """Numbers that no module is built for may be of any size, as the base of rotary positions or a seed are."""
         tiny.change_json(folder / "config.json", rope_theta=10**9, seed=2**31, trained_on={"tokens": 10**12})
         assert find(folder) == WORDS
 
-    def test_many_labels(self, tiny, tmp_path):
+    def test_load_accepts_many_labels(self, tiny, tmp_path):
         """Thousands of labels are valid if the weights have a row for each."""
         labels = tuple(f"B-KIND{number}" for number in range(3000))
         folder = tiny.save(tmp_path, tiny.random_bert(labels))
@@ -166,7 +166,7 @@ class TestWholeNumbers:
             ("bert.embeddings.LayerNorm.bias", "bert.embeddings.LayerNorm.beta"),
         ],
     )
-    def test_are_refused(self, folder, dtype, name, stored):
+    def test_load_rejects_integer_weights(self, folder, dtype, name, stored):
         """A model would load, and find nothing, or anything."""
         weights = load_file(folder / "model.safetensors")
         weights[stored] = (weights.pop(name) * 10).to(dtype)
@@ -174,7 +174,7 @@ class TestWholeNumbers:
         with pytest.raises(InvalidModelError, match=rf"are integers, such as {stored}"):
             load(folder)
 
-    def test_are_refused_in_a_pickle(self, folder):
+    def test_load_rejects_integer_weights_in_pickle(self, folder):
         """Neither is a pickle file, where that is allowed."""
         weights = load_file(folder / "model.safetensors")
         (folder / "model.safetensors").unlink()
@@ -183,7 +183,7 @@ class TestWholeNumbers:
             load(folder, allow_pickle=True)
 
 
-def test_distributed_checkpoint_is_refused(folder):
+def test_load_rejects_distributed_checkpoint(folder):
     """Files that several processes saved are refused: transformers would take them in the place of all other weights."""
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "shard-00001-model-00001-of-00001.safetensors").write_bytes(weights)
@@ -194,7 +194,7 @@ def test_distributed_checkpoint_is_refused(folder):
 class TestLabels:
     """Heads and labels that do not belong together."""
 
-    def test_head_without_labels(self, tiny, tmp_path):
+    def test_load_rejects_model_without_labels(self, tiny, tmp_path):
         """A model without labels is rejected when it is loaded."""
         model = tiny.random_bert()
         with warnings.catch_warnings():
@@ -205,20 +205,20 @@ class TestLabels:
         with pytest.raises(InvalidModelError, match="does not have labels"):
             load(folder)
 
-    def test_count_that_contradicts_the_names(self, folder, tiny):
+    def test_load_rejects_other_number_of_labels(self, folder, tiny):
         """Names for another number of labels than the settings state are refused; transformers would forget the names."""
         tiny.change_json(folder / "config.json", id2label={"0": "O", "1": "B-DRUG"}, num_labels=3)
         with pytest.raises(InvalidModelError, match="has 2 labels, but its num_labels is 3"):
             load(folder)
 
-    def test_names_that_are_numbers(self, folder, tiny):
+    def test_load_completes_numbered_labels(self, folder, tiny):
         """Numbers in the place of names, as old configurations have them, may be fewer than the labels."""
         names = {"0": "LABEL_0", "1": "LABEL_1"}
         tiny.change_json(folder / "config.json", id2label=names, label2id=None, num_labels=3)
         assert load(folder).config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
 
     @pytest.mark.parametrize("strategy", ["none", "first", "average"])
-    def test_labels_that_were_taken_away(self, folder, strategy):
+    def test_pipeline_rejects_missing_labels(self, folder, strategy):
         """A pipeline whose model names fewer labels than it gives says so, instead of failing where one occurs."""
         pipe = nb.load_pipeline(str(folder), device="cpu", aggregation_strategy=strategy)
         pipe.model.config.id2label = {0: "O", 1: "B-DISEASE"}

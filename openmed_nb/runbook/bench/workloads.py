@@ -579,7 +579,7 @@ class AnnotationBenchmark:
 
             texts = itertools.cycle(self.texts)
             while True:
-                chunk = annotator.start_tokenizing(Chunk(0, list(itertools.islice(texts, size))))()
+                chunk = annotator.tokenize(Chunk(0, list(itertools.islice(texts, size))))
                 for error in chunk.errors.values():
                     raise error
                 batches = annotator.plan_batches(chunk, budget)

@@ -315,11 +315,9 @@ def run_parity(
     SESSION.notify(ProgressEvent("Comparing", pair.name, 0, total, "text"))
     with without_autocast(pair.candidate.network.model.device.type):
         for chunk in iter_chunks(stream, chunk_characters(pair.candidate.budget)):
-            prepared = pair.candidate.tokenize(chunk)
             if chunk.error:
                 raise chunk.error
-            if prepared is None:
-                continue
+            prepared = pair.candidate.tokenize(chunk)
             for failure in prepared.errors.values():
                 raise failure
             if gradients and difference is None and len(prepared.tokens):
