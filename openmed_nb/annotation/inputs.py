@@ -100,18 +100,16 @@ def read_inputs(
         ids = ids if id_column is None else _to_list(_select_column(texts, "id_column", id_column))
         column = _select_column(texts, "text_column", text_column)
         return NoteInputs(_ArrowTexts(column) if _is_arrow(column) else column, _validate_ids(ids))
-    if isinstance(texts, Mapping) and ids is None and _holds_texts(texts):
-        return NoteInputs(list(texts.values()), list(texts))
+    if isinstance(texts, Mapping) and ids is None:
+        values = list(texts.values())
+        # A mapping such as {"text": [...]} contains columns of a table, not texts.
+        has_columns = any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in values)
+        return NoteInputs(texts) if has_columns else NoteInputs(values, list(texts))
     if isinstance(texts, str) and ids is not None:
         raise ConfigurationError(
             "A single text has no ids.", "Pass a mapping of the id to the text, such as {1: text}."
         )
     return NoteInputs(texts, _validate_ids(ids))
-
-
-def _holds_texts(mapping: Mapping[Any, Any]) -> bool:
-    """Return whether the values of a mapping are texts and not columns of a table, such as ``{"text": [...]}``."""
-    return not any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in mapping.values())
 
 
 def _select_column(table: Any, argument: str, name: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from .._render.display import WARNING, Displayable, Report, Table, TextSegment, 
 from .._utils.text import describe_value, shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
-from .boundaries import JOINER, is_combining_mark, whole_words
+from .boundaries import JOINER, whole_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -446,11 +447,6 @@ def strip_bio_prefix(label: str) -> str:
     return rest if dash and prefix in set("BIESLU") and rest else label
 
 
-def continues_entity(label: str) -> bool:
-    """Return whether a token label continues the previous entity. ``B-``, ``S-`` and ``U-`` labels start a new entity."""
-    return not (strip_bio_prefix(label) != label and label[0] in "BSU")
-
-
 def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     text: str,
     spans: Iterable[tuple[Any, ...]],
@@ -546,7 +542,7 @@ def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
 
 def _continues_character(text: str, position: int) -> bool:
     """Return whether a character continues the previous character, as a combining mark or through a joiner."""
-    return is_combining_mark(text[position]) or JOINER in text[position - 1 : position + 1]
+    return unicodedata.category(text[position]).startswith("M") or JOINER in text[position - 1 : position + 1]
 
 
 def _expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:

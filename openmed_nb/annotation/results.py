@@ -37,7 +37,6 @@ from .masking import (
     Policy,
     Scope,
     compile_rules,
-    continues_entity,
     find_rule_spans,
     long_text_sentence,
     mask_text,
@@ -121,7 +120,9 @@ def _masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
     start, end, label = entity_span(entity)
     if "entity_group" in entity:
         return LabeledSpan(start, end, label)
-    return LabeledSpan(start, end, strip_bio_prefix(label), continues=continues_entity(label))
+    bare_label = strip_bio_prefix(label)
+    starts_entity = bare_label != label and label[0] in "BSU"  # "B-", "S-" and "U-" start an entity.
+    return LabeledSpan(start, end, bare_label, continues=not starts_entity)
 
 
 def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:

@@ -140,15 +140,13 @@ def make_gold(key: object, text: object, entities: Iterable[Any], surfaces: Sequ
         if span is None or (text is not None and span.end > len(text)):
             raise InvalidNoteError(f"has an invalid entity at index {index}")
         surface = surfaces[index] if index < len(surfaces) else None
-        if text is not None and surface is not None and not _is_same(surface, text[span.start : span.end]):
-            raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
+        if text is not None and surface is not None:
+            # Label Studio records a line break as a backslash and "n", brat as a space.
+            words = text[span.start : span.end].replace("\\n", " ").split()
+            if surface.replace("\\n", " ").split() != words:
+                raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
         spans.append(span)
     return GoldText(None if key is None else str(key), text, tuple(spans))
-
-
-def _is_same(surface: str, text: str) -> bool:
-    r"""Return whether a recorded text is that of an entity. Label Studio records a line break as ``\n``, brat as a space."""
-    return surface.replace("\\n", " ").split() == text.replace("\\n", " ").split()
 
 
 def import_library(name: str) -> Any:
