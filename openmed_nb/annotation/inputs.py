@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import invalid_type
+from .._utils.validation import invalid_type, is_hashable
 from ..errors import ConfigurationError
 from .references import FileReference, get_row_index
 
@@ -141,11 +141,12 @@ def _validate_ids(ids: Any) -> Any:
         if ids not in {FILE_NAME, FILE_PATH}:
             raise ConfigurationError("ids must not be a single string.", f"{_IDS_REMEDY[:-1]}, or 'name' for files.")
         return ids
-    if isinstance(ids, Mapping) or not isinstance(ids, Sized):
+    is_ordered = isinstance(ids, Sized) and not isinstance(ids, (Mapping, set, frozenset, bytes, bytearray))
+    if not is_ordered or getattr(ids, "ndim", 1) != 1:
         raise invalid_type("ids", ids, _IDS_REMEDY)
     values = _to_list(ids)
     for position, value in enumerate(values):
-        if not isinstance(value, Hashable):
+        if not is_hashable(value):
             message = f"The id at index {position} is {short_type_name(value)}, which cannot be looked up."
             raise ConfigurationError(message, "Pass strings or integers as ids.")
     return values

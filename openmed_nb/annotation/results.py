@@ -19,7 +19,7 @@ from .._events.activity import LOADING, ProgressEvent
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
-from .._utils.validation import check_choice, check_integer, check_number, invalid_value, suggest
+from .._utils.validation import check_choice, check_integer, check_number, invalid_value, is_hashable, suggest
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
@@ -844,7 +844,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             >>> found.position("b2"), [entity["word"] for entity in found["b2"]]
             (1, ['asthma'])
         """
-        indices = self._indices_by_id.get(note_id, ())
+        indices = self._indices_by_id.get(note_id, ()) if is_hashable(note_id) else ()
         if len(indices) != 1:
             message = "No text has this id." if not indices else f"{len(indices)} texts have this id."
             if self.ids is None:

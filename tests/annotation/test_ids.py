@@ -93,6 +93,10 @@ class TestSelection:
             annotate(NOTES, ids=ids).show(note_id)
         assert MARKER not in str(caught.value)
 
+    def test_position_rejects_an_id_that_is_not_hashable(self):
+        with pytest.raises(ConfigurationError, match="No text has this id"):
+            annotate(NOTES, ids=IDS).position([MARKER])
+
 
 class TestRejectedInputs:
     @pytest.mark.parametrize(
@@ -103,6 +107,11 @@ class TestRejectedInputs:
             pytest.param(NOTES, {"ids": iter(IDS)}, id="iterator of ids"),
             pytest.param(NOTES, {"ids": dict.fromkeys(IDS)}, id="mapping of ids"),
             pytest.param(NOTES, {"ids": MARKER}, id="string"),
+            pytest.param(NOTES, {"ids": set(IDS)}, id="set without an order"),
+            pytest.param(NOTES, {"ids": b"a7b2"}, id="bytes"),
+            pytest.param(NOTES, {"ids": np.array(5)}, id="array without dimensions"),
+            pytest.param(NOTES, {"ids": pd.DataFrame([IDS], columns=IDS)}, id="DataFrame"),
+            pytest.param(NOTES, {"ids": [([1],), 2, 3, 4]}, id="unhashable inside of a tuple"),
             pytest.param(NOTES, {"ids": "name"}, id="names without files"),
             pytest.param(NOTES, {"text_column": "note"}, id="column of a list"),
             pytest.param("She has asthma.", {"ids": ["a7"]}, id="single text"),
