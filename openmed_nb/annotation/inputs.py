@@ -80,6 +80,17 @@ class NoteInputs:
         return self.ids
 
 
+def make_id_column(ids: Sequence[Any]) -> Any:
+    """Return ids as a column of a DataFrame. Ids of several types keep their values: integers next to ``None`` stay integers."""
+    import numpy as np
+
+    if len({type(note_id) for note_id in ids}) <= 1:
+        return ids
+    column = np.empty(len(ids), dtype=object)
+    column[:] = ids
+    return column
+
+
 def read_inputs(
     texts: Any, ids: Any = None, text_column: str | None = None, id_column: str | None = None
 ) -> NoteInputs:

@@ -14,6 +14,7 @@ from .._utils.text import describe_value, shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, is_combining_mark, whole_words
+from .inputs import make_id_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,7 +245,7 @@ class MaskedTexts(Displayable, list[MaskedText]):
                 message = f"The table already has a column {describe_value(column)}."
                 raise ConfigurationError(message, "Pass another name as column.")
             return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
-        columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
+        columns: dict[str, Any] = {} if self.ids is None else {"id": make_id_column(self.ids)}
         columns[column] = pd.Series(texts, dtype=object).to_numpy()
         columns["replacements"] = [len(masked.spans) for masked in self]
         columns["error"] = [masked.error or None for masked in self]

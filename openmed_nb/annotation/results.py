@@ -25,6 +25,7 @@ from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
 from .context import context_mark, create_context_rules
+from .inputs import make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
     IS_MISSING,
@@ -766,6 +767,11 @@ class Summary(Displayable):
         )
 
 
+def _is_json_scalar(note_id: Any) -> bool:
+    """Return whether JSON can contain an id. It has neither NaN nor infinity."""
+    return isinstance(note_id, (str, int)) or (isinstance(note_id, float) and math.isfinite(note_id))
+
+
 def _are_files(texts: Any) -> bool:
     return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileReference) for text in texts)
 
@@ -915,7 +921,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         if _are_files(self.texts):
             texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
         if self.ids is not None:
-            ids = [note_id if isinstance(note_id, (str, int, float)) else str(note_id) for note_id in self.ids]
+            ids = [note_id if _is_json_scalar(note_id) else str(note_id) for note_id in self.ids]
             texts = [{"id": note_id, **text} for note_id, text in zip(ids, texts, strict=True)]
         return {"model": self.model, "device": self.device, "texts": texts}
 
@@ -947,7 +953,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         for name, values in self.results.columns().items():
             columns[name] = values
             if name == "note" and self._has_own_ids:
-                columns["id"] = [self.ids[index] for index in values]
+                columns["id"] = make_id_column([self.ids[index] for index in values])
             if name == "word":
                 columns["span_text"] = self._surface_forms()
         if _are_files(self.texts):

@@ -1,5 +1,6 @@
 """Ids of notes: where they come from, what they select, and where they must not appear."""
 
+import json
 import pickle
 import random
 from pathlib import Path
@@ -137,6 +138,18 @@ class TestRejectedInputs:
 
 
 class TestFrame:
+    @pytest.mark.parametrize("missing", [None, float("nan")])
+    def test_ids_keep_their_values_next_to_a_missing_id(self, missing):
+        ids = [2**53 + 1, missing, 7, 8]
+        found = annotate(["She has asthma."] * 4, ids=ids)
+        assert found.to_frame()["id"].tolist() == ids
+        assert found.mask().to_frame()["id"].tolist() == ids
+
+    def test_json_of_ids_without_a_number_is_valid(self):
+        found = annotate(NOTES, ids=[float("nan"), float("inf"), 1.5, "x"])
+        texts = json.loads(found.to_json(), parse_constant=pytest.fail)["texts"]
+        assert [text["id"] for text in texts] == ["nan", "inf", 1.5, "x"]
+
     def test_span_text_has_the_characters_of_the_note(self):
         notes = ["HAS  Type 2\r\nDIABETES today", "🤧 asthma"]
         frame = annotate(notes).to_frame()
