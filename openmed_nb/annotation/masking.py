@@ -53,6 +53,7 @@ IDENTIFIER_LABELS = {
 LABEL_PREFIXES = ("PRIVATE", "PERSONAL", "PII", "PHI")
 
 MAX_DISPLAYED_LABELS = 12
+_COLUMN_REMEDY = "Pass another name as column."
 
 # A browser does not render longer texts in reasonable time.
 MAX_SHOWN_TEXT_CHARACTERS = 100_000
@@ -222,7 +223,8 @@ class MaskedTexts(Displayable, list[MaskedText]):
             the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
 
         Raises:
-            ConfigurationError: If pandas is not installed, or if the table has another number of rows or already has the column.
+            ConfigurationError: If pandas is not installed, or if the table has another number of rows or already has the column,
+                as the returned table has ``id``, ``replacements`` and ``error``.
 
         Example:
             >>> import pandas as pd
@@ -237,14 +239,20 @@ class MaskedTexts(Displayable, list[MaskedText]):
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
+        if not isinstance(column, str):
+            raise invalid_type("column", column, _COLUMN_REMEDY)
         if table is not None:
+            if not isinstance(table, pd.DataFrame):
+                raise invalid_type("table", table, "Pass a DataFrame of pandas.")
             if len(table) != len(self):
                 message = f"The table has {len(table):,} rows, but there are {len(self):,} masked texts."
                 raise ConfigurationError(message, "Pass the table of these notes.")
             if column in table.columns:
                 message = f"The table already has a column {describe_value(column)}."
-                raise ConfigurationError(message, "Pass another name as column.")
+                raise ConfigurationError(message, _COLUMN_REMEDY)
             return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
+        if column in {"id", "replacements", "error"}:
+            raise invalid_value("column", column, _COLUMN_REMEDY)
         columns: dict[str, Any] = {} if self.ids is None else {"id": make_id_column(self.ids)}
         columns[column] = pd.Series(texts, dtype=object).to_numpy()
         columns["replacements"] = [len(masked.spans) for masked in self]

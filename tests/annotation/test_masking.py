@@ -489,7 +489,16 @@ class TestFrame:
         pd.testing.assert_frame_equal(table, before)
 
     @pytest.mark.parametrize(
-        "options", [{"table": pd.DataFrame({"x": [1]})}, {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"}]
+        "options",
+        [
+            {"table": pd.DataFrame({"x": [1]})},
+            {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"},
+            {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": 5},
+            {"table": pd.Series([1, 2, 3])},
+            {"column": "id"},
+            {"column": "replacements"},
+            {"column": "error"},
+        ],
     )
     def test_table_that_does_not_fit_is_rejected(self, masked, options):
         with pytest.raises(ConfigurationError):
