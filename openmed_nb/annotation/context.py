@@ -23,6 +23,12 @@ _MARKS: Mapping[str, Mapping[Any, str]] = {
     "experiencer": {"family": "family", "other": "other person"},
 }
 
+# Values of columns of strings.
+CONTEXT_VALUES: Mapping[str, tuple[str, ...]] = {
+    "temporality": ("recent", "historical", "hypothetical"),
+    "experiencer": ("patient", "family", "other"),
+}
+
 # End of a sentence. A line break ends a sentence unless the next line continues it, as in notes that are wrapped at a fixed width.
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\s*\n\s*(?![a-z])|\s*\n\s*\n\s*")
 

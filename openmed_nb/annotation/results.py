@@ -24,7 +24,7 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
-from .context import context_mark, create_context_rules
+from .context import CONTEXT_VALUES, context_mark, create_context_rules
 from .inputs import make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -1231,6 +1231,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 raise ConfigurationError(
                     message, "Add the context first: found.with_context('all').filter(negated=False)."
                 )
+            if name in CONTEXT_VALUES:
+                check_choice(name, value, CONTEXT_VALUES[name])
         if not (labels or context or any(min_scores.values())):
             return self
         _warn_unknown_labels((*labels, *filter(None, min_scores)), self.results.labels, self.known_labels)

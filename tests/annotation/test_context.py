@@ -109,6 +109,12 @@ class TestWithContext:
             found.filter(negated=False)
 
 
+    @pytest.mark.parametrize("context", [{"temporality": "historicl"}, {"experiencer": "mother"}])
+    def test_filter_rejects_values_that_context_never_has(self, found, context):
+        with pytest.raises(ConfigurationError, match="Invalid value"):
+            found.with_context("all").filter(**context)
+
+
 class TestSentences:
     """Cues act within a sentence. A wrapped line continues it; a new line of a list does not."""
 
