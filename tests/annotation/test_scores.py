@@ -116,6 +116,12 @@ def test_uncovered_characters_are_those_of_no_prediction(predicted, gold):
     assert count_uncovered_characters([], gold) == (total, total)
 
 
+def test_uncovered_characters_of_a_huge_entity_need_no_memory():
+    gold = [GoldSpan(0, 10**15, "NAME"), GoldSpan(5, 10**15 + 3, "NAME")]
+    predicted = [GoldSpan(10, 20, "NAME"), GoldSpan(15, 25, "NAME"), GoldSpan(30, 40, "CITY")]
+    assert count_uncovered_characters(predicted, gold) == (10**15 + 3, 10**15 + 3 - 25)
+
+
 def test_type_scheme_takes_the_closest_entity_of_the_label():
     predicted = [GoldSpan(0, 30, "NAME")]
     gold = [GoldSpan(0, 5, "NAME"), GoldSpan(6, 29, "NAME")]
