@@ -162,6 +162,18 @@ def annotations():
             pd.DataFrame({"note": [1, 0], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}),
             id="frame",
         ),
+        pytest.param(
+            pd.DataFrame(
+                {"note": [1.0, 0.0], "start": [3.0, 8.0], "end": [13.0, 14.0], "label": ["DISEASE", "DISEASE"]}
+            ),
+            id="frame of floats",
+        ),
+        pytest.param(
+            pd.DataFrame(
+                {"note": [1, 0], "id": ["x", "x"], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}
+            ),
+            id="frame with an id of several notes",
+        ),
     ],
 )
 def test_score_accepts_each_form_of_gold(annotations, gold):
@@ -210,6 +222,13 @@ def test_score_aligns_gold_by_id(annotations):
         pytest.param([[(8, 16, "DISEASE")], [], []], id="after-the-end"),
         pytest.param([["asthma"], [], []], id="word"),
         pytest.param(pd.DataFrame({"note": [0]}), id="columns"),
+        pytest.param(
+            pd.DataFrame([[0, 8, 14, 14, "asthma"]], columns=["note", "start", "end", "end", "label"]),
+            id="repeated-column",
+        ),
+        pytest.param(
+            pd.DataFrame({"note": [0.0], "start": [8.0], "end": [float("nan")], "label": ["A"]}), id="missing-end"
+        ),
         pytest.param(pd.DataFrame({"note": [9], "start": [0], "end": [1], "label": ["A"]}), id="note"),
         pytest.param(pd.DataFrame({"note": ["asthma"], "start": [0], "end": [1], "label": ["A"]}), id="note-type"),
         pytest.param(pd.DataFrame({"id": [0], "start": [0.5], "end": [1], "label": ["A"]}), id="start"),
