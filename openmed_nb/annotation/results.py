@@ -965,6 +965,14 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         names = [f"{name}_index" if name in columns else name for name in index.names]
         return frame.set_axis(index.set_names(names))
 
+    def to_frame_with_ids(self) -> pd.DataFrame:
+        """Return :meth:`to_frame` for a file, which has no index: the index of a Series is in the column ``id``."""
+        frame = self.to_frame()
+        ids = frame.index.tolist()
+        if self.row_index is not None and "id" not in frame and ids != frame["note"].tolist():
+            frame.insert(1, "id", make_id_column(ids))
+        return frame
+
     def _surface_forms(self) -> list[str | None]:
         """Return the characters of each entity in its note, or ``None`` if the note cannot be read again."""
         surface_forms: list[str | None] = []
@@ -1394,7 +1402,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """Save the results to a file.
 
         A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
-        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts. An ``.html`` file shows the notes with
+        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_arrow`, without the texts. An ``.html`` file shows the notes with
         marked entities, without network access. An existing file is replaced.
 
         Args:
@@ -1449,6 +1457,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table with one row per entity and the columns of :meth:`to_frame`, for polars, DuckDB and Parquet.
 
+        The index of a Series is in the column ``id``, because an Arrow table has no index.
+
         Raises:
             ConfigurationError: If pandas or pyarrow is not installed.
 
@@ -1459,7 +1469,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """
         from .export.tables import to_arrow
 
-        return to_arrow(self.to_frame())
+        return to_arrow(self.to_frame_with_ids())
 
     def to_spacy(self, nlp: Language) -> Iterator[Doc]:
         """Yield a spaCy document for each note that has a text.

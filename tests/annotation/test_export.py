@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pandas
 import pyarrow.parquet
 import pytest
 import seqeval.metrics.sequence_labeling
@@ -201,6 +202,18 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
         scores = found.score(nb.read_annotations(tmp_path / name))
         assert (scores.num_texts, scores.total.strict.f1) == (3, 1.0), name
     assert found.score(frame).total.strict.f1 == 1.0
+
+
+@pytest.mark.parametrize("name", ["notes.csv", "notes.parquet"])
+@pytest.mark.parametrize("index", [["k1", "k2"], ["k1", "k1"], [5, 3]])
+def test_saved_tables_have_the_index_of_a_series_as_ids(name, index, tmp_path):
+    notes = pandas.Series(["No asthma.", "She has asthma."], index=index)
+    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
+    found.save(tmp_path / name)
+    read = pandas.read_csv if name.endswith("csv") else pandas.read_parquet
+    saved = read(tmp_path / name)
+    assert saved["id"].tolist() == index
+    assert found.score(nb.read_annotations(tmp_path / name)).total.strict.correct == 2
 
 
 def test_empty_results_can_be_saved(tmp_path):

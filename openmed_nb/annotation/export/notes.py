@@ -80,8 +80,8 @@ class Export:
 class Saveable(Protocol):
     """Results that can be saved."""
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row per entity."""
+    def to_frame_with_ids(self) -> pd.DataFrame:
+        """Return one row per entity, with the ids of the notes as a column."""
         ...
 
     def to_arrow(self) -> pa.Table:

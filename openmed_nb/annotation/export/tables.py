@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def save_csv(path: Path, found: Saveable) -> None:
     """Write the entities to a CSV file."""
     # The csv module quotes the characters of the line terminator only, and words may contain both.
-    found.to_frame().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
+    found.to_frame_with_ids().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
 
 
 def read_csv(path: Path) -> GoldTexts:
