@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import WIDGET_MIME_TYPE, Displayable, Report, TextSegment, to_html
+from .._utils.validation import check_integer
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
@@ -43,6 +44,7 @@ class NotePages(Displayable):
 
     def page(self, number: int) -> Report:
         """Return a page, from 0."""
+        number = check_integer("number", number, 0, len(self) - 1)
         count = len(self.annotations)
         start = number * self.notes_per_page
         stop = min(start + self.notes_per_page, count)
