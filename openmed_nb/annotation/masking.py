@@ -376,6 +376,8 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
                 compiled.append(MaskingRule(label, regex.compile(pattern)))
             except regex.error as error:
                 problem = f"is not a valid regular expression: {error.msg} at position {error.pos}"
+            except RecursionError:
+                problem = "has too many nested groups"
         # Raised outside of the handler, so that the original error, which contains the pattern, is not the context.
         if problem:
             remedy = r"Pass a pattern of the package regex, such as r'\bMRN[:# ]*\d{6,}\b'."

@@ -445,7 +445,17 @@ class TestRules:
         (span,) = mask_text("Anna 1234", spans, "[{label}]").spans
         assert (span.label, span.source, span.end) == ("ID", "rule", 9)
 
-    @pytest.mark.parametrize("rules", [{"MRN": "(secret"}, {"secret": 5}, {5: "x"}, ["secret"], "secret"])
+    @pytest.mark.parametrize(
+        "rules",
+        [
+            {"MRN": "(secret"},
+            {"MRN": "(" * 5000 + "secret" + ")" * 5000},
+            {"secret": 5},
+            {5: "x"},
+            ["secret"],
+            "secret",
+        ],
+    )
     def test_invalid_rules_are_rejected_without_being_quoted(self, found, rules):
         with pytest.raises(ConfigurationError) as caught:
             found.mask(rules=rules)
