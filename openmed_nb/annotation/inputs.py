@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .._utils.text import describe_value, short_type_name
+from .._utils.text import short_type_name
 from .._utils.validation import invalid_type, is_hashable
 from ..errors import ConfigurationError
 from .references import FileReference, get_row_index
@@ -26,8 +26,10 @@ _FILES_REMEDY = "Pass paths of files, such as Path('notes') / '*.txt'."
 class _ArrowTexts(Sequence[Any]):
     """The values of an Arrow column, converted one by one."""
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
+    def __init__(self, column: pa.ChunkedArray | pa.Array) -> None:
         self._column = column
+        # The column of a record batch is a single array.
+        self._chunks = getattr(column, "chunks", [column])
 
     def __len__(self) -> int:
         return len(self._column)
@@ -38,7 +40,7 @@ class _ArrowTexts(Sequence[Any]):
         return self._column[index].as_py()
 
     def __iter__(self) -> Iterator[Any]:
-        for chunk in self._column.chunks:
+        for chunk in self._chunks:
             yield from chunk.to_pylist()
 
 
@@ -136,11 +138,12 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
         message = f"{argument} requires a table, not {short_type_name(table)}."
         raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
     if name not in columns:
-        message = f"The table has no column {describe_value(name)}."
+        message = f"The table does not have the column of {argument}."
         raise ConfigurationError(message, f"Pass the name of one of its {len(columns)} columns as {argument}.")
-    column = table[name]
-    if getattr(column, "ndim", 1) != 1:
-        message = f"The table has several columns {describe_value(name)}."
+    is_repeated = list(columns).count(name) > 1
+    column = None if is_repeated else table[name]
+    if is_repeated or getattr(column, "ndim", 1) != 1:
+        message = f"The table has several columns with the name of {argument}."
         raise ConfigurationError(message, "Rename one of them.")
     return column
 

@@ -248,8 +248,7 @@ class MaskedTexts(Displayable, list[MaskedText]):
                 message = f"The table has {len(table):,} rows, but there are {len(self):,} masked texts."
                 raise ConfigurationError(message, "Pass the table of these notes.")
             if column in table.columns:
-                message = f"The table already has a column {describe_value(column)}."
-                raise ConfigurationError(message, _COLUMN_REMEDY)
+                raise ConfigurationError("The table already has a column of this name.", _COLUMN_REMEDY)
             return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
         if column in {"id", "replacements", "error"}:
             raise invalid_value("column", column, _COLUMN_REMEDY)

@@ -36,6 +36,7 @@ class TestSources:
         [
             pytest.param(table, COLUMNS, id="DataFrame"),
             pytest.param(lambda: pa.Table.from_pandas(table()), COLUMNS, id="Arrow"),
+            pytest.param(lambda: pa.RecordBatch.from_pandas(table()), COLUMNS, id="RecordBatch"),
             pytest.param(lambda: datasets.Dataset.from_pandas(table()), COLUMNS, id="Dataset"),
             pytest.param(table, {"text_column": "note", "ids": IDS}, id="column and list"),
             pytest.param(lambda: NOTES, {"ids": np.array(IDS)}, id="array"),
@@ -118,6 +119,11 @@ class TestRejectedInputs:
             pytest.param("She has asthma.", {"ids": ["a7"]}, id="single text"),
             pytest.param(table(), {"text_column": "text"}, id="unknown column"),
             pytest.param(table(), {"text_column": 1}, id="column number"),
+            pytest.param(table().set_axis([MARKER] * 3, axis=1), {"text_column": MARKER}, id="repeated column"),
+            pytest.param(
+                pa.table([pa.array(NOTES)] * 2, names=[MARKER] * 2), {"text_column": MARKER}, id="repeated Arrow column"
+            ),
+            pytest.param(table(), {"text_column": MARKER}, id="unknown name"),
             pytest.param(table(), {"id_column": "note_id"}, id="no text column"),
             pytest.param(table(), {**COLUMNS, "ids": IDS}, id="ids twice"),
             pytest.param(table(), {}, id="no column"),

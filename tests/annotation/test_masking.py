@@ -502,7 +502,7 @@ class TestFrame:
         "options",
         [
             {"table": pd.DataFrame({"x": [1]})},
-            {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"},
+            {"table": pd.DataFrame({"secret": [1, 2, 3]}), "column": "secret"},
             {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": 5},
             {"table": pd.Series([1, 2, 3])},
             {"column": "id"},
@@ -511,5 +511,6 @@ class TestFrame:
         ],
     )
     def test_table_that_does_not_fit_is_rejected(self, masked, options):
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(ConfigurationError) as caught:
             masked.to_frame(**options)
+        assert "secret" not in str(caught.value)
