@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import gc
 import json
+import os
 import stat
 import tempfile
 import traceback
@@ -204,6 +205,32 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
         scores = found.score(nb.read_annotations(tmp_path / name))
         assert (scores.num_texts, scores.total.strict.f1) == (3, 1.0), name
     assert found.score(frame).total.strict.f1 == 1.0
+
+
+@pytest.mark.parametrize("row", ["0,0,6,asthma,L", "0,0,6"], ids=["long", "short"])
+def test_csv_rows_of_another_length_are_rejected(row, tmp_path):
+    """A cell with an unquoted comma moves the cells after it to other columns."""
+    (tmp_path / "notes.csv").write_text(f"note,start,end,label\n0,0,6,L\n{row}\n")
+    with pytest.raises(ConfigurationError, match="Row 1 of the table"):
+        nb.read_annotations(tmp_path / "notes.csv")
+
+
+def test_csv_with_a_repeated_column_is_rejected(tmp_path):
+    (tmp_path / "notes.csv").write_text("note,note,start,end,label\n0,1,0,6,L\n")
+    with pytest.raises(ConfigurationError, match="several columns"):
+        nb.read_annotations(tmp_path / "notes.csv")
+
+
+def test_files_that_are_not_regular_are_rejected(tmp_path):
+    """Reading from a pipe would block."""
+    os.mkfifo(tmp_path / "notes.jsonl")
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        nb.read_annotations(tmp_path / "notes.jsonl")
+    folder = tmp_path / "brat"
+    folder.mkdir()
+    os.mkfifo(folder / "0.txt")
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        nb.read_annotations(folder)
 
 
 @pytest.mark.parametrize("name", ["notes.csv", "notes.parquet"])

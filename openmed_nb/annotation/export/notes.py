@@ -116,7 +116,14 @@ def open_utf8(path: Path) -> TextIO:
 
 def read_utf8(path: Path) -> str:
     """Return the contents of a file. Line endings are not converted."""
-    return path.read_bytes().decode("utf-8-sig")
+    return read_regular_file(path).decode("utf-8-sig")
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Return the contents of a file. Reading from a pipe could block forever."""
+    if not path.is_file():
+        raise InvalidNoteError("has a file that is missing or not a regular file")
+    return path.read_bytes()
 
 
 def make_gold(key: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:

@@ -155,6 +155,10 @@ def read_annotations(path: str | os.PathLike[str], format: str | None = None) ->
     source = check_path(path, "path")
     if not source.exists():
         raise ConfigurationError("The file of annotations does not exist.", "Pass the path of an existing file.")
+    if not (source.is_file() or source.is_dir()):
+        raise ConfigurationError(
+            "The path of the annotations is not a regular file.", "Pass the path of a file or folder."
+        )
     suffix = source.suffix.lower()
     readers = {key: form.read for key, form in FORMATS.items() if form.read}
     detected = "brat" if source.is_dir() else next((key for key in readers if suffix in FORMATS[key].suffixes), "")
