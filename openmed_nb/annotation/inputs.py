@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -20,6 +21,7 @@ FILE_NAME = "name"
 FILE_PATH = "path"
 
 _IDS_REMEDY = "Pass a list with one id per text, such as ids=table['note_id']."
+_SURROGATE_PATTERN = re.compile(r"[\ud800-\udfff]")
 _FILES_REMEDY = "Pass paths of files, such as Path('notes') / '*.txt'."
 
 
@@ -83,14 +85,20 @@ class NoteInputs:
 
 
 def make_id_column(ids: Sequence[Any]) -> Any:
-    """Return ids as a column of a DataFrame. Ids of several types keep their values: integers next to ``None`` stay integers."""
-    import numpy as np
+    """Return ids as a column of a DataFrame.
 
-    if len({type(note_id) for note_id in ids}) <= 1:
-        return ids
-    column = np.empty(len(ids), dtype=object)
-    column[:] = ids
-    return column
+    Ids of several types keep their values: integers next to ``None`` stay integers. Names of files that are not valid Unicode
+    cannot be in a column of strings.
+    """
+    import pandas as pd
+
+    has_one_type = len({type(note_id) for note_id in ids}) <= 1
+    is_unicode = not any(_has_surrogates(note_id) for note_id in ids if isinstance(note_id, str))
+    return ids if has_one_type and is_unicode else pd.Index(list(ids), dtype=object, tupleize_cols=False)
+
+
+def _has_surrogates(text: str) -> bool:
+    return not text.isascii() and _SURROGATE_PATTERN.search(text) is not None
 
 
 def read_inputs(

@@ -957,7 +957,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             if name == "word":
                 columns["span_text"] = self._surface_forms()
         if _are_files(self.texts):
-            columns["source"] = [self.sources[index] for index in columns["note"]]
+            columns["source"] = make_id_column([self.sources[index] for index in columns["note"]])
         frame = pd.DataFrame(columns)
         if self.row_index is None:
             return frame

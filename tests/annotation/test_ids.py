@@ -1,8 +1,11 @@
 """Ids of notes: where they come from, what they select, and where they must not appear."""
 
 import json
+import os
 import pickle
 import random
+import sys
+import traceback
 from pathlib import Path
 
 import datasets
@@ -150,6 +153,18 @@ class TestFrame:
         found = annotate(["She has asthma."] * 4, ids=ids)
         assert found.to_frame()["id"].tolist() == ids
         assert found.mask().to_frame()["id"].tolist() == ids
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="File names are Unicode.")
+    def test_names_of_files_that_are_not_utf_8_are_in_the_frame(self, tmp_path):
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/M\xfcller.txt"))
+        path.write_text("She has asthma.")
+        found = annotate([path], ids="name")
+        assert found.to_frame()[["id", "source"]].to_numpy().tolist() == [[path.name, str(path)]]
+        assert found.mask().to_frame()["id"].tolist() == [path.name]
+        for name in ("a.jsonl", "a.csv", "a.parquet", "a.html"):
+            with pytest.raises(ConfigurationError, match=r"not valid Unicode\. Pass other ids") as caught:
+                found.save(tmp_path / name)
+            assert "ller" not in "".join(traceback.format_exception(caught.value))
 
     def test_json_of_ids_without_a_number_is_valid(self):
         found = annotate(NOTES, ids=[float("nan"), float("inf"), 1.5, "x"])

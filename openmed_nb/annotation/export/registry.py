@@ -120,11 +120,15 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
                 path.rmdir()  # Fails if it contains files.
             temporary.replace(path)
             return result
-    except (OSError, UnicodeEncodeError) as error:
+    except UnicodeEncodeError:
+        problem = "an id or a label is not valid Unicode"
+        remedy = "Pass other ids, or rename files whose names are not UTF-8."
+    except OSError as error:
         problem = describe_read_error(error)
+        remedy = "Use a new file or folder where you can write."
     # Raised outside of the handler, so that the original error, which contains the path, is not the context.
     message = f"{describe_file(path)} cannot be written: {problem}."
-    raise ConfigurationError(message, "Use a new file or folder where you can write.")
+    raise ConfigurationError(message, remedy)
 
 
 def read_annotations(path: str | os.PathLike[str], format: str | None = None) -> GoldTexts:  # noqa: A002 - public name
