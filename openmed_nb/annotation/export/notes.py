@@ -78,7 +78,11 @@ class Export:
 
 
 class Saveable(Protocol):
-    """Results that can be saved."""
+    """Results that can be saved, and displayed in pages."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return model, device and texts as JSON-compatible data."""
+        ...
 
     def to_frame_with_ids(self) -> pd.DataFrame:
         """Return one row per entity, with the ids of the notes as a column."""
@@ -97,7 +101,7 @@ class Saveable(Protocol):
         ...
 
     def iter_named_segments(
-        self, start: int, stop: int, max_characters: int | None
+        self, start: int, stop: int, max_characters: int | None = ...
     ) -> Iterator[tuple[str, list[TextSegment]]]:
         """Yield index and id of each note, and its segments."""
         ...
