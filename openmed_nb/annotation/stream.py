@@ -384,7 +384,11 @@ class Annotator:
         errors: dict[int, OpenMedError] = {}
         try:  # If the texts are valid, this is faster than a check of each text.
             "".join(texts).encode()
+            is_valid = True
         except (TypeError, UnicodeEncodeError):
+            is_valid = False
+        # Checked outside of the handler, so that the original error, which contains the texts, is not the context.
+        if not is_valid:
             texts = [read_text(text, number) for number, text in enumerate(texts, chunk.first)]
             for index, text in enumerate(texts):
                 error = text_error(text, chunk.first + index, delimiter is not None)

@@ -10,10 +10,9 @@ import gc
 import importlib
 import importlib.util
 import inspect
-import operator
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -222,10 +221,12 @@ class EpochHooks:
             epochs = range(count)
         if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
             raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
-        total = 0
-        with suppress(OverflowError):  # A range may be endless.
-            total = operator.length_hint(epochs)  # 0 if it is not known, as for a loader of a stream.
-        self.curve = replace(self.curve, total_epochs=finite_epochs(self._epochs + total) if total else None)
+        total_epochs = None
+        # A loader of a stream has no length although it has the method, and a range may be endless.
+        with suppress(TypeError, OverflowError):
+            if isinstance(epochs, Sized):
+                total_epochs = finite_epochs(self._epochs + len(epochs))
+        self.curve = replace(self.curve, total_epochs=total_epochs)
         return Epochs(self, epochs)
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -109,7 +109,8 @@ class TestArguments:
         texts = [text[:250] if "stride" not in options else text for text in sentences(12, longest=40)]
         before = pipe(texts)
         assert pipe(texts, **options) == rounded(theirs()(texts, **options))
-        assert pipe(texts) == before
+        # Matrix products may use another library by now, so the last digits may differ.
+        assert pipe(texts) == rounded(before)
 
     @pytest.mark.parametrize(
         ("options", "most"), [({"batch_tokens": 100}, 100), ({"batch_size": 2}, 128), ({"batch_size": 3}, 192)]
