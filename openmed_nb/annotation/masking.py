@@ -242,6 +242,8 @@ class MaskedTexts(Displayable, list[MaskedText]):
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
         if not isinstance(column, str):
             raise invalid_type("column", column, _COLUMN_REMEDY)
+        if column.encode(errors="ignore").decode() != column:
+            raise ConfigurationError("The column name contains an unpaired surrogate.", _COLUMN_REMEDY)
         if table is not None:
             if not isinstance(table, pd.DataFrame):
                 raise invalid_type("table", table, "Pass a DataFrame of pandas.")

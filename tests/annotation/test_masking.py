@@ -507,6 +507,7 @@ class TestFrame:
             {"table": pd.Series([1, 2, 3])},
             {"column": "id"},
             {"column": "replacements"},
+            {"column": "secret \ud800"},
             {"column": "error"},
         ],
     )
