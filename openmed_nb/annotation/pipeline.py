@@ -345,7 +345,7 @@ def budget_for_device(device: torch.device, model: PreTrainedModel) -> TokenBudg
     """Return the default token budget of a model on a device."""
     known_device = get_device(device)
     max_padding = known_device.max_padding_tokens(getattr(model.config, "hidden_size", None))
-    return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.few_shapes)
+    return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.recompiles_for_new_shapes)
 
 
 class ResultIterator(Iterator[list[Entity]]):

@@ -68,7 +68,7 @@ def plan_workers(
         _check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
         default_threads = None if count == 1 else max(1, cores // count)
         return (WorkerSpec(target.type, threads=threads or default_threads),) * count
-    if not target.is_numbered:
+    if not target.supports_index:
         _check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
         return (WorkerSpec(target.type, threads=threads),)
     index = device.partition(":")[2]

@@ -118,7 +118,9 @@ def test_incompatible_setting_is_one_finding(computers, kind, changes, expected)
 )
 def test_mixed_precision_finding_names_reason_on_mac(computers, macos, version, precision, words):
     torch = replace(computers.MAC_TORCH, version=version)
-    (finding,) = launch_findings({**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos=macos), torch)
+    (finding,) = launch_findings(
+        {**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos_version=macos), torch
+    )
 
     assert words in finding.evidence
 
