@@ -236,7 +236,7 @@ All checks
   PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: {active}
   PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: {active}
   data types                        ok              mps computes with float32, float16, bfloat16, int64; MPS does not support float64
-  known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with dirty memory
+  known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with reused memory
   packages                          ok              9 packages fit together
   memory pressure                   ok              normal
   power                             ok              adapter
