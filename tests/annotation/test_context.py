@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openmed.clinical.negation_scope import negated_spans
 
 import openmed_nb as nb
-from openmed_nb.annotation.context import context_mark, create_context_rules
+from openmed_nb.annotation.context import context_mark, create_context_finder
 from openmed_nb.errors import ConfigurationError
 
 NOTES = [
@@ -126,12 +126,12 @@ class TestSentences:
     )
     def test_negation_ends_at_the_sentence(self, text, negated):
         word = "asthma" if "asthma" in text else "Asthma"
-        find_context = create_context_rules(("negated",), "en")
+        find_context = create_context_finder(("negated",), "en")
         assert find_context(text, spans_of(text, "fever", word)) == {"negated": negated}
 
     def test_entity_across_sentences_joins_them(self):
         text = "No St. Vitus dance. Asthma."
-        find_context = create_context_rules(("negated",), "en")
+        find_context = create_context_finder(("negated",), "en")
         context = find_context(text, spans_of(text, "St. Vitus dance", "Asthma"))
         assert len(context["negated"]) == 2
         assert context["negated"][1] is False
@@ -145,7 +145,7 @@ class TestSentences:
             if word in {"fever", "asthma", "pain"}:
                 entities.append({"start": position, "end": position + len(word)})
             position += len(word) + 1
-        negated = create_context_rules(("negated",), "en")(text, entities)["negated"]
+        negated = create_context_finder(("negated",), "en")(text, entities)["negated"]
         assert len(negated) == len(entities)
         if "\n" not in words:
             expected = set(negated_spans(text, entities))
@@ -153,7 +153,7 @@ class TestSentences:
 
     def test_other_languages_use_their_own_cues(self):
         text = "Kein Fieber. Asthma."
-        find_context = create_context_rules(("negated",), "de")
+        find_context = create_context_finder(("negated",), "de")
         assert find_context(text, spans_of(text, "Fieber", "Asthma")) == {"negated": [True, False]}
 
 
@@ -177,7 +177,7 @@ def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
     """The notes were labeled by hand, before the rules were run on them."""
     lines = (Path(__file__).parent / "context_notes.jsonl").read_text("utf-8").splitlines()
     notes = [json.loads(line) for line in lines]
-    find_context = create_context_rules(("all",), "en")
+    find_context = create_context_finder(("all",), "en")
     gold = []
     predicted = []
     for note in notes:

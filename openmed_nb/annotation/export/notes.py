@@ -1,4 +1,4 @@
-"""Notes as formats write and read them. Offsets are in characters (code points)."""
+"""Notes as they are written to and read from files. Offsets are in characters (code points)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-# Losses that several formats count, as the end of a sentence.
+# Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
 CHANGED_LABELS = "labels with spaces, which were replaced by underscores"
 TRIMMED = "entities with white space at their ends, which was removed"
@@ -47,7 +47,7 @@ class Export:
     Attributes:
         notes: The notes, or ``None`` for a note without a text.
         model: Name of the model.
-        losses: Counts of what the format cannot contain, by description.
+        losses: Number of items that the format cannot contain, by description.
         num_notes: Number of notes that were written.
         num_entities: Number of entities of these notes.
         labels: Labels of these entities.
@@ -70,8 +70,8 @@ class Export:
             self.labels.update(span.label for span in note.spans)
             yield note
 
-    def tag_label(self, label: str) -> str:
-        """Return a label without white space, for formats whose columns it would separate."""
+    def sanitize_label(self, label: str) -> str:
+        """Return a label without white space, for formats in which white space separates columns."""
         tag = re.sub(r"\s+", "_", label) or "_"
         if tag != label:
             self.losses[CHANGED_LABELS] += 1
@@ -94,7 +94,7 @@ class Saveable(Protocol):
         ...
 
     def summary(self) -> Displayable:
-        """Return the counts."""
+        """Return a summary of the results."""
         ...
 
     def iter_named_segments(
@@ -120,11 +120,11 @@ def read_utf8(path: Path) -> str:
     return path.read_bytes().decode("utf-8-sig")
 
 
-def make_gold(key: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:
+def create_gold_text(note_id: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:
     """Return a note from a file.
 
     Args:
-        key: Key of the note, or ``None``.
+        note_id: Id of the note, or ``None``.
         text: Text of the note, or ``None``.
         entities: Entities as for :func:`parse_gold`.
         surfaces: Recorded texts of the entities, or ``None`` for an entity without one.
@@ -140,13 +140,13 @@ def make_gold(key: object, text: object, entities: Iterable[Any], surfaces: Sequ
         if span is None or (text is not None and span.end > len(text)):
             raise InvalidNoteError(f"has an invalid entity at index {index}")
         surface = surfaces[index] if index < len(surfaces) else None
-        if text is not None and surface is not None and not _is_same(surface, text[span.start : span.end]):
+        if text is not None and surface is not None and not _texts_match(surface, text[span.start : span.end]):
             raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
         spans.append(span)
-    return GoldText(None if key is None else str(key), text, tuple(spans))
+    return GoldText(None if note_id is None else str(note_id), text, tuple(spans))
 
 
-def _is_same(surface: str, text: str) -> bool:
+def _texts_match(surface: str, text: str) -> bool:
     r"""Return whether a recorded text is that of an entity. Label Studio records a line break as ``\n``, brat as a space."""
     return surface.replace("\\n", " ").split() == text.replace("\\n", " ").split()
 
