@@ -479,7 +479,7 @@ class MemoryCurve(Displayable):
         """
         cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
         title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
-        figure: Figure = require_plotting(".plot").draw(title, self.charts)
+        figure: Figure = require_plotting(".plot").plot_charts(title, self.charts)
         return figure
 
     @property

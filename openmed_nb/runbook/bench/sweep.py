@@ -386,7 +386,7 @@ class SweepReport(StepReport):
             ConfigurationError: If matplotlib is not installed.
         """
         caption = f"{shorten(self.name, 30)}, {self.task} {self.heading}"
-        figure: Figure = require_plotting(".plot").draw(caption, self.charts)
+        figure: Figure = require_plotting(".plot").plot_charts(caption, self.charts)
         return figure
 
 
