@@ -66,7 +66,7 @@ class FallbackLog(Displayable):
     _recorder: FallbackRecorder = field(repr=False)
 
     JSON_EXCLUDE = ("_recorder",)
-    JSON_PROPERTIES = ("verdict", "count", "operators_on_mps", "entries")
+    JSON_PROPERTIES = ("verdict", "count", "num_mps_operators", "entries")
 
     @property
     def entries(self) -> tuple[Fallback, ...]:
