@@ -190,6 +190,9 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "use": {"device": lambda: "cpu"},
     "pipeline.__call__": {"inputs": lambda: TEXTS[0]},
     "annotations.show": {"number": lambda: 0},
+    "annotations.export": {"format": lambda: "doccano", "path": lambda: f"export_{next(NUMBERS)}"},
+    "annotations.save": {"path": lambda: f"saved_{next(NUMBERS)}.csv"},
+    "annotations.score": {"gold": lambda: [[], []]},
     "masked.original_offset": {"position": lambda: 0},
 }  # fmt: skip
 """Valid values by callable and parameter; those of the empty name are for every callable with such a parameter."""
@@ -241,6 +244,8 @@ def all_targets(functions: dict[str, Callable[..., Any]]) -> list[Target]:
         "annotations": found,
         "annotated": found.show(0),
         "summary": found.summary(),
+        "pages": found.show(),
+        "scores": found.score([[], []]),
         "masked": found.show(0).mask(),
         "masked_texts": found.mask(),
         "logbook_result": book,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 import zlib
 from collections import Counter
@@ -309,6 +310,7 @@ SCROLLABLE_TABLE = "max-width:100%;overflow:auto"
 SCREEN_READER_ONLY = "font-size:0"  # The only way to hide text visually that an untrusted notebook permits.
 LAYER_LABEL = "font-weight:600;white-space:nowrap;margin:0 0.2em"
 LAYER_PIXELS = 5  # Distance of the lines of overlapping entities.
+MAX_LAYERS = 10  # Maximum number of these lines, each of which is an element around every part of the text.
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 
 # Background colors of labels, with a contrast of at least 7 to 1 to black. With 13 colors, labels that often occur together have
@@ -558,12 +560,14 @@ def _text_segment(segment: TextSegment) -> str:
     """
     if not segment.spans:
         return f"[{segment.text}]({segment.suffix})" if segment.suffix else segment.text
+    num_opened = Counter(span.start for span in segment.spans)
+    closed: dict[int, list[OverlappingSpan]] = {}
+    for span in sorted(segment.spans, key=lambda span: -span.start):
+        closed.setdefault(span.end, []).append(span)
     parts = []
     for start, end in pairwise(_boundaries(segment)):
-        parts += ["[" for span in segment.spans if span.start == start]
-        parts.append(segment.text[start:end])
-        closed = sorted((span for span in segment.spans if span.end == end), key=lambda span: -span.start)
-        parts += [f"]({span.suffix})" for span in closed]
+        parts.append("[" * num_opened[start] + segment.text[start:end])
+        parts += [f"]({span.suffix})" for span in closed.get(end, ())]
     return "".join(parts)
 
 
@@ -576,29 +580,34 @@ def _boundaries(segment: TextSegment) -> list[int]:
 
 
 def _html_layers(segment: TextSegment) -> str:
-    """Return a segment with overlapping spans as HTML: one line below the text for each span, with the label at its end."""
+    """Return a segment with overlapping spans as HTML: one line below the text for each span, with the label at its end.
+
+    Spans in further layers than :data:`MAX_LAYERS` have a label only.
+    """
     layer_ends: list[int] = []  # end of the last span in each layer
-    layers: dict[OverlappingSpan, int] = {}
+    spans_by_start: dict[int, list[tuple[int, OverlappingSpan]]] = {}
     for span in sorted(segment.spans, key=lambda span: (span.start, -span.end)):
         layer = next((index for index, end in enumerate(layer_ends) if end <= span.start), len(layer_ends))
         layer_ends[layer : layer + 1] = [span.end]
-        layers[span] = layer
+        spans_by_start.setdefault(span.start, []).append((layer, span))
     parts = []
+    active: dict[int, OverlappingSpan] = {}
     for start, end in pairwise(_boundaries(segment)):
         piece = escape(segment.text[start:end])
-        active = {layer: span for span, layer in layers.items() if span.start <= start < span.end}
-        for layer in range(max(active, default=-1) + 1):
+        active = {layer: span for layer, span in active.items() if start < span.end}
+        active.update(spans_by_start.get(start, ()))
+        for layer in range(min(max(active, default=-1) + 1, MAX_LAYERS)):
             below = active.get(layer)
             color = "transparent" if below is None else label_color(below.label)
             title = "" if below is None else f' title="{escape(_tooltip(below))}"'
             style = f"border-bottom:3px solid {color};padding-bottom:{LAYER_PIXELS * layer}px"
             piece = f'<span style="{style}"{title}>{piece}</span>'
         parts.append(piece)
-        for span in sorted(active.values(), key=layers.__getitem__):
+        for _layer, span in sorted(active.items(), key=operator.itemgetter(0)):
             if span.end == end:
                 tag = f"{escape(span.suffix)}{_hidden_score(span.score)}"
                 parts.append(f'<small style="{LAYER_LABEL};{label_style(span.label)}">{tag}</small>')
-    return f'<span style="line-height:{1.5 + 0.4 * len(layer_ends):.1f}">{"".join(parts)}</span>'
+    return f'<span style="line-height:{1.5 + 0.4 * min(len(layer_ends), MAX_LAYERS):.1f}">{"".join(parts)}</span>'
 
 
 def _tooltip(item: TextSegment | OverlappingSpan) -> str:

@@ -46,6 +46,15 @@ def check_bool(name: str, value: object) -> None:
         raise invalid_value(name, value, "Pass True or False.")
 
 
+def is_hashable(value: Any) -> bool:
+    """Return whether a value has a hash. A tuple with a list inside does not, although its type defines ``__hash__``."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def as_integer(value: Any) -> int | None:
     """Return an integer, such as one of numpy, as ``int``, or ``None`` for any other value, including bools."""
     try:

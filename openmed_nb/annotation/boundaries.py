@@ -29,11 +29,6 @@ MID_DIGITS = MID_NUM_LETTERS | frozenset(
 REPLACEMENT_CHARACTER = "\ufffd"
 
 
-def is_combining_mark(character: str) -> bool:
-    """Return whether a character is an accent or another combining mark of the preceding letter."""
-    return unicodedata.category(character).startswith("M")
-
-
 def is_ignorable(character: str) -> bool:
     """Return whether word segmentation ignores a character (mark, soft hyphen, zero-width or control character)."""
     category = unicodedata.category(character)

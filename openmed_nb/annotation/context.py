@@ -23,8 +23,15 @@ _LABELS: Mapping[str, Mapping[Any, str]] = {
     "experiencer": {"family": "family", "other": "other person"},
 }
 
+# Values of columns of strings.
+CONTEXT_VALUES: Mapping[str, tuple[str, ...]] = {
+    "temporality": ("recent", "historical", "hypothetical"),
+    "experiencer": ("patient", "family", "other"),
+}
+
 # End of a sentence. A line break ends a sentence unless the next line continues it, as in notes that are wrapped at a fixed width.
-_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\s*\n\s*(?![a-z])|\s*\n\s*\n\s*")
+# Matches do not start inside of white space, where the search would take quadratic time.
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<!\s)\s*\n\s*(?![a-z])|(?<!\s)\s*\n\s*\n\s*")
 
 
 class _Axis(NamedTuple):

@@ -78,6 +78,10 @@ def gold_from_columns(columns: Mapping[str, Iterable[Any]]) -> GoldTexts:
         ConfigurationError: If a column is missing, or if a row is not an entity.
     """
     key = next((name for name in ("id", "note") if name in columns), None)
+    if {"id", "note"} <= {*columns}:
+        pairs = {*zip(map(str, columns["id"]), map(str, columns["note"]), strict=True)}
+        if len({note_id for note_id, _note in pairs}) < len(pairs):  # Several notes have the same id.
+            key = "note"
     label_key = next((name for name in LABEL_KEYS if name in columns), None)
     if key is None or label_key is None or not {"start", "end"} <= {*columns}:
         raise ConfigurationError("The table of gold entities does not have the required columns.", TABLE_REMEDY)
@@ -145,8 +149,18 @@ def read_gold(gold: Any) -> GoldTexts:
     if isinstance(gold, GoldTexts):
         return gold
     if hasattr(gold, "columns") and hasattr(gold, "itertuples"):
-        return gold_from_columns({str(name): gold[name].tolist() for name in gold.columns})
+        columns = {str(name): gold.iloc[:, index].tolist() for index, name in enumerate(gold.columns)}
+        if len(columns) < len(gold.columns):
+            raise ConfigurationError("The table of gold entities has several columns of the same name.", TABLE_REMEDY)
+        for name in {"note", "start", "end"} & columns.keys():
+            columns[name] = [_as_whole_number(value) for value in columns[name]]
+        return gold_from_columns(columns)
     return GoldTexts(tuple(GoldText(None, None, spans) for spans in parse_gold(gold)))
+
+
+def _as_whole_number(value: Any) -> Any:
+    """Return a float without decimals as ``int``: pandas stores integers as floats if a value of the column was missing."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def parse_gold(gold: Any) -> tuple[tuple[GoldSpan, ...], ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Sized
+import re
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .._utils.text import describe_value, short_type_name
-from .._utils.validation import invalid_type
+from .._utils.text import short_type_name
+from .._utils.validation import invalid_type, is_hashable
 from ..errors import ConfigurationError
 from .references import FileReference, get_row_index
 
@@ -20,14 +21,17 @@ FILE_NAME = "name"
 FILE_PATH = "path"
 
 _IDS_REMEDY = "Pass a list with one id per text, such as ids=table['note_id']."
+_SURROGATE_PATTERN = re.compile(r"[\ud800-\udfff]")
 _FILES_REMEDY = "Pass paths of files, such as Path('notes') / '*.txt'."
 
 
 class _ArrowTexts(Sequence[Any]):
     """The values of an Arrow column, converted one by one."""
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
+    def __init__(self, column: pa.ChunkedArray | pa.Array) -> None:
         self._column = column
+        # The column of a record batch is a single array.
+        self._chunks = getattr(column, "chunks", [column])
 
     def __len__(self) -> int:
         return len(self._column)
@@ -38,7 +42,7 @@ class _ArrowTexts(Sequence[Any]):
         return self._column[index].as_py()
 
     def __iter__(self) -> Iterator[Any]:
-        for chunk in self._column.chunks:
+        for chunk in self._chunks:
             yield from chunk.to_pylist()
 
 
@@ -80,6 +84,23 @@ class NoteInputs:
         return self.ids
 
 
+def make_id_column(ids: Sequence[Any]) -> Any:
+    """Return ids as a column of a DataFrame.
+
+    Ids of several types keep their values: integers next to ``None`` stay integers. Names of files that are not valid Unicode
+    cannot be in a column of strings.
+    """
+    import pandas as pd
+
+    has_one_type = len({type(note_id) for note_id in ids}) <= 1
+    is_unicode = not any(_has_surrogates(note_id) for note_id in ids if isinstance(note_id, str))
+    return ids if has_one_type and is_unicode else pd.Index(list(ids), dtype=object, tupleize_cols=False)
+
+
+def _has_surrogates(text: str) -> bool:
+    return not text.isascii() and _SURROGATE_PATTERN.search(text) is not None
+
+
 def read_inputs(
     texts: Any, ids: Any = None, text_column: str | None = None, id_column: str | None = None
 ) -> NoteInputs:
@@ -100,18 +121,16 @@ def read_inputs(
         ids = ids if id_column is None else _to_list(_select_column(texts, "id_column", id_column))
         column = _select_column(texts, "text_column", text_column)
         return NoteInputs(_ArrowTexts(column) if _is_arrow(column) else column, _validate_ids(ids))
-    if isinstance(texts, Mapping) and ids is None and _holds_texts(texts):
-        return NoteInputs(list(texts.values()), list(texts))
+    if isinstance(texts, Mapping) and ids is None:
+        values = list(texts.values())
+        # A mapping such as {"text": [...]} contains columns of a table, not texts.
+        has_columns = any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in values)
+        return NoteInputs(texts) if has_columns else NoteInputs(values, list(texts))
     if isinstance(texts, str) and ids is not None:
         raise ConfigurationError(
             "A single text has no ids.", "Pass a mapping of the id to the text, such as {1: text}."
         )
     return NoteInputs(texts, _validate_ids(ids))
-
-
-def _holds_texts(mapping: Mapping[Any, Any]) -> bool:
-    """Return whether the values of a mapping are texts and not columns of a table, such as ``{"text": [...]}``."""
-    return not any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in mapping.values())
 
 
 def _select_column(table: Any, argument: str, name: Any) -> Any:
@@ -125,11 +144,12 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
         message = f"{argument} requires a table, not {short_type_name(table)}."
         raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
     if name not in columns:
-        message = f"The table has no column {describe_value(name)}."
+        message = f"The table does not have the column of {argument}."
         raise ConfigurationError(message, f"Pass the name of one of its {len(columns)} columns as {argument}.")
-    column = table[name]
-    if getattr(column, "ndim", 1) != 1:
-        message = f"The table has several columns {describe_value(name)}."
+    is_repeated = list(columns).count(name) > 1
+    column = None if is_repeated else table[name]
+    if is_repeated or getattr(column, "ndim", 1) != 1:
+        message = f"The table has several columns with the name of {argument}."
         raise ConfigurationError(message, "Rename one of them.")
     return column
 
@@ -141,11 +161,12 @@ def _validate_ids(ids: Any) -> Any:
         if ids not in {FILE_NAME, FILE_PATH}:
             raise ConfigurationError("ids must not be a single string.", f"{_IDS_REMEDY[:-1]}, or 'name' for files.")
         return ids
-    if isinstance(ids, Mapping) or not isinstance(ids, Sized):
+    is_ordered = isinstance(ids, Sized) and not isinstance(ids, (Mapping, set, frozenset, bytes, bytearray))
+    if not is_ordered or getattr(ids, "ndim", 1) != 1:
         raise invalid_type("ids", ids, _IDS_REMEDY)
     values = _to_list(ids)
     for position, value in enumerate(values):
-        if not isinstance(value, Hashable):
+        if not is_hashable(value):
             message = f"The id at index {position} is {short_type_name(value)}, which cannot be looked up."
             raise ConfigurationError(message, "Pass strings or integers as ids.")
     return values

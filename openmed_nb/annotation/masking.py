@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from .._render.display import WARNING, Displayable, Report, Table, TextSegment, 
 from .._utils.text import describe_value, shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
-from .boundaries import JOINER, is_combining_mark, whole_words
+from .boundaries import JOINER, whole_words
+from .inputs import make_id_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +54,7 @@ IDENTIFIER_LABELS = {
 LABEL_PREFIXES = ("PRIVATE", "PERSONAL", "PII", "PHI")
 
 MAX_DISPLAYED_LABELS = 12
+_COLUMN_REMEDY = "Pass another name as column."
 
 # A browser does not render longer texts in reasonable time.
 MAX_SHOWN_TEXT_CHARACTERS = 100_000
@@ -221,7 +224,8 @@ class MaskedTexts(Displayable, list[MaskedText]):
             the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
 
         Raises:
-            ConfigurationError: If pandas is not installed, or if the table has another number of rows or already has the column.
+            ConfigurationError: If pandas is not installed, or if the table has another number of rows or already has the column,
+                as the returned table has ``id``, ``replacements`` and ``error``.
 
         Example:
             >>> import pandas as pd
@@ -236,15 +240,20 @@ class MaskedTexts(Displayable, list[MaskedText]):
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
+        if not isinstance(column, str):
+            raise invalid_type("column", column, _COLUMN_REMEDY)
         if table is not None:
+            if not isinstance(table, pd.DataFrame):
+                raise invalid_type("table", table, "Pass a DataFrame of pandas.")
             if len(table) != len(self):
                 message = f"The table has {len(table):,} rows, but there are {len(self):,} masked texts."
                 raise ConfigurationError(message, "Pass the table of these notes.")
             if column in table.columns:
-                message = f"The table already has a column {describe_value(column)}."
-                raise ConfigurationError(message, "Pass another name as column.")
+                raise ConfigurationError("The table already has a column of this name.", _COLUMN_REMEDY)
             return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
-        columns: dict[str, Any] = {} if self.ids is None else {"id": list(self.ids)}
+        if column in {"id", "replacements", "error"}:
+            raise invalid_value("column", column, _COLUMN_REMEDY)
+        columns: dict[str, Any] = {} if self.ids is None else {"id": make_id_column(self.ids)}
         columns[column] = pd.Series(texts, dtype=object).to_numpy()
         columns["replacements"] = [len(masked.spans) for masked in self]
         columns["error"] = [masked.error or None for masked in self]
@@ -367,6 +376,8 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
                 compiled.append(MaskingRule(label, regex.compile(pattern)))
             except regex.error as error:
                 problem = f"is not a valid regular expression: {error.msg} at position {error.pos}"
+            except RecursionError:
+                problem = "has too many nested groups"
         # Raised outside of the handler, so that the original error, which contains the pattern, is not the context.
         if problem:
             remedy = r"Pass a pattern of the package regex, such as r'\bMRN[:# ]*\d{6,}\b'."
@@ -444,11 +455,6 @@ def strip_bio_prefix(label: str) -> str:
     """Return a token label without its prefix, such as ``NAME`` for ``B-NAME``."""
     prefix, dash, rest = label.partition("-")
     return rest if dash and prefix in set("BIESLU") and rest else label
-
-
-def continues_entity(label: str) -> bool:
-    """Return whether a token label continues the previous entity. ``B-``, ``S-`` and ``U-`` labels start a new entity."""
-    return not (strip_bio_prefix(label) != label and label[0] in "BSU")
 
 
 def mask_text(  # noqa: PLR0913 - the last three are stored in the result
@@ -546,7 +552,7 @@ def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
 
 def _continues_character(text: str, position: int) -> bool:
     """Return whether a character continues the previous character, as a combining mark or through a joiner."""
-    return is_combining_mark(text[position]) or JOINER in text[position - 1 : position + 1]
+    return unicodedata.category(text[position]).startswith("M") or JOINER in text[position - 1 : position + 1]
 
 
 def _expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import WIDGET_MIME_TYPE, Displayable, Report, TextSegment, to_html
+from .._utils.validation import check_integer
 
 if TYPE_CHECKING:
     from ipywidgets import VBox
 
-    from .results import Annotations
+    from .export.notes import Saveable
 
 NOTES_PER_PAGE = 5
 
@@ -26,7 +27,7 @@ class NotePages(Displayable):
         notes_per_page: Number of notes on a page.
     """
 
-    annotations: Annotations
+    annotations: Saveable
     notes_per_page: int = NOTES_PER_PAGE
 
     def __len__(self) -> int:
@@ -43,6 +44,7 @@ class NotePages(Displayable):
 
     def page(self, number: int) -> Report:
         """Return a page, from 0."""
+        number = check_integer("number", number, 0, len(self) - 1)
         count = len(self.annotations)
         start = number * self.notes_per_page
         stop = min(start + self.notes_per_page, count)

@@ -19,12 +19,13 @@ from .._events.activity import LOADING, ProgressEvent
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
-from .._utils.validation import check_choice, check_integer, check_number, invalid_value, suggest
+from .._utils.validation import check_choice, check_integer, check_number, invalid_value, is_hashable, suggest
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
-from .context import context_mark, create_context_finder
+from .context import CONTEXT_VALUES, context_mark, create_context_finder
+from .inputs import make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
     IS_MISSING,
@@ -37,7 +38,6 @@ from .masking import (
     Policy,
     Scope,
     compile_rules,
-    continues_entity,
     find_rule_spans,
     long_text_sentence,
     mask_text,
@@ -121,7 +121,9 @@ def _masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
     start, end, label = entity_span(entity)
     if "entity_group" in entity:
         return LabeledSpan(start, end, label)
-    return LabeledSpan(start, end, strip_bio_prefix(label), continues=continues_entity(label))
+    bare_label = strip_bio_prefix(label)
+    starts_entity = bare_label != label and label[0] in "BSU"  # "B-", "S-" and "U-" start an entity.
+    return LabeledSpan(start, end, bare_label, continues=not starts_entity)
 
 
 def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:
@@ -766,6 +768,11 @@ class Summary(Displayable):
         )
 
 
+def _is_json_scalar(note_id: Any) -> bool:
+    """Return whether JSON can contain an id. It has neither NaN nor infinity."""
+    return isinstance(note_id, (str, int)) or (isinstance(note_id, float) and math.isfinite(note_id))
+
+
 def _are_files(texts: Any) -> bool:
     return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileReference) for text in texts)
 
@@ -844,7 +851,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             >>> found.position("b2"), [entity["word"] for entity in found["b2"]]
             (1, ['asthma'])
         """
-        indices = self._indices_by_id.get(note_id, ())
+        indices = self._indices_by_id.get(note_id, ()) if is_hashable(note_id) else ()
         if len(indices) != 1:
             message = "No text has this id." if not indices else f"{len(indices)} texts have this id."
             if self.ids is None:
@@ -915,7 +922,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         if _are_files(self.texts):
             texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
         if self.ids is not None:
-            ids = [note_id if isinstance(note_id, (str, int, float)) else str(note_id) for note_id in self.ids]
+            ids = [note_id if _is_json_scalar(note_id) else str(note_id) for note_id in self.ids]
             texts = [{"id": note_id, **text} for note_id, text in zip(ids, texts, strict=True)]
         return {"model": self.model, "device": self.device, "texts": texts}
 
@@ -947,17 +954,25 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         for name, values in self.results.columns().items():
             columns[name] = values
             if name == "note" and self._has_own_ids:
-                columns["id"] = [self.ids[index] for index in values]
+                columns["id"] = make_id_column([self.ids[index] for index in values])
             if name == "word":
                 columns["span_text"] = self._surface_forms()
         if _are_files(self.texts):
-            columns["source"] = [self.sources[index] for index in columns["note"]]
+            columns["source"] = make_id_column([self.sources[index] for index in columns["note"]])
         frame = pd.DataFrame(columns)
         if self.row_index is None:
             return frame
         index = self.row_index.take(frame["note"])
         names = [f"{name}_index" if name in columns else name for name in index.names]
         return frame.set_axis(index.set_names(names))
+
+    def to_frame_with_ids(self) -> pd.DataFrame:
+        """Return :meth:`to_frame` for a file, which has no index: the index of a Series is in the column ``id``."""
+        frame = self.to_frame()
+        ids = frame.index.tolist()
+        if self.row_index is not None and "id" not in frame and ids != frame["note"].tolist():
+            frame.insert(1, "id", make_id_column(ids))
+        return frame
 
     def _surface_forms(self) -> list[str | None]:
         """Return the characters of each entity in its note, or ``None`` if the note cannot be read again."""
@@ -1225,6 +1240,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 raise ConfigurationError(
                     message, "Add the context first: found.with_context('all').filter(negated=False)."
                 )
+            if name in CONTEXT_VALUES:
+                check_choice(name, value, CONTEXT_VALUES[name])
         if not (labels or context or any(min_scores.values())):
             return self
         _warn_unknown_labels((*labels, *filter(None, min_scores)), self.results.labels, self.known_labels)
@@ -1387,7 +1404,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """Save the results to a file.
 
         A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
-        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_frame`, without the texts of the notes. Except for an
+        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_arrow`, without the texts of the notes. Except for an
         ``.html`` page with the marked notes, which hides them then, texts are written even with ``show_text=False``. An existing
         file is replaced.
 
@@ -1443,6 +1460,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table with one row per entity and the columns of :meth:`to_frame`, for polars, DuckDB and Parquet.
 
+        The index of a Series is in the column ``id``, because an Arrow table has no index.
+
         Raises:
             ConfigurationError: If pandas or pyarrow is not installed.
 
@@ -1453,7 +1472,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """
         from .export.tables import to_arrow
 
-        return to_arrow(self.to_frame())
+        return to_arrow(self.to_frame_with_ids())
 
     def to_spacy(self, nlp: Language) -> Iterator[Doc]:
         """Yield a spaCy document for each note that has a text.

@@ -31,6 +31,7 @@ from ..errors import ConfigurationError
 from ..models.loading import packed_layers
 from .references import MISSING_FINGERPRINT
 from .results import DroppedSpan, FingerprintedResult, ResultStore, is_entity
+from .tables import parse_json_line
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -178,7 +179,7 @@ class ResultsFile:
                 break
             if line.startswith(REPLACEMENT_PREFIX):
                 result = self._parse_line(line, line_number)
-                text_index = _from_json_line(line)["text"]
+                text_index = parse_json_line(line)["text"]
                 if type(text_index) is not int or not 0 <= text_index < num_texts:
                     raise self._corrupt_line_error(line_number)
                 replacements[text_index] = result
@@ -224,7 +225,7 @@ class ResultsFile:
             self._file.write(expected)
             self._file.flush()
             return
-        header = _from_json_line(line)
+        header = parse_json_line(line)
         if not isinstance(header, dict) or header.get("format") not in {FORMAT, FORMAT_WITHOUT_CHECKSUMS}:
             raise self._file_error("is not a results file", OTHER_FILE_REMEDY)
         self._has_checksums = header["format"] == FORMAT
@@ -237,7 +238,7 @@ class ResultsFile:
     def _parse_line(self, line: bytes, line_number: int) -> FingerprintedResult:
         """Return the result in a line, or raise an error if :meth:`append` cannot have written the line."""
         try:
-            value = _from_json_line(line)
+            value = parse_json_line(line)
             answer = value["error"] if "error" in value else value["entities"]
             is_complete = isinstance(answer, str) or (isinstance(answer, list) and all(map(is_entity, answer)))
             body = line[:-CHECKSUM_LENGTH]
@@ -288,14 +289,6 @@ def count_results(path: str | os.PathLike[str]) -> int:
 def to_json_line(value: Mapping[str, Any]) -> bytes:
     """Encode a value as a line of JSON."""
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
-
-
-def _from_json_line(line: bytes) -> Any:
-    """Decode a line of JSON, or return ``None`` if it is not valid."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def append_checksum(line: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -261,9 +261,18 @@ def _pair(scheme: Scheme, entity: GoldSpan, candidates: dict[int, GoldSpan]) -> 
 
 def count_uncovered_characters(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> tuple[int, int]:
     """Return the number of characters in gold entities, and the number of those that are not in a predicted entity."""
-    gold_characters = {position for span in gold for position in range(span.start, span.end)}
-    covered = {position for span in predicted for position in range(span.start, span.end)}
-    return len(gold_characters), len(gold_characters - covered)
+    gold_characters = _count_characters(gold)
+    return gold_characters, _count_characters([*gold, *predicted]) - _count_characters(predicted)
+
+
+def _count_characters(spans: Iterable[GoldSpan]) -> int:
+    """Return the number of characters in spans, each counted once. Gold may end far after the end of a text that is not stored."""
+    count = 0
+    position = 0
+    for span in sorted(spans):
+        count += max(0, span.end - max(position, span.start))
+        position = max(position, span.end)
+    return count
 
 
 def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 # The pandas call that reads a table, by file suffix.
 _READERS = {
@@ -79,7 +80,7 @@ def reader_by_content(data: bytes) -> str | None:
     code = None
     if re.match(r'\[\s*\{\s*"', head):
         code = _code("read_json(path)", _record_text_column(head.removeprefix("[")))
-    elif len(lines) > 1 and all(isinstance(_parse_json(line), dict) for line in lines):
+    elif len(lines) > 1 and all(isinstance(parse_json_line(line), dict) for line in lines):
         code = _code("read_json(path, lines=True)", _record_text_column(head))
     elif _is_csv(head, len(data) > _HEAD_CHARACTERS):
         code = _csv_code(head, ",")
@@ -140,12 +141,12 @@ def _find_text_column(columns: Iterable[str]) -> str:
     return next((column for column in columns if column.strip().casefold() in _TEXT_COLUMNS), "text")
 
 
-def _parse_json(line: str) -> object:
+def parse_json_line(line: str | bytes) -> Any:
+    """Decode a line of JSON, or return ``None`` if it is not valid."""
     try:
-        value: object = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return value
 
 
 def _code(reader: str, column: str = "text") -> str:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,11 @@ class TestWithContext:
         with pytest.raises(ConfigurationError, match="with_context"):
             found.filter(negated=False)
 
+    @pytest.mark.parametrize("context", [{"temporality": "historicl"}, {"experiencer": "mother"}])
+    def test_filter_rejects_values_that_context_never_has(self, found, context):
+        with pytest.raises(ConfigurationError, match="Invalid value"):
+            found.with_context("all").filter(**context)
+
 
 class TestSentences:
     """Cues act within a sentence. A wrapped line continues it; a new line of a list does not."""
@@ -128,6 +134,13 @@ class TestSentences:
         word = "asthma" if "asthma" in text else "Asthma"
         find_context = create_context_finder(("negated",), "en")
         assert find_context(text, spans_of(text, "fever", word)) == {"negated": negated}
+
+    def test_sentences_end_in_linear_time_in_white_space(self):
+        text = f"No fever{' ' * 100_000}and asthma"
+        find_context = create_context_finder(("negated",), "en")
+        start = time.perf_counter()
+        assert find_context(text, spans_of(text, "fever")) == {"negated": [True]}
+        assert time.perf_counter() - start < 5
 
     def test_entity_across_sentences_joins_them(self):
         text = "No St. Vitus dance. Asthma."

@@ -2,13 +2,17 @@
 
 import csv
 import dataclasses
+import gc
 import json
+import os
 import stat
 import tempfile
 import traceback
+import zlib
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pandas as pd
 import pyarrow.parquet
 import pytest
 import seqeval.metrics.sequence_labeling
@@ -20,7 +24,7 @@ import openmed_nb as nb
 from openmed_nb.annotation.export.conll import OVERLAPPING
 from openmed_nb.annotation.export.notes import CHANGED_LABELS, TRIMMED, WITHOUT_TEXT
 from openmed_nb.annotation.export.registry import FORMATS
-from openmed_nb.annotation.export.spacy import MISALIGNED, SPAN_GROUP
+from openmed_nb.annotation.export.spacy import MISALIGNED, SPAN_GROUP, UNLABELED
 from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
@@ -207,6 +211,63 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
         scores = found.score(nb.read_annotations(tmp_path / name))
         assert (scores.num_texts, scores.total.strict.f1) == (3, 1.0), name
     assert found.score(frame).total.strict.f1 == 1.0
+
+
+@pytest.mark.parametrize("row", ["0,0,6,asthma,L", "0,0,6"], ids=["long", "short"])
+def test_csv_rows_of_another_length_are_rejected(row, tmp_path):
+    """A cell with an unquoted comma moves the cells after it to other columns."""
+    (tmp_path / "notes.csv").write_text(f"note,start,end,label\n0,0,6,L\n{row}\n")
+    with pytest.raises(ConfigurationError, match="Row 1 of the table"):
+        nb.read_annotations(tmp_path / "notes.csv")
+
+
+def test_csv_with_a_repeated_column_is_rejected(tmp_path):
+    (tmp_path / "notes.csv").write_text("note,note,start,end,label\n0,1,0,6,L\n")
+    with pytest.raises(ConfigurationError, match="several columns"):
+        nb.read_annotations(tmp_path / "notes.csv")
+
+
+def test_files_that_are_not_regular_are_rejected(tmp_path):
+    """Reading from a pipe would block."""
+    os.mkfifo(tmp_path / "notes.jsonl")
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        nb.read_annotations(tmp_path / "notes.jsonl")
+    folder = tmp_path / "brat"
+    folder.mkdir()
+    os.mkfifo(folder / "0.txt")
+    with pytest.raises(ConfigurationError, match="not a regular file"):
+        nb.read_annotations(folder)
+
+
+@pytest.mark.parametrize("name", ["notes.csv", "notes.parquet"])
+@pytest.mark.parametrize("index", [["k1", "k2"], ["k1", "k1"], [5, 3]])
+def test_saved_tables_have_the_index_of_a_series_as_ids(name, index, tmp_path):
+    notes = pd.Series(["No asthma.", "She has asthma."], index=index)
+    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
+    found.save(tmp_path / name)
+    read = pd.read_csv if name.endswith("csv") else pd.read_parquet
+    saved = read(tmp_path / name)
+    assert saved["id"].tolist() == index
+    assert found.score(nb.read_annotations(tmp_path / name)).total.strict.correct == 2
+
+
+def test_export_to_spacy_counts_entities_without_a_label(tmp_path):
+    report = annotate([("ab cd", [(0, 2, ""), (3, 5, "NAME")])]).export("spacy", tmp_path / "notes.spacy")
+    assert report.losses == {UNLABELED: 1}
+    assert nb.read_annotations(report.path)[0].spans == ((3, 5, "NAME"),)
+
+
+def test_export_to_spacy_keeps_ids_of_many_digits(tmp_path):
+    report = with_ids(annotate([("ab", [])]), [10**30]).export("spacy", tmp_path / "notes.spacy")
+    assert nb.read_annotations(report.path)[0].id == str(10**30)
+
+
+@pytest.mark.parametrize("content", [b"", MARKER.encode(), zlib.compress(b"\x82")])
+def test_bad_spacy_file_leaves_the_garbage_collector_enabled(content, tmp_path):
+    (tmp_path / "notes.spacy").write_bytes(content)
+    with pytest.raises(ConfigurationError):
+        nb.read_annotations(tmp_path / "notes.spacy")
+    assert gc.isenabled()
 
 
 def test_empty_results_can_be_saved(tmp_path):

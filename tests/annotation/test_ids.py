@@ -1,7 +1,11 @@
 """Ids of notes: where they come from, what they select, and where they must not appear."""
 
+import json
+import os
 import pickle
 import random
+import sys
+import traceback
 from pathlib import Path
 
 import datasets
@@ -35,6 +39,7 @@ class TestSources:
         [
             pytest.param(table, COLUMNS, id="DataFrame"),
             pytest.param(lambda: pa.Table.from_pandas(table()), COLUMNS, id="Arrow"),
+            pytest.param(lambda: pa.RecordBatch.from_pandas(table()), COLUMNS, id="RecordBatch"),
             pytest.param(lambda: datasets.Dataset.from_pandas(table()), COLUMNS, id="Dataset"),
             pytest.param(table, {"text_column": "note", "ids": IDS}, id="column and list"),
             pytest.param(lambda: NOTES, {"ids": np.array(IDS)}, id="array"),
@@ -93,6 +98,10 @@ class TestSelection:
             annotate(NOTES, ids=ids).show(note_id)
         assert MARKER not in str(caught.value)
 
+    def test_position_rejects_an_id_that_is_not_hashable(self):
+        with pytest.raises(ConfigurationError, match="No text has this id"):
+            annotate(NOTES, ids=IDS).position([MARKER])
+
 
 class TestRejectedInputs:
     @pytest.mark.parametrize(
@@ -103,11 +112,21 @@ class TestRejectedInputs:
             pytest.param(NOTES, {"ids": iter(IDS)}, id="iterator of ids"),
             pytest.param(NOTES, {"ids": dict.fromkeys(IDS)}, id="mapping of ids"),
             pytest.param(NOTES, {"ids": MARKER}, id="string"),
+            pytest.param(NOTES, {"ids": set(IDS)}, id="set without an order"),
+            pytest.param(NOTES, {"ids": b"a7b2"}, id="bytes"),
+            pytest.param(NOTES, {"ids": np.array(5)}, id="array without dimensions"),
+            pytest.param(NOTES, {"ids": pd.DataFrame([IDS], columns=IDS)}, id="DataFrame"),
+            pytest.param(NOTES, {"ids": [([1],), 2, 3, 4]}, id="unhashable inside of a tuple"),
             pytest.param(NOTES, {"ids": "name"}, id="names without files"),
             pytest.param(NOTES, {"text_column": "note"}, id="column of a list"),
             pytest.param("She has asthma.", {"ids": ["a7"]}, id="single text"),
             pytest.param(table(), {"text_column": "text"}, id="unknown column"),
             pytest.param(table(), {"text_column": 1}, id="column number"),
+            pytest.param(table().set_axis([MARKER] * 3, axis=1), {"text_column": MARKER}, id="repeated column"),
+            pytest.param(
+                pa.table([pa.array(NOTES)] * 2, names=[MARKER] * 2), {"text_column": MARKER}, id="repeated Arrow column"
+            ),
+            pytest.param(table(), {"text_column": MARKER}, id="unknown name"),
             pytest.param(table(), {"id_column": "note_id"}, id="no text column"),
             pytest.param(table(), {**COLUMNS, "ids": IDS}, id="ids twice"),
             pytest.param(table(), {}, id="no column"),
@@ -128,6 +147,30 @@ class TestRejectedInputs:
 
 
 class TestFrame:
+    @pytest.mark.parametrize("missing", [None, float("nan")])
+    def test_ids_keep_their_values_next_to_a_missing_id(self, missing):
+        ids = [2**53 + 1, missing, 7, 8]
+        found = annotate(["She has asthma."] * 4, ids=ids)
+        assert found.to_frame()["id"].tolist() == ids
+        assert found.mask().to_frame()["id"].tolist() == ids
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="File names are Unicode.")
+    def test_names_of_files_that_are_not_utf_8_are_in_the_frame(self, tmp_path):
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/M\xfcller.txt"))
+        path.write_text("She has asthma.")
+        found = annotate([path], ids="name")
+        assert found.to_frame()[["id", "source"]].to_numpy().tolist() == [[path.name, str(path)]]
+        assert found.mask().to_frame()["id"].tolist() == [path.name]
+        for name in ("a.jsonl", "a.csv", "a.parquet", "a.html"):
+            with pytest.raises(ConfigurationError, match=r"not valid Unicode\. Pass other ids") as caught:
+                found.save(tmp_path / name)
+            assert "ller" not in "".join(traceback.format_exception(caught.value))
+
+    def test_json_of_ids_without_a_number_is_valid(self):
+        found = annotate(NOTES, ids=[float("nan"), float("inf"), 1.5, "x"])
+        texts = json.loads(found.to_json(), parse_constant=pytest.fail)["texts"]
+        assert [text["id"] for text in texts] == ["nan", "inf", 1.5, "x"]
+
     def test_span_text_has_the_characters_of_the_note(self):
         notes = ["HAS  Type 2\r\nDIABETES today", "🤧 asthma"]
         frame = annotate(notes).to_frame()

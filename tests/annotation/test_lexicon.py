@@ -119,10 +119,10 @@ def test_word_cache_tokenizes_each_word_once():
     """A word is cached once, regardless of case. Each punctuation character is a word."""
     lexicon = WordTokenCache(tokenizer_of())
     lexicon.tokens(["As as, AS", ENOUGH])
-    counts = [len(lexicon._words.word_ids)]
+    counts = [len(lexicon._words.keys)]
     for text in ("as, a É", "e as", "E, an"):
         lexicon.tokens([text, ENOUGH])
-        counts.append(len(lexicon._words.word_ids))
+        counts.append(len(lexicon._words.keys))
     assert np.diff(counts).tolist() == [1, 0, 1]  # e, nothing, an
 
 
@@ -131,7 +131,7 @@ def test_word_cache_is_cleared_when_full():
     lexicon = WordTokenCache(tokenizer_of())
     for begin in range(0, 2 * MAX_CACHED_WORDS, MAX_CACHED_WORDS // 2):
         check(lexicon, [" ".join(map(str, range(begin, begin + MAX_CACHED_WORDS // 2)))])
-    assert len(lexicon._words.word_ids) < 2 * MAX_CACHED_WORDS
+    assert len(lexicon._words.keys) < 2 * MAX_CACHED_WORDS
 
 
 def test_word_cache_is_thread_safe(monkeypatch):

@@ -445,7 +445,17 @@ class TestRules:
         (span,) = mask_text("Anna 1234", spans, "[{label}]").spans
         assert (span.label, span.source, span.end) == ("ID", "rule", 9)
 
-    @pytest.mark.parametrize("rules", [{"MRN": "(secret"}, {"secret": 5}, {5: "x"}, ["secret"], "secret"])
+    @pytest.mark.parametrize(
+        "rules",
+        [
+            {"MRN": "(secret"},
+            {"MRN": "(" * 5000 + "secret" + ")" * 5000},
+            {"secret": 5},
+            {5: "x"},
+            ["secret"],
+            "secret",
+        ],
+    )
     def test_invalid_rules_are_rejected_without_being_quoted(self, found, rules):
         with pytest.raises(ConfigurationError) as caught:
             found.mask(rules=rules)
@@ -489,8 +499,18 @@ class TestFrame:
         pd.testing.assert_frame_equal(table, before)
 
     @pytest.mark.parametrize(
-        "options", [{"table": pd.DataFrame({"x": [1]})}, {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": "x"}]
+        "options",
+        [
+            {"table": pd.DataFrame({"x": [1]})},
+            {"table": pd.DataFrame({"secret": [1, 2, 3]}), "column": "secret"},
+            {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": 5},
+            {"table": pd.Series([1, 2, 3])},
+            {"column": "id"},
+            {"column": "replacements"},
+            {"column": "error"},
+        ],
     )
     def test_table_that_does_not_fit_is_rejected(self, masked, options):
-        with pytest.raises(ConfigurationError):
+        with pytest.raises(ConfigurationError) as caught:
             masked.to_frame(**options)
+        assert "secret" not in str(caught.value)

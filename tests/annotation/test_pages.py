@@ -3,6 +3,7 @@
 import pytest
 
 import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
 
 NOTES = [f"Note {number}: she has asthma." for number in range(12)]
 
@@ -24,6 +25,12 @@ def test_show_without_a_number_is_the_first_page(found):
 def test_pages_read_notes_that_are_not_stored_for_display(found):
     report = found.show().page(2)
     assert "".join(segment.text for segment in report.segments).count("asthma") == 2
+
+
+@pytest.mark.parametrize("number", [-1, 3, 0.5, None])
+def test_page_out_of_range_is_rejected(found, number):
+    with pytest.raises(ConfigurationError, match="from 0 to 2"):
+        found.show().page(number)
 
 
 def test_bundle_without_a_kernel_has_text_and_html_only(found):

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import openmed_nb as nb
+from openmed_nb._render.display import to_text
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import (
@@ -174,6 +176,18 @@ class TestOverlaps:
         # The line of the entity in the second layer is below that of the first.
         assert "padding-bottom:0px" in page
         assert "padding-bottom:5px" in page
+
+    def test_many_overlapping_entities_are_shown_in_linear_time(self):
+        chain = [placed(4 * number, 4 * number + 6, "DRUG") for number in range(9000)]
+        nested = [placed(number, 40_000 - number, "DOSE") for number in range(300)]
+        found = one_text(*chain, *nested, text="abcd" * 10_000)
+        start = time.perf_counter()
+        page = found._repr_html_()
+        text = to_text(found.to_report())
+        assert time.perf_counter() - start < 8
+        assert len(page) < 40_000_000
+        assert page.count(">DRUG<span") == text.count("](DRUG)") == 9000
+        assert page.count(">DOSE<span") == text.count("](DOSE)") == 300
 
     def test_layers_are_escaped(self):
         found = one_text(placed(0, 9, "<b>"), placed(4, 9, "&"), text="<i>x</i> & y")

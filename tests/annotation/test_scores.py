@@ -116,6 +116,12 @@ def test_uncovered_characters_are_those_of_no_prediction(predicted, gold):
     assert count_uncovered_characters([], gold) == (total, total)
 
 
+def test_uncovered_characters_of_a_huge_entity_need_no_memory():
+    gold = [GoldSpan(0, 10**15, "NAME"), GoldSpan(5, 10**15 + 3, "NAME")]
+    predicted = [GoldSpan(10, 20, "NAME"), GoldSpan(15, 25, "NAME"), GoldSpan(30, 40, "CITY")]
+    assert count_uncovered_characters(predicted, gold) == (10**15 + 3, 10**15 + 3 - 25)
+
+
 def test_type_scheme_takes_the_closest_entity_of_the_label():
     predicted = [GoldSpan(0, 30, "NAME")]
     gold = [GoldSpan(0, 5, "NAME"), GoldSpan(6, 29, "NAME")]
@@ -155,6 +161,18 @@ def annotations():
         pytest.param(
             pd.DataFrame({"note": [1, 0], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}),
             id="frame",
+        ),
+        pytest.param(
+            pd.DataFrame(
+                {"note": [1.0, 0.0], "start": [3.0, 8.0], "end": [13.0, 14.0], "label": ["DISEASE", "DISEASE"]}
+            ),
+            id="frame of floats",
+        ),
+        pytest.param(
+            pd.DataFrame(
+                {"note": [1, 0], "id": ["x", "x"], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}
+            ),
+            id="frame with an id of several notes",
         ),
     ],
 )
@@ -204,6 +222,13 @@ def test_score_aligns_gold_by_id(annotations):
         pytest.param([[(8, 16, "DISEASE")], [], []], id="after-the-end"),
         pytest.param([["asthma"], [], []], id="word"),
         pytest.param(pd.DataFrame({"note": [0]}), id="columns"),
+        pytest.param(
+            pd.DataFrame([[0, 8, 14, 14, "asthma"]], columns=["note", "start", "end", "end", "label"]),
+            id="repeated-column",
+        ),
+        pytest.param(
+            pd.DataFrame({"note": [0.0], "start": [8.0], "end": [float("nan")], "label": ["A"]}), id="missing-end"
+        ),
         pytest.param(pd.DataFrame({"note": [9], "start": [0], "end": [1], "label": ["A"]}), id="note"),
         pytest.param(pd.DataFrame({"note": ["asthma"], "start": [0], "end": [1], "label": ["A"]}), id="note-type"),
         pytest.param(pd.DataFrame({"id": [0], "start": [0.5], "end": [1], "label": ["A"]}), id="start"),

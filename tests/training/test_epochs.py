@@ -314,7 +314,7 @@ class Stream(torch.utils.data.IterableDataset):
         (itertools.count(), None),
         (torch.utils.data.DataLoader(Stream()), None),
     ],
-    ids=str,
+    ids=["10", "range(3)", "maxsize", "range(10**12)", "range(10**30)", "count", "stream"],
 )
 def test_endless_epochs_have_no_total(epochs, total_epochs):
     assert nb.epochs(epochs, "cpu").curve.total_epochs == total_epochs

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..._utils.warning import warn
 from ..gold import GoldText
-from .notes import TRIMMED, Export, InvalidNoteError, create_gold_text, open_utf8, read_utf8
+from .notes import TRIMMED, Export, InvalidNoteError, create_gold_text, open_utf8, read_regular_file, read_utf8
 
 IDS_FILE = "ids.json"
 
@@ -56,7 +56,7 @@ def read_brat(folder: Path) -> Iterator[GoldText]:
     ids = json.loads(read_utf8(folder / IDS_FILE)) if (folder / IDS_FILE).exists() else {}
     num_discontinuous = 0
     for path in sorted(folder.glob("*.txt")):
-        text = path.read_bytes().decode()  # A byte order mark is part of the text.
+        text = read_regular_file(path).decode()  # A byte order mark is part of the text.
         annotations = path.with_suffix(".ann")
         entities = []
         surfaces = []

@@ -79,10 +79,14 @@ class Export:
 
 
 class Saveable(Protocol):
-    """Results that can be saved."""
+    """Results that can be saved, and displayed in pages."""
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return one row per entity."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return model, device and texts as JSON-compatible data."""
+        ...
+
+    def to_frame_with_ids(self) -> pd.DataFrame:
+        """Return one row per entity, with the ids of the notes as a column."""
         ...
 
     def to_arrow(self) -> pa.Table:
@@ -98,7 +102,7 @@ class Saveable(Protocol):
         ...
 
     def iter_named_segments(
-        self, start: int, stop: int, max_characters: int | None
+        self, start: int, stop: int, max_characters: int | None = ...
     ) -> Iterator[tuple[str, list[TextSegment]]]:
         """Yield index and id of each note, and its segments."""
         ...
@@ -117,7 +121,14 @@ def open_utf8(path: Path) -> TextIO:
 
 def read_utf8(path: Path) -> str:
     """Return the contents of a file. Line endings are not converted."""
-    return path.read_bytes().decode("utf-8-sig")
+    return read_regular_file(path).decode("utf-8-sig")
+
+
+def read_regular_file(path: Path) -> bytes:
+    """Return the contents of a file. Reading from a pipe could block forever."""
+    if not path.is_file():
+        raise InvalidNoteError("has a file that is missing or not a regular file")
+    return path.read_bytes()
 
 
 def create_gold_text(note_id: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:
@@ -140,15 +151,13 @@ def create_gold_text(note_id: object, text: object, entities: Iterable[Any], sur
         if span is None or (text is not None and span.end > len(text)):
             raise InvalidNoteError(f"has an invalid entity at index {index}")
         surface = surfaces[index] if index < len(surfaces) else None
-        if text is not None and surface is not None and not _texts_match(surface, text[span.start : span.end]):
-            raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
+        if text is not None and surface is not None:
+            # Label Studio records a line break as a backslash and "n", brat as a space.
+            words = text[span.start : span.end].replace("\\n", " ").split()
+            if surface.replace("\\n", " ").split() != words:
+                raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
         spans.append(span)
     return GoldText(None if note_id is None else str(note_id), text, tuple(spans))
-
-
-def _texts_match(surface: str, text: str) -> bool:
-    r"""Return whether a recorded text is that of an entity. Label Studio records a line break as ``\n``, brat as a space."""
-    return surface.replace("\\n", " ").split() == text.replace("\\n", " ").split()
 
 
 def import_library(name: str) -> Any:

@@ -120,11 +120,15 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
                 path.rmdir()  # Fails if it contains files.
             temporary.replace(path)
             return result
-    except (OSError, UnicodeEncodeError) as error:
+    except UnicodeEncodeError:
+        problem = "an id or a label is not valid Unicode"
+        remedy = "Pass other ids, or rename files whose names are not UTF-8."
+    except OSError as error:
         problem = describe_read_error(error)
+        remedy = "Use a new file or folder where you can write."
     # Raised outside of the handler, so that the original error, which contains the path, is not the context.
     message = f"{describe_file(path)} cannot be written: {problem}."
-    raise ConfigurationError(message, "Use a new file or folder where you can write.")
+    raise ConfigurationError(message, remedy)
 
 
 def read_annotations(path: str | os.PathLike[str], format: str | None = None) -> GoldTexts:  # noqa: A002 - public name
@@ -155,6 +159,10 @@ def read_annotations(path: str | os.PathLike[str], format: str | None = None) ->
     source = check_path(path, "path")
     if not source.exists():
         raise ConfigurationError("The file of annotations does not exist.", "Pass the path of an existing file.")
+    if not (source.is_file() or source.is_dir()):
+        raise ConfigurationError(
+            "The path of the annotations is not a regular file.", "Pass the path of a file or folder."
+        )
     suffix = source.suffix.lower()
     readers = {key: form.read for key, form in FORMATS.items() if form.read}
     detected = "brat" if source.is_dir() else next((key for key in readers if suffix in FORMATS[key].suffixes), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 MISALIGNED = "entities that do not start and end at the boundaries of spaCy's tokens, which were omitted"
 
+UNLABELED = "entities without a label, which were omitted"
+
+MAX_INTEGER_BITS = 64
+
 # Span group with the entities that overlap an entity in ``doc.ents``.
 SPAN_GROUP = "openmed"
 
@@ -27,7 +32,9 @@ def make_docs(nlp: Language, export: Export) -> Iterator[Doc]:
     filter_spans = import_library("spacy.util").filter_spans
     for note in export:
         doc = nlp.make_doc(note.text)
-        aligned = [doc.char_span(span.start, span.end, span.label) for span in note.spans]
+        labeled = [span for span in note.spans if span.label]
+        export.losses[UNLABELED] += len(note.spans) - len(labeled)
+        aligned = [doc.char_span(span.start, span.end, span.label) for span in labeled]
         spans = [span for span in aligned if span is not None]
         export.losses[MISALIGNED] += len(aligned) - len(spans)
         entities = filter_spans(spans)
@@ -35,7 +42,9 @@ def make_docs(nlp: Language, export: Export) -> Iterator[Doc]:
         overlapping = [span for span in spans if span not in entities]
         if overlapping:
             doc.spans[SPAN_GROUP] = overlapping
-        doc.user_data["id"] = note.id
+        # A file of spaCy contains integers of at most 64 bits.
+        is_large = isinstance(note.id, int) and note.id.bit_length() >= MAX_INTEGER_BITS
+        doc.user_data["id"] = str(note.id) if is_large else note.id
         yield doc
 
 
@@ -45,8 +54,9 @@ def iter_docs(nlp: Language, notes: Iterable[ExportedNote | None]) -> Iterator[D
         raise invalid_type("nlp", nlp, "Pass a spaCy pipeline, such as spacy.blank('en').")
     export = Export(notes, "")
     yield from make_docs(nlp, export)
-    if count := export.losses[MISALIGNED]:
-        warn(f"{count:,} {MISALIGNED}.")
+    for loss in (MISALIGNED, UNLABELED):
+        if count := export.losses[loss]:
+            warn(f"{count:,} {loss}.")
 
 
 def write_spacy(path: Path, export: Export) -> None:
@@ -59,7 +69,14 @@ def write_spacy(path: Path, export: Export) -> None:
 def read_spacy(path: Path) -> Iterator[GoldText]:
     """Yield the notes of a file: the entities of each document and those in the span group."""
     vocabulary = import_library("spacy").blank("xx").vocab
-    for doc in import_library("spacy.tokens").DocBin().from_disk(path).get_docs(vocabulary):
+    docs = import_library("spacy.tokens").DocBin()
+    is_enabled = gc.isenabled()
+    try:
+        docs.from_disk(path)
+    finally:
+        if is_enabled:  # spaCy disables garbage collection while it reads, and leaves it disabled after an error.
+            gc.enable()
+    for doc in docs.get_docs(vocabulary):
         spans = (*doc.ents, *doc.spans.get(SPAN_GROUP, default=()))
         entities = [(span.start_char, span.end_char, span.label_) for span in spans]
         yield create_gold_text(doc.user_data.get("id"), doc.text, entities)

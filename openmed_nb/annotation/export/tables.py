@@ -7,8 +7,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..gold import GoldTexts, gold_from_columns
-from .notes import Saveable, import_library, read_utf8
+from ...errors import ConfigurationError
+from ..gold import TABLE_REMEDY, GoldTexts, gold_from_columns
+from .notes import InvalidNoteError, Saveable, import_library, read_utf8
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
 def save_csv(path: Path, found: Saveable) -> None:
     """Write the entities to a CSV file."""
     # The csv module quotes the characters of the line terminator only, and words may contain both.
-    found.to_frame().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
+    found.to_frame_with_ids().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
 
 
 def read_csv(path: Path) -> GoldTexts:
     """Return the entities of a CSV file. Keys are strings, so that leading zeros remain."""
     reader = csv.DictReader(io.StringIO(read_utf8(path), newline=""))
     rows = list(reader)
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in reader.fieldnames or ()}
+    names = reader.fieldnames or ()
+    if len({*names}) < len(names):
+        raise InvalidNoteError("has several columns of the same name")
+    for index, row in enumerate(rows):
+        if len(row) != len(names) or None in row.values():  # DictReader adds a key for further cells.
+            raise ConfigurationError(f"Row {index} of the table has too few or too many cells.", TABLE_REMEDY)
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in names}
     for name in {"note", "start", "end"} & columns.keys():
         columns[name] = [int(value) if str(value).isdecimal() else None for value in columns[name]]
     return gold_from_columns(columns)
