@@ -20,8 +20,8 @@ from .annotation.inputs import read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
 from .annotation.references import (
-    BLANK,
-    MISSING,
+    BLANK_FINGERPRINTS,
+    MISSING_FINGERPRINT,
     TextReference,
     check_iterable,
     effective_length,
@@ -221,9 +221,9 @@ def _local_source(
     in_memory = isinstance(references, Sequence)
 
     def annotate_stream(
-        texts: Iterator[object], first: int, on_progress: Callable[[int, float], None] | None = None
+        texts: Iterator[object], first_index: int, on_progress: Callable[[int, float], None] | None = None
     ) -> Iterator[ResultStore]:
-        stores: Iterator[ResultStore] = annotator.annotate(texts, first, in_memory, on_progress)
+        stores: Iterator[ResultStore] = annotator.annotate(texts, first_index, in_memory, on_progress)
         return stores
 
     source = AnnotationSource(
@@ -281,7 +281,9 @@ class _Inputs(Iterator[object]):
         if self.ids is not None and self._read > len(self.ids):
             raise self._ids_error(f"more than {len(self.ids):,}")
         fingerprint = text_fingerprint(text)
-        if fingerprint == MISSING:  # The model processes an empty text; the fingerprint identifies the missing value.
+        if (
+            fingerprint == MISSING_FINGERPRINT
+        ):  # The model processes an empty text; the fingerprint identifies the missing value.
             text = "" if self._delimiter is None else []
         self.pending.append(_PendingText(fingerprint, effective_length(text)))
         if len(self.preview_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
@@ -344,13 +346,13 @@ class _AnnotationRun:
                 raise ConfigurationError(message, remedy)
             (current,) = self.inputs.pop_pending(1)
             has_failed = isinstance(answer, str)
-            was_blank = fingerprint in BLANK
+            was_blank = fingerprint in BLANK_FINGERPRINTS
             if current.fingerprint != fingerprint and not (has_failed or was_blank):
                 message = f"Text {index} differs from the text at this position in the previous run."
                 raise ConfigurationError(message, remedy)
             # Failed texts are retried only after all texts were verified. Otherwise, results of different texts could be written
             # to the file.
-            if has_failed or (was_blank and current.fingerprint not in BLANK):
+            if has_failed or (was_blank and current.fingerprint not in BLANK_FINGERPRINTS):
                 self._retries[index] = current.fingerprint, text
                 self.results.add(fingerprint, answer)
             else:

@@ -69,13 +69,13 @@ def test_line_html_has_progress_element():
 
 
 def test_line_html_has_pulsing_dot_until_end():
-    activity = ProgressEvent(LOADING, "bundled")
-    first, next_one = (ProgressLine(activity, seconds)._repr_html_() for seconds in (12.1, 12.5))
+    event = ProgressEvent(LOADING, "bundled")
+    first, next_one = (ProgressLine(event, seconds)._repr_html_() for seconds in (12.1, 12.5))
 
     assert 'aria-hidden="true" style="animation-delay:-0.10s">●</span> Loading: bundled, 12 s</div>' in first
     assert "animation-delay:-0.50s" in next_one
     assert "prefers-reduced-motion" in first
-    assert ProgressLine(activity, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
+    assert ProgressLine(event, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
 
 
 def make_history(*events):
@@ -186,8 +186,8 @@ def test_snapshot_is_consistent_during_record():
     finally:
         sys.settrace(before)
 
-    assert {line.activity.operation for line in lines} == {"Annotating", "Comparing"}
-    assert all((line.eta_seconds is None) == (line.activity.operation == "Comparing") for line in lines)
+    assert {line.event.operation for line in lines} == {"Annotating", "Comparing"}
+    assert all((line.eta_seconds is None) == (line.event.operation == "Comparing") for line in lines)
 
 
 class Page:
@@ -227,7 +227,7 @@ def test_line_is_drawn_during_long_step(error, end):
 
     assert page.lines[0].outcome == ""
     assert [line.outcome for line in page.lines if line.outcome] == [end]
-    assert page.lines[-1].activity == ProgressEvent(LOADING, "bundled")
+    assert page.lines[-1].event == ProgressEvent(LOADING, "bundled")
     assert threads() == []
 
 
@@ -246,18 +246,18 @@ def test_line_describes_last_event():
         with dispatcher.operation():
             for _ in dispatcher.track("Comparing", model, range(3), "turn"):
                 page.drawn.wait(60)
-        assert page.lines[-1].activity == ProgressEvent("Comparing", model, 3, 3, "turn")
+        assert page.lines[-1].event == ProgressEvent("Comparing", model, 3, 3, "turn")
         assert page.lines[-1].outcome == "finished"
 
 
-@pytest.mark.parametrize("activity", [ProgressEvent(IMPORTING, "torch"), ProgressEvent(RELEASING, "memory")])
-def test_blocking_operation_is_drawn_before_start(activity):
+@pytest.mark.parametrize("event", [ProgressEvent(IMPORTING, "torch"), ProgressEvent(RELEASING, "memory")])
+def test_blocking_operation_is_drawn_before_start(event):
     dispatcher, page = make_dispatcher(draw_interval=3600)
     with dispatcher.operation():
         dispatcher.notify(ProgressEvent(LOADING, "bundled"))
         assert page.lines == []
-        dispatcher.notify(activity)
-        assert page.lines[0].activity == activity
+        dispatcher.notify(event)
+        assert page.lines[0].event == event
 
     assert [line.outcome for line in page.lines] == ["", "finished"]
 
@@ -343,7 +343,7 @@ def test_silent_operation_inside_displayed_operation():
         run_operation(dispatcher, progress=False)
         page.drawn.wait(60)
 
-    assert page.lines[-1].activity == text_event(0)
+    assert page.lines[-1].event == text_event(0)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The public names and their signatures, what they have in common, and how every report is shown."""
+"""Public API: names, signatures, parameters that functions share, and the rendering of reports."""
 
 import contextlib
 import importlib
@@ -14,29 +14,29 @@ from openmed_nb._render.display import Displayable
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_signatures.json"
 
 
-def subclasses_of(kind):
-    """Yield the classes below a class."""
-    for below in kind.__subclasses__():
-        yield below
-        yield from subclasses_of(below)
+def subclasses_of(cls):
+    """Yield all direct and indirect subclasses of a class."""
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from subclasses_of(subclass)
 
 
-def signature_of(public):
-    """Return the parameters of a function or class as they are written, with plain defaults; none for errors and reports."""
-    if isinstance(public, type) and issubclass(public, (Exception, Displayable)) and public is not nb.Guards:
+def signature_of(obj):
+    """Return the signature of a function or class without annotations and with simple defaults, empty for errors and reports."""
+    if isinstance(obj, type) and issubclass(obj, (Exception, Displayable)) and obj is not nb.Guards:
         return ""
-    plain = (bool, int, float, str, type(None), tuple)
+    simple_types = (bool, int, float, str, type(None), tuple)
     parameters = [
         parameter.replace(
             annotation=parameter.empty,
-            default=parameter.default if isinstance(parameter.default, (*plain, type)) else ...,
+            default=parameter.default if isinstance(parameter.default, (*simple_types, type)) else ...,
         )
-        for parameter in inspect.signature(public).parameters.values()
+        for parameter in inspect.signature(obj).parameters.values()
     ]
     return str(inspect.Signature(parameters))
 
 
-def test_public_names_and_signatures_stay(request):
+def test_public_signatures_are_unchanged(request):
     """After a change, rewrite the snapshot with ``--record``; its diff shows what a caller has to change."""
     signatures = {name: signature_of(value) for name, value in sorted(PUBLIC.items())}
     if request.config.getoption("record"):
@@ -48,25 +48,29 @@ def test_public_names_have_docstrings():
     """Every public name, and every public method and property of a public class, has a docstring."""
     methods = [
         (f"{name}.{member}", value)
-        for name, kind in PUBLIC.items()
-        if isinstance(kind, type)
-        for member, value in inspect.getmembers(kind)
+        for name, cls in PUBLIC.items()
+        if isinstance(cls, type)
+        for member, value in inspect.getmembers(cls)
         if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, property))
     ]
     assert [name for name, value in (*PUBLIC.items(), *methods) if not inspect.getdoc(value)] == []
 
 
 def test_parameters_have_the_same_meaning_everywhere():
-    """What is called device, model, texts, training, seconds or progress is the same in every function that takes it."""
-    takes = {
+    """device, model, texts, training, seconds and progress have the same default and kind in every function."""
+    parameters_by_function = {
         name.rpartition(".")[2]: inspect.signature(value).parameters
         for name, value in {**PUBLIC, **LOADER}.items()
         if not name.startswith("compat.")
         and not (isinstance(value, type) and issubclass(value, (Displayable, Exception)) and value is not nb.Guards)
     }
 
-    def collect(word, what):
-        return {name: getattr(parameters[word], what) for name, parameters in takes.items() if word in parameters}
+    def collect(parameter_name, attribute):
+        return {
+            name: getattr(parameters[parameter_name], attribute)
+            for name, parameters in parameters_by_function.items()
+            if parameter_name in parameters
+        }
 
     required = inspect.Parameter.empty
     assert {name for name, default in collect("device", "default").items() if default is not None} == {"use"}
@@ -77,44 +81,55 @@ def test_parameters_have_the_same_meaning_everywhere():
     assert set(collect("progress", "kind").values()) == {inspect.Parameter.KEYWORD_ONLY}
     assert set(collect("texts", "annotation").values()) == {"Any", "Iterable[Any] | None"}
     assert set(collect("model", "default").values()) <= {None, required}
-    before = {
+    parameters_before_model = {
         name: [*parameters][: [*parameters].index("model")]
-        for name, parameters in takes.items()
+        for name, parameters in parameters_by_function.items()
         if "model" in parameters
     }
-    assert {name: names for name, names in before.items() if names} == {
+    assert {name: names for name, names in parameters_before_model.items() if names} == {
         "annotate": ["texts"],
         "handoff": ["folder"],
         "logbook": ["reports"],
     }
 
 
-LONG = {
+LONG_RUNNING_FUNCTIONS = {
     *("annotate", "cluster", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
     *("release", "report", "sweep", "training.loader.check", "training.loader.benchmark_workers"),
     *(f"runbook.{name}" for name in ("forecast", "bring_up", "parity", "profile", "validate_precision")),
 }
-"""The functions that may take longer than half a second; what imports torch alone is switched off by a setting only."""
+"""The functions that may take longer than half a second. The line of a function that only imports torch is disabled by a setting."""
 
 
-def test_long_functions_can_be_silenced():
-    """What takes long has ``progress=True``, which one may pass as False; no function that shows a line is without it."""
+def test_long_running_functions_accept_progress():
+    """Every function that takes long or displays a progress line has the parameter ``progress``."""
     functions = {name: value for name, value in {**PUBLIC, **LOADER}.items() if inspect.isfunction(value)}
-    shown = {name for name, function in functions.items() if "operation(" in inspect.getsource(function)}
-    silenced = {name for name, function in functions.items() if "progress" in inspect.signature(function).parameters}
+    functions_with_operation = {
+        name for name, function in functions.items() if "operation(" in inspect.getsource(function)
+    }
+    functions_with_progress = {
+        name for name, function in functions.items() if "progress" in inspect.signature(function).parameters
+    }
 
-    assert silenced >= LONG | shown - {"training.limit_memory"}
+    assert functions_with_progress >= LONG_RUNNING_FUNCTIONS | functions_with_operation - {"training.limit_memory"}
 
 
 def test_reports_are_rendered_in_one_place():
-    """No report marks or escapes itself: all come from one place. In text gates and lanes fold tables and a note lists its marks."""
+    """Reports do not implement rendering or escaping, except for the text of gates, lanes and annotated notes, and a widget."""
     for module in pkgutil.walk_packages(nb.__path__, "openmed_nb."):
         if not module.name.endswith("__main__"):
-            with contextlib.suppress(ModuleNotFoundError):  # Pictures and callbacks need an extra.
+            with contextlib.suppress(ModuleNotFoundError):  # Charts and callbacks require optional dependencies.
                 importlib.import_module(module.name)
-    forms = ("__str__", "_repr_html_", "marked", "_repr_mimebundle_")
-    ours = [kind for kind in subclasses_of(Displayable) if kind.__module__.startswith("openmed_nb.")]
-    own = {f"{kind.__name__}.{name}" for kind in ours for name in forms if name in vars(kind)}
+    rendering_methods = ("__str__", "_repr_html_", "marked", "_repr_mimebundle_")
+    package_classes = [cls for cls in subclasses_of(Displayable) if cls.__module__.startswith("openmed_nb.")]
+    overridden_methods = {
+        f"{cls.__name__}.{name}" for cls in package_classes for name in rendering_methods if name in vars(cls)
+    }
 
-    # Pages add a widget to the text and the HTML that the one place renders.
-    assert own == {"AnnotatedText.__str__", "Gates.__str__", "Lanes.__str__", "NotePages._repr_mimebundle_"}
+    # NotePages adds a widget to the text and the HTML that Displayable renders.
+    assert overridden_methods == {
+        "AnnotatedText.__str__",
+        "Gates.__str__",
+        "Lanes.__str__",
+        "NotePages._repr_mimebundle_",
+    }

@@ -52,14 +52,14 @@ def test_release_frees_tensor_memory():
     from openmed_nb.devices.registry import get_device
 
     nb.use("mps")
-    before = get_device("mps").memory().allocated
+    before = get_device("mps").memory_stats().allocated
     tensor = torch.ones(1 << 22, device="mps")
-    with_tensor = get_device("mps").memory().allocated
+    with_tensor = get_device("mps").memory_stats().allocated
     del tensor
     nb.release(history=False, traceback=False)
 
     assert with_tensor - before >= 1 << 24
-    assert get_device("mps").memory().allocated <= before
+    assert get_device("mps").memory_stats().allocated <= before
 
 
 def test_training_learns_with_flat_memory():

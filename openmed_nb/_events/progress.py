@@ -62,7 +62,7 @@ class ProgressLine:
     """Snapshot of the progress of an operation.
 
     Attributes:
-        activity: The current or last event.
+        event: The current or last event.
         seconds: Duration of the operation so far.
         outcome: ``"finished"`` or ``"stopped"``; empty while the operation is in progress.
         eta_seconds: Estimated remaining time, or ``None`` if unknown.
@@ -76,7 +76,7 @@ class ProgressLine:
         Annotating: bundled ██████████ 300 texts, finished after 1:15 (loading took 3.0 s), 4.2 texts/s
     """
 
-    activity: ProgressEvent
+    event: ProgressEvent
     seconds: float
     outcome: str = ""
     eta_seconds: float | None = None
@@ -86,32 +86,32 @@ class ProgressLine:
     @property
     def fraction(self) -> float | None:
         """Length of the bar in [0, 1]. After a finished operation, its last step counts as completed."""
-        activity = self.activity
-        if self.outcome == FINISHED and activity.total == activity.completed + 1 > 1:
+        event = self.event
+        if self.outcome == FINISHED and event.total == event.completed + 1 > 1:
             return 1.0
-        return activity.fraction
+        return event.fraction
 
     @property
     def suffix(self) -> str:
         """Text after the bar."""
-        parts = [self.activity.counter] if self.activity.counter else []
+        parts = [self.event.counter] if self.event.counter else []
         time = _format_duration(self.seconds)
         if not self.outcome:
             parts.append(time)
             if self.eta_seconds is not None and self.eta_seconds >= 1:
                 parts.append(f"about {_format_duration(self.eta_seconds)} left")
-        elif self.loading_seconds >= 1 and self.activity.operation not in LOADING_OPERATIONS:
+        elif self.loading_seconds >= 1 and self.event.operation not in LOADING_OPERATIONS:
             parts.append(f"{self.outcome} after {time} (loading took {_format_duration(self.loading_seconds)})")
         else:
             parts.append(f"{self.outcome} after {time}")
         if self.rate is not None:
-            parts.append(f"{self.rate:.3g} {self.activity.unit}s/s")
+            parts.append(f"{self.rate:.3g} {self.event.unit}s/s")
         return ", ".join(parts)
 
     def __str__(self) -> str:
         fraction = self.fraction
         bar = ", " if fraction is None else f" {'█' * int(BAR_WIDTH * fraction):░<{BAR_WIDTH}} "
-        return f"{self.activity.heading}{bar}{self.suffix}"
+        return f"{self.event.heading}{bar}{self.suffix}"
 
     def __repr__(self) -> str:
         return str(self)
@@ -119,7 +119,7 @@ class ProgressLine:
     def _repr_html_(self) -> str:
         """Return the line as HTML without a widget. The last line looks the same in an untrusted notebook."""
         fraction = self.fraction
-        label = escape(self.activity.heading)
+        label = escape(self.event.heading)
         bar = ", "
         if fraction is not None:
             bar = f' <progress max="1" value="{fraction:.3f}" aria-label="{label}"></progress> '
@@ -148,7 +148,7 @@ class _Sample(NamedTuple):
     """An event and its time."""
 
     time: float
-    activity: ProgressEvent
+    event: ProgressEvent
 
 
 @dataclass(frozen=True)
@@ -156,24 +156,24 @@ class _Series:
     """Events of the same operation and target.
 
     Attributes:
-        activity: The last event.
+        event: The last event.
         samples: The first event, the event after the first step, and the event after the last step, each with its time.
         steps: Number of steps.
     """
 
-    activity: ProgressEvent
+    event: ProgressEvent
     samples: tuple[_Sample, ...] = ()
     steps: int = 0
 
-    def append(self, activity: ProgressEvent, time: float) -> _Series:
+    def append(self, event: ProgressEvent, time: float) -> _Series:
         """Return the series with another event, or a new series if the event belongs to other work."""
-        previous = self.activity
-        sample = _Sample(time, activity)
-        if (activity.heading, activity.unit) != (previous.heading, previous.unit):
-            return _Series(activity, (sample,))
-        if (activity.completed_size, activity.completed) != (previous.completed_size, previous.completed):
-            return _Series(activity, (*self.samples[:2], sample), self.steps + 1)
-        return _Series(activity, self.samples, self.steps)
+        previous = self.event
+        sample = _Sample(time, event)
+        if (event.heading, event.unit) != (previous.heading, previous.unit):
+            return _Series(event, (sample,))
+        if (event.completed_size, event.completed) != (previous.completed_size, previous.completed):
+            return _Series(event, (*self.samples[:2], sample), self.steps + 1)
+        return _Series(event, self.samples, self.steps)
 
 
 class ProgressHistory:
@@ -192,39 +192,38 @@ class ProgressHistory:
         self._last_event_time = time
         # Each series is replaced in one assignment, because the drawing thread may read it at any time.
         self._current = _Series(ProgressEvent("", ""))
-        self._work = (
-            self._current
-        )  # The last series that is not loading. The line of a finished operation describes it.
+        # The last series that is not loading. The line of a finished operation describes it.
+        self._last_work_series = self._current
 
-    def record(self, activity: ProgressEvent, time: float) -> None:
+    def record(self, event: ProgressEvent, time: float) -> None:
         """Record an event with its time."""
-        if self._current.activity.operation in LOADING_OPERATIONS:
+        if self._current.event.operation in LOADING_OPERATIONS:
             self.loading_seconds += time - self._last_event_time
         self._last_event_time = time
-        self._current = self._current.append(activity, time)
-        if activity.operation not in LOADING_OPERATIONS:
-            self._work = self._current
+        self._current = self._current.append(event, time)
+        if event.operation not in LOADING_OPERATIONS:
+            self._last_work_series = self._current
 
     def snapshot(self, time: float, outcome: str = "") -> ProgressLine:
         """Return the line to display at a time."""
-        series = self._work if outcome == FINISHED and self._work.samples else self._current
-        activity = series.activity
+        series = self._last_work_series if outcome == FINISHED and self._last_work_series.samples else self._current
+        event = series.event
         first = series.samples[0]
         last = series.samples[-1]
         eta_seconds = None
-        if activity.total_size and series.steps >= MIN_STEPS_FOR_ETA:
+        if event.total_size and series.steps >= MIN_STEPS_FOR_ETA:
             second = series.samples[1]
-            measured = last.activity.completed_size - second.activity.completed_size
-            remaining = activity.total_size - last.activity.completed_size
+            measured = last.event.completed_size - second.event.completed_size
+            remaining = event.total_size - last.event.completed_size
             if measured > 0:
                 remaining_seconds = remaining * (last.time - second.time) / measured
                 eta_seconds = max(0.0, remaining_seconds - (time - last.time))
         rate = None
-        completed = last.activity.completed - first.activity.completed
+        completed = last.event.completed - first.event.completed
         seconds = last.time - first.time
-        if (activity.total is None or activity.total >= MIN_COUNT_FOR_RATE) and completed > 0 and seconds > 0:
+        if (event.total is None or event.total >= MIN_COUNT_FOR_RATE) and completed > 0 and seconds > 0:
             rate = completed / seconds
-        return ProgressLine(activity, time - self.start_time, outcome, eta_seconds, rate, self.loading_seconds)
+        return ProgressLine(event, time - self.start_time, outcome, eta_seconds, rate, self.loading_seconds)
 
 
 class CellOutput:
@@ -280,7 +279,7 @@ def detect_output(environ: Mapping[str, str]) -> OutputTarget | None:
 def is_interactive(parent: Mapping[str, Any]) -> bool:
     """Return whether a user runs this cell.
 
-    Programs that execute notebooks declare that they do not answer ``input()``. A click on a widget does not have a cell.
+    Programs that execute notebooks declare that they do not answer ``input()``. A widget event is not the execution of a cell.
 
     Args:
         parent: Parent message of the kernel.
@@ -305,7 +304,7 @@ class ProgressBar:
     ) -> None:
         self._environ = environ
         self._find_output = find_output
-        self._patience = draw_interval
+        self._draw_interval = draw_interval
         self._drawing: _DrawingThread | None = None
 
     def show(self, event: ProgressEvent) -> None:
@@ -315,7 +314,7 @@ class ProgressBar:
         if self._drawing is not None:
             self._drawing.history.record(event, current_time())
         elif (output := self._find_output(self._environ)) is not None:
-            self._drawing = _DrawingThread(output, event, self._patience)
+            self._drawing = _DrawingThread(output, event, self._draw_interval)
             self._drawing.start()
         if self._drawing is not None and event.operation in BLOCKING_OPERATIONS:
             self._drawing.draw()
@@ -331,10 +330,10 @@ class ProgressBar:
 class _DrawingThread(threading.Thread):
     """Draws the line of an operation until the operation ends."""
 
-    def __init__(self, output: OutputTarget, activity: ProgressEvent, draw_interval: float) -> None:
+    def __init__(self, output: OutputTarget, event: ProgressEvent, draw_interval: float) -> None:
         super().__init__(name="openmed_nb progress", daemon=True)
         self.history = ProgressHistory(current_time())
-        self.history.record(activity, self.history.start_time)
+        self.history.record(event, self.history.start_time)
         self._output = output
         self._draw_interval = draw_interval
         self._is_finished = False

@@ -15,8 +15,8 @@ from ..errors import ConfigurationError
 # Selects all columns.
 ALL = "all"
 
-# Values that the text of a note marks, and their marks. Other values are the usual case.
-_MARKS: Mapping[str, Mapping[Any, str]] = {
+# Values that are labeled in the displayed text, and their labels. Other values are the usual case and have no label.
+_LABELS: Mapping[str, Mapping[Any, str]] = {
     "negated": {True: "no"},
     "uncertain": {True: "possible"},
     "temporality": {"historical": "past", "hypothetical": "if"},
@@ -38,7 +38,7 @@ class _Axis(NamedTuple):
     """Axis of OpenMed's ``assert_context``.
 
     Attributes:
-        name: Key of its value.
+        name: Key of the axis in the result of ``assert_context``.
         true_value: Value that is ``True`` in a column of booleans, or ``None`` for a column of strings.
     """
 
@@ -53,23 +53,23 @@ _AXES: Mapping[str, _Axis] = {
     "experiencer": _Axis("experiencer"),
 }
 
-# Returns the value of each column for each entity of a text.
-ContextRules = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]]]
+# Function that returns the value of each column for each entity of a text.
+ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]]]
 
 
 def context_mark(entity: Mapping[str, Any]) -> str:
-    """Return the marks of the context of an entity, such as ``"no, family"``, or an empty string.
+    """Return the context labels of an entity, such as ``"no, family"``, or an empty string.
 
     Example:
         >>> context_mark({"negated": True, "experiencer": "family"}), context_mark({"negated": False})
         ('no, family', '')
     """
-    marks = (marks.get(entity.get(column), "") for column, marks in _MARKS.items())
-    return ", ".join(filter(None, marks))
+    labels = (column_labels.get(entity.get(column), "") for column, column_labels in _LABELS.items())
+    return ", ".join(filter(None, labels))
 
 
-def create_context_rules(columns: Sequence[str], language: str) -> ContextRules:
-    """Return the rules that determine columns of context.
+def create_context_finder(columns: Sequence[str], language: str) -> ContextFinder:
+    """Return a function that determines columns of context.
 
     Args:
         columns: Names of columns, or ``"all"``; empty for ``"negated"`` only.
@@ -115,12 +115,12 @@ def create_context_rules(columns: Sequence[str], language: str) -> ContextRules:
 
 
 def _iter_sentences(text: str, entities: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each sentence with entities, and their offsets in it, in the order of the entities."""
+    """Yield each sentence that contains entities, and the offsets of the entities in it, in the order of the entities."""
     ends = [match.start() for match in _SENTENCE_END.finditer(text)] if entities else []
     ends.append(len(text))
 
     def find_sentence(entity: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the bounds of the sentence of an entity. One that extends over the end of a sentence joins both."""
+        """Return the bounds of the sentence of an entity. If the entity crosses the end of a sentence, both are one sentence."""
         first = bisect_right(ends, entity["start"], hi=len(ends) - 1)
         last = bisect_left(ends, entity["end"], lo=first, hi=len(ends) - 1)
         return ends[first - 1] if first else 0, ends[last]

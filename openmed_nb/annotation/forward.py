@@ -335,7 +335,7 @@ def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
                 # An accelerator has only started the work at this point.
                 if run.on_progress and done < total and not device.is_accelerator:
                     run.on_progress(done / total)
-            run.synchronizers[network.device] = device.record_completion()
+            run.synchronizers[network.device] = device.record_event()
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
             run.error = error
             run.pending.clear()

@@ -20,7 +20,7 @@ from ..devices.backend import TENSOR_LOCK, gc_disabled
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, UnknownDeviceError
 from ..models.config import check_strategy
-from ..models.files import max_positions, usable_length
+from ..models.files import max_input_length, max_positions
 from ..models.loading import LoadedModel, is_quantized, move_model
 from ..session import SESSION
 from .decoding import Decoder, Detokenizer, LabelTables
@@ -302,7 +302,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             raise ConfigurationError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
-        max_length = usable_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
+        max_length = max_input_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
         max_tokens = max_length - special_tokens.num_special_tokens
         settings = AnnotationSettings(
             aggregation_strategy="none" if strategy is None else strategy.value,
@@ -345,7 +345,7 @@ def budget_for_device(device: torch.device, model: PreTrainedModel) -> TokenBudg
     """Return the default token budget of a model on a device."""
     known_device = get_device(device)
     max_padding = known_device.max_padding_tokens(getattr(model.config, "hidden_size", None))
-    return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.few_shapes)
+    return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.recompiles_for_new_shapes)
 
 
 class ResultIterator(Iterator[list[Entity]]):

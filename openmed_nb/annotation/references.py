@@ -49,11 +49,11 @@ class TextReference(abc.ABC):
 
     Attributes:
         kind: Kind of the reference for messages, such as ``"file"``.
-        characters: Approximate number of characters.
+        approximate_length: Approximate number of characters.
     """
 
     kind: ClassVar[str]
-    characters: int
+    approximate_length: int
 
     @property
     @abc.abstractmethod
@@ -62,7 +62,7 @@ class TextReference(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> str:
-        """Read the text. Errors of the reader are not translated."""
+        """Read the text. Exceptions of the reader propagate unchanged."""
 
     def fingerprint(self) -> int:
         """Return a fingerprint of the identity, without reading the text."""
@@ -79,13 +79,13 @@ class FileReference(TextReference):
 
     Attributes:
         path: Path of the file.
-        characters: Size in bytes.
+        approximate_length: Size in bytes.
         modified_ns: Modification time in nanoseconds.
     """
 
     kind = "file"
     path: str
-    characters: int
+    approximate_length: int
     modified_ns: int
 
     @classmethod
@@ -100,7 +100,7 @@ class FileReference(TextReference):
     @property
     def identity(self) -> str:
         """The path, size and modification time."""
-        return f"{self.path}\0{self.characters}\0{self.modified_ns}"
+        return f"{self.path}\0{self.approximate_length}\0{self.modified_ns}"
 
     def read(self) -> str:
         """Return the contents of the file. Line endings are not converted, so that offsets match the file."""
@@ -159,7 +159,7 @@ def text_fingerprint(text: Any) -> int:
         return _digest(text)
     if isinstance(text, TextReference):
         return text.fingerprint()
-    return MISSING if is_missing(text) else _digest(canonical_text(text))
+    return MISSING_FINGERPRINT if is_missing(text) else _digest(fingerprint_key(text))
 
 
 def _digest(text: str) -> int:
@@ -167,37 +167,37 @@ def _digest(text: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def canonical_text(text: Any) -> str:
+def fingerprint_key(text: Any) -> str:
     """Return a string for the fingerprint: the text, its words, the identity of a reference, or the type of another value."""
     if isinstance(text, str):
         return text
     if isinstance(text, TextReference):
         return f"\0{text.identity}"
-    words = map(canonical_text, text) if isinstance(text, list) else ()
+    words = map(fingerprint_key, text) if isinstance(text, list) else ()
     return "\0".join((f"\0{short_type_name(text)}", *words))
 
 
-MISSING = _digest(canonical_text(None))
+MISSING_FINGERPRINT = _digest(fingerprint_key(None))
 
-# Fingerprints of missing and empty texts. A result of such a text can be replaced if there is a text on resuming.
-BLANK = frozenset({MISSING, _digest(canonical_text("")), _digest(canonical_text([]))})
+# Fingerprints of missing and empty texts. When a run is resumed, the result of such a text is replaced if there is a text now.
+BLANK_FINGERPRINTS = frozenset({MISSING_FINGERPRINT, _digest(fingerprint_key("")), _digest(fingerprint_key([]))})
 
 
-def read_text(text: Any, number: int) -> Any:
+def read_text(text: Any, index: int) -> Any:
     """Return the text of a reference, or the error if it cannot be read. Other values are returned unchanged."""
     if not isinstance(text, TextReference):
         return text
     try:
         return text.read()
     except UnicodeDecodeError as error:
-        message = f"Text {number}: the {text.kind} on {socket.gethostname()} is not valid UTF-8 at byte {error.start}."
+        message = f"Text {index}: the {text.kind} on {socket.gethostname()} is not valid UTF-8 at byte {error.start}."
         return InvalidTextError(message, _SAVE_AS_UTF8)
     except _InvalidContentError as error:
         problem, remedy = error.args
-        return InvalidTextError(f"Text {number}: the {text.kind} on {socket.gethostname()} {problem}.", remedy)
+        return InvalidTextError(f"Text {index}: the {text.kind} on {socket.gethostname()} {problem}.", remedy)
     except Exception as error:  # noqa: BLE001 - the reader may raise anything
         reason = describe_read_error(error)
-        message = f"Text {number}: the {text.kind} cannot be read on {socket.gethostname()}: {reason}."
+        message = f"Text {index}: the {text.kind} cannot be read on {socket.gethostname()}: {reason}."
         return InvalidTextError(message, f"Make the {text.kind} readable there.")
 
 
@@ -228,7 +228,7 @@ def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
     return texts
 
 
-def warn_if_file_name(text: str, number: int) -> bool:
+def warn_if_file_name(text: str, index: int) -> bool:
     """Warn if a text is or looks like a file name, and return whether a warning was issued."""
     looks_like_name = len(text) <= _MAX_NAME_LENGTH and _FILE_NAME_PATTERN.fullmatch(text) is not None
     if not looks_like_name and not any(map(str.isalnum, text)):  # "." and "/" are directories.
@@ -248,7 +248,7 @@ def warn_if_file_name(text: str, number: int) -> bool:
     if reader := reader_by_name(path):
         problem = "is the name of a table"
         remedy = f"Pass its column of texts: {reader}."
-    warn(f"Text {number} {problem} but is processed as text. {remedy}")
+    warn(f"Text {index} {problem} but is processed as text. {remedy}")
     return True
 
 
@@ -269,7 +269,9 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
         name = os.path.basename(path)
-        shown = repr(name) if re.fullmatch(r"\S{1,40}", name) else "of that name"
+        quoted_name = repr(name) if re.fullmatch(r"\S{1,40}", name) else ""
+        subject = quoted_name or "The given path"
+        display_name = quoted_name or "the given path"
         is_folder = os.path.isdir(path)
         exists = os.path.lexists(path)
         try:
@@ -277,19 +279,23 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
             # A shell can create a file named ``*.txt`` by mistake, and the notes in the other files would be missing.
             folder = os.path.dirname(path)
             if len(patterns) == 1 and exists and not is_folder and len(_match_entries({folder: folder}, name)) > 1:
-                message = f"{shown} is the name of a file on {host}, and also a pattern that matches other files."
+                message = f"{subject} is the name of a file on {host}, and also a pattern that matches other files."
                 return ConfigurationError(message, "Rename that file.")
         except OSError as error:
-            message = f"A folder in the search for {shown} cannot be listed on {host}: {describe_read_error(error)}."
+            message = (
+                f"A folder in the search for {display_name} cannot be listed on {host}: {describe_read_error(error)}."
+            )
             return ConfigurationError(message, "Make it readable, or pass the paths of the files.")
         for match in matches.values():
             if reader := reader_by_name(match):
-                message = f"{shown} is a table on {host}."
+                message = f"{subject} is a table on {host}."
                 if match != path:
-                    message = f"One of the files that match {shown} is a table on {host}."
+                    message = f"One of the files that match {display_name} is a table on {host}."
                 return ConfigurationError(message, f"Pass its column of texts: {reader}.")
         if is_folder or not matches:
-            message = f"{shown} is a folder on {host}." if is_folder else f"File {shown} not found on {host}."
+            message = f"{subject} is a folder on {host}."
+            if not is_folder:
+                message = f"File {quoted_name or 'of that name'} not found on {host}."
             return ConfigurationError(message, "Pass paths of existing files, such as Path('notes') / '*.txt'.")
         paths = [path]
         if not exists:
@@ -305,13 +311,13 @@ class _Entry:
 
     Attributes:
         path: Path as found.
-        real_path: Name in the real path of the directory. A link is not resolved.
+        resolved_path: Real path of the directory, joined with the name of the entry. If the entry is a link, it is not resolved.
         is_folder: Whether the entry is a directory or a link to a directory.
         is_link: Whether the entry is a symbolic link.
     """
 
     path: str
-    real_path: str
+    resolved_path: str
     is_folder: bool
     is_link: bool
 
@@ -337,8 +343,8 @@ def _find_matches(pattern: str) -> dict[str, str]:
     if last == "**":
         folders = _find_subfolders(folders)
     entries = _match_entries(folders, last)
-    files = {entry.real_path: entry.path for entry in entries if not entry.is_folder}
-    links = {entry.real_path: os.path.realpath(entry.path) for entry in entries if entry.is_link}
+    files = {entry.resolved_path: entry.path for entry in entries if not entry.is_folder}
+    links = {entry.resolved_path: os.path.realpath(entry.path) for entry in entries if entry.is_link}
     return {real: path for real, path in files.items() if links.get(real, real) == real or links[real] not in files}
 
 
@@ -378,11 +384,11 @@ def _list_entries(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
                 is_hidden = entry.name.startswith(".") and not pattern.startswith(".")
                 if is_hidden or not is_match(os.path.normcase(entry.name)):
                     continue
-                real_path = os.path.join(real, entry.name)
+                resolved_path = os.path.join(real, entry.name)
                 if not entry.is_symlink():
-                    matches.append(_Entry(entry.path, real_path, entry.is_dir(), is_link=False))
-                elif not real_path.startswith(os.path.join(os.path.realpath(entry.path), "")):
-                    matches.append(_Entry(entry.path, real_path, os.path.isdir(entry.path), is_link=True))
+                    matches.append(_Entry(entry.path, resolved_path, entry.is_dir(), is_link=False))
+                elif not resolved_path.startswith(os.path.join(os.path.realpath(entry.path), "")):
+                    matches.append(_Entry(entry.path, resolved_path, os.path.isdir(entry.path), is_link=True))
     return sorted(matches, key=operator.attrgetter("path"))
 
 
@@ -391,7 +397,7 @@ def _select_folders(entries: Sequence[_Entry]) -> dict[str, str]:
     folders: dict[str, str] = {}
     for entry in entries:
         if entry.is_folder and not entry.is_link:
-            folders[entry.real_path] = entry.path
+            folders[entry.resolved_path] = entry.path
     for entry in entries:
         if entry.is_folder and entry.is_link:
             folders.setdefault(os.path.realpath(entry.path), entry.path)
@@ -417,9 +423,9 @@ def _find_subfolders(folders: Mapping[str, str]) -> dict[str, str]:
                 continue
             if entry.is_link:
                 links.append(entry)
-            elif entry.real_path not in subfolders:
-                subfolders[entry.real_path] = entry.path
-                pending.append((entry.real_path, entry.path))
+            elif entry.resolved_path not in subfolders:
+                subfolders[entry.resolved_path] = entry.path
+                pending.append((entry.resolved_path, entry.path))
     return subfolders
 
 
@@ -445,7 +451,7 @@ def effective_length(text: Any) -> int:
     if isinstance(text, str):
         return len(text) + 1
     if isinstance(text, TextReference):
-        return text.characters + 1
+        return text.approximate_length + 1
     return 1 + sum(map(effective_length, text)) if isinstance(text, list) else 1
 
 

@@ -24,7 +24,7 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
-from .context import CONTEXT_VALUES, context_mark, create_context_rules
+from .context import CONTEXT_VALUES, context_mark, create_context_finder
 from .inputs import make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -46,7 +46,7 @@ from .masking import (
     validate_policy,
 )
 from .pages import NotePages
-from .references import MISSING, FileReference, TextReference, iter_texts, read_text, text_fingerprint
+from .references import MISSING_FINGERPRINT, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -357,14 +357,14 @@ class ResultStore(Sequence[list[Entity]]):
 
     def is_missing(self, index: int) -> bool:
         """Return whether a text is a missing value."""
-        return self.fingerprints[index] == MISSING and index not in self.errors
+        return self.fingerprints[index] == MISSING_FINGERPRINT and index not in self.errors
 
     @property
     def missing(self) -> tuple[int, ...]:
         """The indices of missing texts."""
         import numpy as np
 
-        indices = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING)).tolist()
+        indices = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING_FINGERPRINT)).tolist()
         return tuple(index for index in indices if index not in self.errors)
 
     def __len__(self) -> int:
@@ -577,7 +577,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             >>> annotate("No asthma.", "bundled_small", device="cpu").with_context()[0]["negated"]
             True
         """
-        context = create_context_rules(columns, language)(self.text, self.entities)
+        context = create_context_finder(columns, language)(self.text, self.entities)
         entities = [dict(entity) for entity in self.entities]
         for name, values in context.items():
             for entity, value in zip(entities, values, strict=True):
@@ -1195,7 +1195,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         context: dict[str, list[Any]] = {}
         with SESSION.operation(progress):
             SESSION.notify(ProgressEvent(LOADING, "the rules of openmed"))
-            find_context = create_context_rules(columns, language)
+            find_context = create_context_finder(columns, language)
             current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
             for index, entities in enumerate(self):
                 current_text = next(current_texts, None)

@@ -29,7 +29,7 @@ from .._utils.validation import check_path
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError
 from ..models.loading import packed_layers
-from .references import MISSING
+from .references import MISSING_FINGERPRINT
 from .results import DroppedSpan, FingerprintedResult, ResultStore, is_entity
 from .tables import parse_json_line
 
@@ -204,7 +204,7 @@ class ResultsFile:
                 line["error" if isinstance(answer, str) else "entities"] = answer
                 if dropped:
                     line["dropped"] = [span._asdict() for span in dropped]
-                if fingerprint == MISSING:
+                if fingerprint == MISSING_FINGERPRINT:
                     line["missing"] = True
                 self._file.write(append_checksum(to_json_line(line)))
             self._file.flush()

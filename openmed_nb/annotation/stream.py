@@ -1,4 +1,4 @@
-"""Streaming annotation: texts are read, tokenized, run and decoded in chunks.
+"""Streaming annotation: texts are read, tokenized, passed through the model and decoded in chunks.
 
 While the device processes one chunk, the host decodes the previous chunk and tokenizes the next chunk.
 """
@@ -79,24 +79,24 @@ def check_text(text: object, name: str = "The text") -> None:
     raise InvalidTextError(message, "Remove it, or read the source file with the correct encoding.")
 
 
-def text_error(text: object, number: int, split: bool) -> InvalidTextError | None:
+def text_error(text: object, index: int, is_split_into_words: bool) -> InvalidTextError | None:
     """Return the error of an invalid text, or ``None`` if the text is valid.
 
     Args:
         text: The text, the list of its words, or the error of a text that could not be read.
-        number: Index of the text for the message.
-        split: Whether texts are lists of words.
+        index: Index of the text for the message.
+        is_split_into_words: Whether texts are lists of words.
     """
     if isinstance(text, InvalidTextError):
         return text
     try:
-        if not split:
-            check_text(text, f"Text {number}")
+        if not is_split_into_words:
+            check_text(text, f"Text {index}")
         elif isinstance(text, list):
             for word in text:
-                check_text(word, f"A word of text {number}")
+                check_text(word, f"A word of text {index}")
         else:
-            message = f"Text {number} must be a list of words, not {short_type_name(text)}."
+            message = f"Text {index} must be a list of words, not {short_type_name(text)}."
             return InvalidTextError(message, "Pass a list of strings.")
     except InvalidTextError as error:
         return error
@@ -108,12 +108,12 @@ class Chunk:
     """Consecutive texts of a stream.
 
     Attributes:
-        first: Index of the first text in the stream.
+        first_index: Index of the first text in the stream.
         texts: Strings, lists of words, or invalid values of the stream.
         error: Error of the stream after all its texts. Such a chunk has no texts.
     """
 
-    first: int
+    first_index: int
     texts: list[Any]
     error: Exception | None = None
 
@@ -123,8 +123,8 @@ END_OF_STREAM = Chunk(0, [])
 
 def iter_chunks(
     texts: Iterable[object],
-    characters: int,
-    first: int = 0,
+    max_size: int,
+    first_index: int = 0,
     min_text_length: int = 1,
     max_texts: Callable[[], float] | None = None,
 ) -> Iterator[Chunk]:
@@ -134,15 +134,15 @@ def iter_chunks(
 
     Args:
         texts: The texts.
-        characters: Approximate number of characters of a full chunk.
-        first: Index of the first text.
+        max_size: Approximate number of characters of a full chunk.
+        first_index: Index of the first text.
         min_text_length: Minimum number of characters that each text counts for.
         max_texts: Returns the maximum number of texts of the next chunk. It only applies to chunks with at least an eighth of the
             characters of a full chunk.
     """
     stream = iter(texts)
     error = None
-    min_size = max(1, characters // FIRST_CHUNK_DIVISOR)
+    min_size = max(1, max_size // FIRST_CHUNK_DIVISOR)
     size = min_size
     while error is None:
         chunk: list[Any] = []
@@ -158,10 +158,10 @@ def iter_chunks(
         except Exception as stream_error:  # noqa: BLE001 - the stream may raise anything; it is raised after the texts
             error = stream_error
         if chunk:
-            yield Chunk(first, chunk)
-        first += len(chunk)
-        size = min(2 * size, characters)
-    yield Chunk(first, [], error)
+            yield Chunk(first_index, chunk)
+        first_index += len(chunk)
+        size = min(2 * size, max_size)
+    yield Chunk(first_index, [], error)
 
 
 def chunk_characters(budget: TokenBudget) -> int:
@@ -195,7 +195,7 @@ class AnnotationSettings:
     transformers_boundaries: bool = False
 
     @property
-    def has_transformers_boundaries(self) -> bool:
+    def uses_transformers_boundaries(self) -> bool:
         """Whether to use the word boundaries of transformers. A stride implies them."""
         return self.transformers_boundaries or self.stride is not None
 
@@ -205,14 +205,14 @@ class TokenizedChunk:
     """A chunk of texts, ready for the device.
 
     Attributes:
-        first: Index of the first text in the stream.
+        first_index: Index of the first text in the stream.
         texts: The texts. Invalid texts are replaced by empty strings.
         errors: Errors of invalid texts, by position in the chunk.
         tokens: Tokens of the texts.
         windows: Windows over the tokens.
     """
 
-    first: int
+    first_index: int
     texts: list[str]
     errors: dict[int, OpenMedError]
     tokens: Tokens
@@ -244,7 +244,7 @@ class Annotator:
     @functools.cached_property
     def word_cache(self) -> WordTokenCache | None:
         """The word cache of this call, or ``None`` if it does not support the tokenizer."""
-        transformers_boundaries = self.settings.has_transformers_boundaries
+        transformers_boundaries = self.settings.uses_transformers_boundaries
         if not supports_tokenizer(self.tokenizer, transformers_boundaries):
             return None
         return WordTokenCache(self.tokenizer, transformers_boundaries)
@@ -260,7 +260,7 @@ class Annotator:
     def annotate(
         self,
         texts: Iterable[object],
-        first: int = 0,
+        first_index: int = 0,
         in_memory: bool = False,
         on_progress: Callable[[int, float], None] | None = None,
     ) -> Iterator[ResultStore]:
@@ -268,11 +268,12 @@ class Annotator:
 
         Args:
             texts: The texts.
-            first: Index of the first text for error messages.
+            first_index: Index of the first text for error messages.
             in_memory: Whether the texts are in memory, so that several chunks can be prefetched.
-            on_progress: Called on the CPU with the number of texts in the current chunk, and the completed fraction of the chunk.
+            on_progress: Called with the number of texts in the current chunk and the completed fraction of the chunk, if the
+                model runs on the CPU.
         """
-        chunks = iter_chunks(texts, chunk_characters(self.budget), first)
+        chunks = iter_chunks(texts, chunk_characters(self.budget), first_index)
         with contextlib.closing(self._tokenize(chunks, in_memory)) as tokenized_chunks:
             for tokenized, outputs in self._forward(tokenized_chunks, on_progress):
                 yield self.decode(tokenized, outputs)
@@ -389,9 +390,9 @@ class Annotator:
             is_valid = False
         # Checked outside of the handler, so that the original error, which contains the texts, is not the context.
         if not is_valid:
-            texts = [read_text(text, number) for number, text in enumerate(texts, chunk.first)]
+            texts = [read_text(text, number) for number, text in enumerate(texts, chunk.first_index)]
             for index, text in enumerate(texts):
-                error = text_error(text, chunk.first + index, delimiter is not None)
+                error = text_error(text, chunk.first_index + index, delimiter is not None)
                 if error:
                     errors[index] = error
                     texts[index] = "" if delimiter is None else []
@@ -399,7 +400,7 @@ class Annotator:
         if settings.stride is not None or settings.truncation:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.special_tokens, settings.max_tokens, settings.stride, side)
-        boundaries = settings.has_transformers_boundaries
+        boundaries = settings.uses_transformers_boundaries
         if delimiter is not None:
             tokens = tokenize_words(self.tokenizer, texts, delimiter, truncation, boundaries)
             texts = [delimiter.join(words) for words in texts]
@@ -408,7 +409,7 @@ class Annotator:
         else:
             tokens = tokenize(self.tokenizer, texts, truncation, boundaries)
         windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
-        return TokenizedChunk(chunk.first, texts, errors, tokens, windows)
+        return TokenizedChunk(chunk.first_index, texts, errors, tokens, windows)
 
     def decode(self, tokenized: TokenizedChunk, outputs: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
         """Return the results of all texts of a chunk. Only the host is used."""
@@ -418,7 +419,7 @@ class Annotator:
         errors = dict(tokenized.errors)
         for sequence, error in sequence_errors.items():
             text_id = int(tokens.text_ids[sequence])
-            errors[text_id] = type(error)(f"Text {tokenized.first + text_id}: {error.message}", error.remedy)
+            errors[text_id] = type(error)(f"Text {tokenized.first_index + text_id}: {error.message}", error.remedy)
         has_one_sequence_per_text = np.array_equal(tokens.text_ids, np.arange(len(tokenized.texts)))
         if has_one_sequence_per_text and not errors:
             return store

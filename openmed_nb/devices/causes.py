@@ -9,12 +9,12 @@ from typing import NamedTuple
 from .backend import TorchInfo
 from .machine import MachineInfo, Version
 
-# Pairs of a torch release and the oldest macOS on which it supports MPS, from its own texts (EmptyTensor.cpp in the binaries
-# for macOS). pip does not check this: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
+# Pairs of a torch release and the oldest macOS on which it supports MPS, according to its error messages (EmptyTensor.cpp in
+# the binaries for macOS). pip does not check this: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
 MIN_MACOS_BY_TORCH = (((2, 6), (13,)), ((2, 9), (14,)), ((2, 15), (15,)))
 
 # Release to install on a Mac. From macOS 14 on it is the version in binder/constraints.txt: 2.13 and older have silent errors
-# on M1 and M2 that it does not have (pytorch#177116, #183535). Before macOS 14 it is the last release that supports MPS on
+# on M1 and M2 that are fixed in it (pytorch#177116, #183535). Before macOS 14 it is the last release that supports MPS on
 # macOS 13, which also runs on macOS 11.
 MAC_TORCH = "torch==2.14.1"
 MACOS_13_TORCH = "torch==2.8.0"
@@ -31,16 +31,20 @@ def torch_requirement(machine: MachineInfo) -> str:
     """Return the pip requirement for torch: on a Mac, a release that supports MPS on its macOS.
 
     Example:
-        >>> torch_requirement(MachineInfo("Darwin", "arm64", macos=(14, 5)))
+        >>> torch_requirement(MachineInfo("Darwin", "arm64", macos_version=(14, 5)))
         'torch==2.14.1'
     """
     if machine.system != "Darwin":
         return "torch"
-    return MACOS_13_TORCH if machine.macos is not None and machine.macos < min_macos_for((2, 14)) else MAC_TORCH
+    return (
+        MACOS_13_TORCH
+        if machine.macos_version is not None and machine.macos_version < min_macos_for((2, 14))
+        else MAC_TORCH
+    )
 
 
 @dataclass(frozen=True)
-class DeviceContext:
+class DeviceFacts:
     """Facts that determine the availability of devices."""
 
     machine: MachineInfo

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
 from ..errors import DeviceUnavailableError, OpenMedError
-from .causes import DeviceContext, RejectionRule
+from .causes import DeviceFacts, RejectionRule
 from .device import Device
 from .environment import EnvPlan
 from .registry import DEVICE_TYPES, get_device, gpu_type
@@ -123,7 +123,7 @@ class DeviceChoice(Displayable):
         return "a SIMULATED Mac" if self.simulated else "this machine"
 
 
-def select_device(request: DeviceRequest, context: DeviceContext) -> DeviceChoice:
+def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
     """Select the device for a request.
 
     ``auto`` selects the first usable device of mps, cuda and cpu, and ``gpu`` the GPU type of the operating system.
@@ -133,27 +133,27 @@ def select_device(request: DeviceRequest, context: DeviceContext) -> DeviceChoic
             fewest requirements.
     """
     value = request.value
-    torch = context.torch
+    torch = facts.torch
     candidates = [value]
     cpu_switch = ""
     if value == GPU:
-        candidates = [gpu_type(context.machine)]
+        candidates = [gpu_type(facts.machine)]
     elif value == "auto":
         candidates = [*DEVICE_TYPES]
-        use_cpu = context.environ.get("ACCELERATE_USE_CPU", "")
+        use_cpu = facts.environ.get("ACCELERATE_USE_CPU", "")
         if use_cpu.strip().lower() in TRUTHY_VALUES:
             cpu_switch = f"ACCELERATE_USE_CPU={use_cpu} requests the CPU"
     rejected: list[Rejection] = []
     for name in candidates:
         device = get_device(name)
-        rule = next(device.rejection_rules(context), None)
+        rule = next(device.rejection_rules(facts), None)
         if cpu_switch and device.is_accelerator:
             rule = RejectionRule("switch", cpu_switch, "Unset ACCELERATE_USE_CPU.")
         if rule is not None:
             rejected.append(Rejection(name, rule.reason, rule.remedy))
             continue
         reason = _selection_reason(request, name, rejected, cpu_switch)
-        hardware = device.hardware(context) if device.is_accelerator else ""
+        hardware = device.describe_hardware(facts) if device.is_accelerator else ""
         return DeviceChoice(
             device=name,
             requested=value,
@@ -162,7 +162,7 @@ def select_device(request: DeviceRequest, context: DeviceContext) -> DeviceChoic
             confirmed=torch.is_imported and (not device.is_accelerator or torch.probe_failure(name) == ""),
             rejected=tuple(rejected),
             dtype_reason=device.float32_reason,
-            simulated=context.machine.simulated,
+            simulated=facts.machine.simulated,
         )
     reasons = rejected[0].reason
     if len(rejected) > 1:
@@ -202,12 +202,12 @@ class DeviceStatus(JsonMixin):
     remedy: str = ""
 
     @classmethod
-    def of(cls, device: Device, context: DeviceContext) -> DeviceStatus:
+    def of(cls, device: Device, facts: DeviceFacts) -> DeviceStatus:
         """Return the status of a device from the available facts. A GPU counts as tested after a device check."""
-        rule = next(device.rejection_rules(context), None)
+        rule = next(device.rejection_rules(facts), None)
         if rule is not None:
             return cls(device.name, False, rule.reason, rule.remedy)
-        if device.is_accelerator and context.torch.probe_failure(device.name) is None:
+        if device.is_accelerator and facts.torch.probe_failure(device.name) is None:
             return cls(device.name, None, "not tested yet", f"%openmed_device {device.name}")
         return cls(device.name)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .backend import TorchBackend, TorchInfo
-from .causes import DeviceContext
+from .causes import DeviceFacts
 from .choice import DeviceChoice, DeviceStatus, select_device
 from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables, watermarks
 from .machine import MachineInfo
@@ -78,13 +78,13 @@ class DeviceManager:
         return variables
 
     @property
-    def context(self) -> DeviceContext:
+    def device_facts(self) -> DeviceFacts:
         """Facts that determine the availability of devices."""
-        return DeviceContext(self.machine, self.torch, self.user_environ)
+        return DeviceFacts(self.machine, self.torch, self.user_environ)
 
     def plan(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request from the available facts, without importing torch or changing anything."""
-        return select_device(request, self.context)
+        return select_device(request, self.device_facts)
 
     def confirm(self, request: DeviceRequest) -> DeviceChoice:
         """Return the device for a request after the device check of a GPU. If it fails, the next device is selected.
@@ -93,7 +93,7 @@ class DeviceManager:
         """
         applied = self.applied_variables
         while True:
-            choice = select_device(request, self.context)
+            choice = select_device(request, self.device_facts)
             device = choice.device
             if device == "cpu" or self.torch.probe_failure(device) is not None:
                 break
@@ -119,11 +119,11 @@ class DeviceManager:
 
     def list_devices(self, chosen: str = "cpu") -> tuple[DeviceStatus, ...]:
         """Return every device of this machine with its status."""
-        context = self.context
-        names = [name for kind in DEVICE_TYPES for name in get_device(kind).names(context.torch)]
+        device_facts = self.device_facts
+        names = [name for kind in DEVICE_TYPES for name in get_device(kind).names(device_facts.torch)]
         if normalize_device(chosen) not in map(normalize_device, names):
             names.insert(-1, chosen)  # torch may not have reported its GPUs yet.
-        return tuple(DeviceStatus.of(get_device(name), context) for name in names)
+        return tuple(DeviceStatus.of(get_device(name), device_facts) for name in names)
 
     def track_variable_reads(self, state: TorchState | None = None) -> TorchState:
         """Record the values of the MPS variables that torch may have read. Call it around every change and use of torch.
@@ -206,7 +206,7 @@ class DeviceManager:
 
     def limit_memory(self, device: str, fraction: float) -> None:
         """Limit the memory that torch may allocate to a fraction of the device memory."""
-        get_device(device).limit(fraction)
+        get_device(device).set_memory_fraction(fraction)
         self._memory_fractions[normalize_device(device)] = fraction
 
     def memory_fraction(self, device: str) -> float | None:

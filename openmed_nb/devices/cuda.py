@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from .._render.display import pluralize
 from .backend import TENSOR_LOCK, TorchInfo, import_torch, is_torch_imported
-from .causes import DeviceContext, RejectionRule
+from .causes import DeviceFacts, RejectionRule
 from .device import Capability, Device, MemoryStats
 from .machine import MachineInfo, Version
 
@@ -17,7 +17,7 @@ HIDDEN_GPUS = "hidden GPUs"
 NO_GPU = "no GPU"
 UNKNOWN_GPU = "no such GPU"
 
-BASE_HIDDEN_SIZE = 768  # Hidden size of the models for which ``batch_waste`` was chosen.
+BASE_HIDDEN_SIZE = 768  # Hidden size of the models for which ``max_batch_padding`` was chosen.
 BFLOAT16_CAPABILITY = (8, 0)  # First compute capability with bfloat16 in hardware.
 
 
@@ -37,7 +37,7 @@ class Cuda(Device):
     pins_memory = True
     pin_reason = "copies from pinned memory to the GPU are faster and can overlap with computation"
     batch_tokens = 32768
-    batch_waste = 2048
+    max_batch_padding = 2048
     fused_adamw_since = "2.0"
     fused_adamw_types = ("float64", "float32", "float16", "bfloat16")
 
@@ -47,29 +47,29 @@ class Cuda(Device):
         return int(self.name.partition(":")[2] or 0)
 
     @classmethod
-    def is_gpu_of(cls, machine: MachineInfo) -> bool:
+    def is_gpu_type_for(cls, machine: MachineInfo) -> bool:
         return machine.system != "Darwin"
 
     def names(self, torch: TorchInfo) -> list[str]:
         return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
 
-    def rejection_rules(self, context: DeviceContext) -> Iterator[RejectionRule]:
-        machine = context.machine
-        torch = context.torch
+    def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
+        machine = facts.machine
+        torch = facts.torch
         names = torch.cuda_names or ()
         build = torch.gpu_build or ""
         is_rocm = build.startswith("ROCm")
         vendor = "AMD" if is_rocm else "NVIDIA"
         if machine.system == "Darwin":
             yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA")
-        yield from super().rejection_rules(context)
+        yield from super().rejection_rules(facts)
         if machine.gpu_driver is False and not names:
             remedy = f"Install the driver if there is an {vendor} GPU."
             yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy)
         if torch.gpu_build == "":
             remedy = "Install a CUDA build of torch; see https://pytorch.org/get-started/locally for the command."
             yield RejectionRule(CPU_BUILD, f"torch {torch.version} is a CPU-only build", remedy)
-        visible = context.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        visible = facts.environ.get("CUDA_VISIBLE_DEVICES", "0")
         if visible.strip() in ("", "-1") and not names:
             reason = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
             yield RejectionRule(HIDDEN_GPUS, reason, "Unset CUDA_VISIBLE_DEVICES and restart the kernel.")
@@ -81,10 +81,10 @@ class Cuda(Device):
             choices = " or ".join(f"'cuda:{index}'" for index in range(len(names)))
             reason = f"only {pluralize(len(names), 'GPU')} available on this machine"
             yield RejectionRule(UNKNOWN_GPU, reason, f"Use {choices}.")
-        yield from self.failed_probe(torch)
+        yield from self.probe_rejection_rules(torch)
 
-    def hardware(self, context: DeviceContext) -> str:
-        gpu = self._gpu(context.torch)
+    def describe_hardware(self, facts: DeviceFacts) -> str:
+        gpu = self._gpu(facts.torch)
         return f"the GPU is {gpu}" if gpu else ""
 
     def hardware_name(self, _machine: MachineInfo, torch: TorchInfo) -> str:
@@ -96,14 +96,14 @@ class Cuda(Device):
 
     def max_padding_tokens(self, hidden_size: int | None) -> int:
         # A narrow model needs less time per token, but the launch overhead of a batch is the same.
-        return self.batch_waste * BASE_HIDDEN_SIZE // (hidden_size or BASE_HIDDEN_SIZE)
+        return self.max_batch_padding * BASE_HIDDEN_SIZE // (hidden_size or BASE_HIDDEN_SIZE)
 
     def empty_cache(self) -> None:
         torch = import_torch()
         with TENSOR_LOCK, torch.cuda.device(self.name):
             torch.cuda.empty_cache()
 
-    def memory(self) -> MemoryStats:
+    def memory_stats(self) -> MemoryStats:
         cuda = import_torch().cuda
         return MemoryStats(
             cuda.memory_allocated(self.name),
@@ -112,17 +112,17 @@ class Cuda(Device):
             cuda.max_memory_allocated(self.name),
         )
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory_stats(self) -> None:
         import_torch().cuda.reset_peak_memory_stats(self.name)
 
-    def limit(self, fraction: float) -> None:
+    def set_memory_fraction(self, fraction: float) -> None:
         torch = import_torch()
         torch.cuda.set_per_process_memory_fraction(float(fraction), torch.device(self.name).index)
 
     def synchronize(self) -> None:
         import_torch().cuda.synchronize(self.name)
 
-    def record_completion(self) -> Callable[[], None]:
+    def record_event(self) -> Callable[[], None]:
         wait: Callable[[], None] = import_torch().cuda.current_stream(self.name).record_event().synchronize
         return wait
 

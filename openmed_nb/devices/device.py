@@ -16,12 +16,12 @@ from .causes import (
     FAILED_PROBE,
     NO_TORCH,
     OLD_TORCH,
-    DeviceContext,
+    DeviceFacts,
     RejectionRule,
     torch_requirement,
 )
 from .machine import MachineInfo, Version, is_mps_simulated, processor_name
-from .request import NUMBERED_TYPES, device_type
+from .request import INDEXED_TYPES, device_type
 
 Capability: TypeAlias = tuple[int, int]  # Compute capability of a CUDA GPU, such as (9, 0).
 
@@ -43,8 +43,8 @@ class MemoryStats:
     peak: int | None = None
 
 
-def _wait_for_nothing() -> None:
-    """Return immediately, because reading a tensor waits for the work on it."""
+def _do_nothing() -> None:
+    """Do nothing, because reading a tensor already waits for the pending work on it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Device:
     # Behavior.
     is_accelerator = True  # Whether the device computes asynchronously and has its own memory.
     supports_async_copies = False  # Whether copies to the device are queued while the program continues.
-    corrupts_unwaited_copies = False  # Whether ``non_blocking=True`` corrupts data that is copied to the device.
+    corrupts_non_blocking_copies = False  # Whether ``non_blocking=True`` corrupts data that is copied to the device.
     can_be_simulated = False
     has_fallbacks = False  # Whether unsupported operators may fall back to the CPU.
     supports_process_groups = True  # Whether several processes can train together on devices of this type.
@@ -65,7 +65,7 @@ class Device:
     has_lstm_defects = False  # Whether LSTMs of some sizes and torch releases compute incorrect results.
     checkpoints_restore_rng = True  # Whether torch restores the random number state for a recomputed activation.
     has_multi_tensor_norm = False  # Whether one kernel computes the norm of many tensors.
-    attention_lacks_dropout = False  # Whether scaled_dot_product_attention raises an error for dropout.
+    sdpa_supports_dropout = True  # Whether scaled_dot_product_attention accepts dropout.
     sensor = ""  # Source of the utilization: "ioreg" or "nvidia-smi".
 
     # Memory.
@@ -73,11 +73,11 @@ class Device:
     max_fraction = 0.0  # Largest fraction that torch accepts as a memory limit.
     accepts_zero_limit = False  # Whether a fraction of 0 removes the limit.
     headroom_fraction = 0.7  # Fraction of the limit that a batch is expected to be able to use.
-    capacity = "the memory of the GPU"  # The amount of which a memory limit is a fraction.
-    capacity_caption = "memory of the device"
+    memory_limit_base = "the memory of the GPU"  # Description of the total that a memory limit is a fraction of.
+    memory_limit_base_caption = "memory of the device"
     limit_caption = "limit"
-    # Patterns of torch errors, empty if there are none: failed allocations without the words "out of memory", and
-    # out-of-memory errors of any wording that identify the device type.
+    # Regular expressions for error messages of torch, empty if not needed. The first matches failed allocations whose
+    # message does not contain "out of memory". The second matches out-of-memory errors that identify the device type.
     allocation_failure_pattern = ""
     out_of_memory_pattern = ""
     alternative_devices = "the CPU"  # Suggestion for a model that fails on the device.
@@ -87,8 +87,8 @@ class Device:
     # Default number of tokens per batch, including padding, and maximum number of padding tokens among them.
     # ``benchmarks/annotate.py --sweep`` measures the number of tokens.
     batch_tokens = 512
-    batch_waste = 64
-    few_shapes = False  # Whether each new tensor shape costs time.
+    max_batch_padding = 64
+    recompiles_for_new_shapes = False  # Whether each new tensor shape costs time, for example to compile a graph.
 
     # Data types.
     float32_reason = "reduced precision has not been validated for this model"
@@ -103,9 +103,9 @@ class Device:
         return device_type(self.name)
 
     @property
-    def is_numbered(self) -> bool:
+    def supports_index(self) -> bool:
         """Whether there can be several devices of this type, each with an index."""
-        return self.type in NUMBERED_TYPES
+        return self.type in INDEXED_TYPES
 
     @property
     def is_simulated(self) -> bool:
@@ -118,21 +118,21 @@ class Device:
         return f"Unload other models first, or use {self.alternative_devices}."
 
     @classmethod
-    def is_gpu_of(cls, _machine: MachineInfo) -> bool:
-        """Return whether this is the GPU type of the machine's operating system."""
+    def is_gpu_type_for(cls, _machine: MachineInfo) -> bool:
+        """Return whether this is the default GPU type on the operating system of a machine."""
         return False
 
     def names(self, _torch: TorchInfo) -> list[str]:
         """Return the names of all devices of this type that torch has reported."""
         return [self.type]
 
-    def rejection_rules(self, context: DeviceContext) -> Iterator[RejectionRule]:
-        """Yield the reasons against the device, in the order in which to fix them.
+    def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
+        """Yield the reasons why the device cannot be used, in the order in which to fix them.
 
-        The base class yields that torch is missing or too old.
+        The base class checks whether torch is missing or too old.
         """
-        machine = context.machine
-        torch = context.torch
+        machine = facts.machine
+        torch = facts.torch
         if torch.release >= MIN_TORCH:
             return
         if machine.system == "Darwin" and machine.architecture == "x86_64":  # pip finds 2.2.2 at most (pytorch#114602).
@@ -147,13 +147,13 @@ class Device:
             upgrade = f"python -m pip install --upgrade {torch_requirement(machine)}"
             yield RejectionRule(OLD_TORCH, reason, f"Upgrade it: {upgrade}.")
 
-    def failed_probe(self, torch: TorchInfo) -> Iterator[RejectionRule]:
+    def probe_rejection_rules(self, torch: TorchInfo) -> Iterator[RejectionRule]:
         """Yield a rule if the device check failed."""
         if failure := torch.probe_failure(self.name):
             remedy = "Restart the kernel; if it fails again, use 'cpu' and report it to the driver vendor."
             yield RejectionRule(FAILED_PROBE, f"the device check failed: {failure}", remedy)
 
-    def hardware(self, _context: DeviceContext) -> str:
+    def describe_hardware(self, _facts: DeviceFacts) -> str:
         """Return a clause that names the hardware, or an empty string if it is unknown."""
         return ""
 
@@ -163,27 +163,27 @@ class Device:
 
     def max_padding_tokens(self, _hidden_size: int | None) -> int:
         """Return the maximum number of padding tokens per batch for a model with the given hidden size."""
-        return self.batch_waste
+        return self.max_batch_padding
 
     def empty_cache(self) -> None:
         """Release unused blocks to the system, after waiting for the device."""
 
-    def memory(self) -> MemoryStats:
+    def memory_stats(self) -> MemoryStats:
         """Return the memory statistics. On MPS the query initializes the allocator, which then reads its watermarks."""
         return MemoryStats()
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory_stats(self) -> None:
         """Reset the peak to the memory that is allocated now."""
 
-    def limit(self, fraction: float) -> None:
+    def set_memory_fraction(self, fraction: float) -> None:
         """Limit the memory to a fraction of the total memory, or on MPS (0 to 2) of the recommended memory."""
 
     def synchronize(self) -> None:
         """Wait for all work that was submitted to the device. Call it before reading a clock."""
 
-    def record_completion(self) -> Callable[[], None]:
+    def record_event(self) -> Callable[[], None]:
         """Return a function that waits for the work submitted so far, if reading a tensor does not wait for it."""
-        return _wait_for_nothing
+        return _do_nothing
 
     def capability(self) -> Capability | None:
         """Return the compute capability, such as (9, 0), or ``None`` if the device type has none."""
@@ -203,6 +203,6 @@ class Device:
         """Return notes about training in a 16-bit dtype."""
         return ()
 
-    def has_scaler_defect(self, _torch_release: Version) -> bool:
+    def fused_step_ignores_found_inf(self, _torch_release: Version) -> bool:
         """Return whether a fused optimizer steps although a ``GradScaler`` found infinite gradients."""
         return False

@@ -36,8 +36,8 @@ SYSCTL_KEYS = (
     "hw.physicalcpu",
 )
 
-# Text of Linux for an Apple chip, also in a container (Docker hid it in 2022, docker/for-mac#6512), and text of Rosetta for an
-# x86_64 Python.
+# Line of /proc/cpuinfo that identifies an Apple chip: that of Linux, also in a container (Docker hid it in 2022,
+# docker/for-mac#6512), or that of Rosetta for an x86_64 Python.
 CPUINFO = Path("/proc/cpuinfo")
 APPLE_CPU = re.compile(r"^CPU implementer\s*:\s*0x61$|\bVirtualApple\b", re.MULTILINE)
 
@@ -64,7 +64,7 @@ def distribution_of(package: str) -> Distribution | None:
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """Facts of a machine; ``None`` means that a fact could not be read, and is never an estimate.
+    """Facts of a machine. ``None`` means that a value could not be read; values are never estimated.
 
     Attributes:
         system: Operating system as in ``platform.system()``: ``"Darwin"``, ``"Linux"`` or ``"Windows"``.
@@ -72,11 +72,11 @@ class MachineInfo:
         apple_silicon: Whether the processor is an Apple chip, also under Rosetta or in a Linux container on a Mac.
         under_rosetta: Whether this Python runs under Rosetta.
         chip: Name of the processor, such as ``"Apple M2 Pro"``.
-        macos: Version of macOS, such as ``(14, 5)``.
+        macos_version: Version of macOS, such as ``(14, 5)``.
         memory_bytes: Installed memory in bytes.
         cores: Number of physical cores.
         gpu_driver: Whether a driver for a CUDA or ROCm GPU is loaded.
-        simulated: Whether the machine is simulated. Measurements then do not represent such a machine.
+        simulated: Whether the machine is simulated. If so, measurements do not represent a real machine.
     """
 
     system: str
@@ -84,7 +84,7 @@ class MachineInfo:
     apple_silicon: bool = False
     under_rosetta: bool = False
     chip: str | None = None
-    macos: Version | None = None
+    macos_version: Version | None = None
     memory_bytes: int | None = None
     cores: int | None = None
     gpu_driver: bool | None = None
@@ -124,7 +124,7 @@ def read_machine(
         under_rosetta=facts.get("sysctl.proc_translated") == "1",
         chip=facts.get("machdep.cpu.brand_string") or None,
         # macOS reports "10.16" to old programs for every version from 11 on, so the actual version is unknown.
-        macos=None if macos and macos[:2] == (10, 16) else macos,
+        macos_version=None if macos and macos[:2] == (10, 16) else macos,
         memory_bytes=int(memory) if memory.isdecimal() else None,
         cores=int(cores) if cores.isdecimal() else None,
         gpu_driver=False,

@@ -68,7 +68,7 @@ def arrays_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list
 
 
 def copy_to_host_async(tensor: torch.Tensor) -> torch.Tensor:
-    """Start to copy a tensor to the host. On CUDA, wait with ``Device.record_completion`` before the copy is read."""
+    """Start to copy a tensor to the host. On CUDA, wait with ``Device.record_event`` before the copy is read."""
     return tensor.to("cpu", non_blocking=True) if get_device(tensor.device).supports_async_copies else tensor
 
 

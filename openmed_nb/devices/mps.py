@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import ClassVar
 
 from .backend import MIN_TORCH, TENSOR_LOCK, import_torch, parse_release
-from .causes import ARM_PYTHON_REMEDY, DeviceContext, RejectionRule, min_macos_for, torch_requirement
+from .causes import ARM_PYTHON_REMEDY, DeviceFacts, RejectionRule, min_macos_for, torch_requirement
 from .device import Capability, Device, MemoryStats
 from .environment import UNSET_BOTH_REMEDY
 from .machine import MachineInfo, Version, apple_chip_generation
@@ -38,20 +38,20 @@ LAST_EMULATED_CHIP = 2  # Last generation of Apple chips without bfloat16 in har
 class Mps(Device):
     """The MPS device. Every copy to it waits for all work that was submitted before."""
 
-    corrupts_unwaited_copies = True  # pytorch#189690
+    corrupts_non_blocking_copies = True  # pytorch#189690
     can_be_simulated = True
     has_fallbacks = True
     supports_process_groups = False  # Neither gloo nor nccl supports MPS (pytorch#160732).
     has_lstm_defects = True
     checkpoints_restore_rng = False
-    attention_lacks_dropout = True
+    sdpa_supports_dropout = False
     sensor = "ioreg"
     has_allocator = True
     headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 2.0  # torch/mps/__init__.py:105
     accepts_zero_limit = True
-    capacity = "the memory recommended by Metal"
-    capacity_caption = "recommended by Metal"
+    memory_limit_base = "the memory recommended by Metal"
+    memory_limit_base_caption = "recommended by Metal"
     limit_caption = "high watermark"
     allocation_failure_pattern = r"invalid buffer size"  # A buffer larger than Metal allows (MPSAllocator.mm:236).
     out_of_memory_pattern = r"MPS backend|invalid buffer size"
@@ -60,21 +60,21 @@ class Mps(Device):
     )
     # An estimate between the values of the CPU and CUDA. AnnotationPipeline.calibrate measures a better one.
     batch_tokens = 8192
-    batch_waste = 256
-    few_shapes = True  # MPS compiles a graph for each new shape.
+    max_batch_padding = 256
+    recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape.
     float32_reason = "MPS does not support float64, and reduced precision has not been validated for this model"
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_since = "2.5"  # pytorch#127242
     fused_adamw_types = ("float32", "float16", "bfloat16")
 
     @classmethod
-    def is_gpu_of(cls, machine: MachineInfo) -> bool:
+    def is_gpu_type_for(cls, machine: MachineInfo) -> bool:
         return machine.system == "Darwin"
 
-    def rejection_rules(self, context: DeviceContext) -> Iterator[RejectionRule]:
-        machine = context.machine
-        torch = context.torch
-        installed_macos = ".".join(str(part) for part in machine.macos or ())
+    def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
+        machine = facts.machine
+        torch = facts.torch
+        installed_macos = ".".join(str(part) for part in machine.macos_version or ())
         if machine.system == "Linux" and machine.apple_silicon:
             reason = "MPS requires macOS; this machine runs Linux on an Apple chip, as in a container on a Mac"
             yield RejectionRule(LINUX_ON_APPLE, reason, RUN_NATIVELY_REMEDY)
@@ -87,18 +87,18 @@ class Mps(Device):
             yield RejectionRule(ROSETTA, reason, ARM_PYTHON_REMEDY)
         if not machine.apple_silicon:
             yield RejectionRule(INTEL, "this Mac has an Intel processor")
-        if machine.macos is not None and machine.macos < min_macos_for(MIN_TORCH):
+        if machine.macos_version is not None and machine.macos_version < min_macos_for(MIN_TORCH):
             reason = f"macOS {installed_macos} is older than 13, the oldest version on which torch 2.6 supports MPS"
             yield RejectionRule(OLD_MACOS, reason, "Update macOS to 14 or later.")
         needed = min_macos_for(torch.release)
-        if machine.macos is not None and machine.macos < needed:
+        if machine.macos_version is not None and machine.macos_version < needed:
             first = ".".join(str(part) for part in needed)
             reason = (
                 f"torch {torch.version} supports MPS from macOS {first} on; this machine has macOS {installed_macos}"
             )
             install = f"python -m pip install {torch_requirement(machine)}"
             yield RejectionRule(NEW_TORCH, reason, f"Update macOS, or install a torch that supports it: {install}.")
-        yield from super().rejection_rules(context)
+        yield from super().rejection_rules(facts)
         if torch.mps_built is False:
             install = f"python -m pip install --force-reinstall {torch_requirement(machine)}"
             reason = f"torch {torch.version} was built without MPS"
@@ -109,17 +109,17 @@ class Mps(Device):
         failure = torch.probe_failure(self.name) or ""
         if "watermark ratio" in failure:
             yield RejectionRule(BAD_WATERMARKS, f"PyTorch rejected the watermark ratios: {failure}", UNSET_BOTH_REMEDY)
-        yield from self.failed_probe(torch)
+        yield from self.probe_rejection_rules(torch)
 
-    def hardware(self, context: DeviceContext) -> str:
-        return f"the chip is {context.machine.chip or 'Apple Silicon'}"
+    def describe_hardware(self, facts: DeviceFacts) -> str:
+        return f"the chip is {facts.machine.chip or 'Apple Silicon'}"
 
     def empty_cache(self) -> None:
         mps = import_torch().mps
         with TENSOR_LOCK:
             mps.empty_cache()
 
-    def memory(self) -> MemoryStats:
+    def memory_stats(self) -> MemoryStats:
         torch = import_torch()
         with TENSOR_LOCK:
             return MemoryStats(
@@ -129,12 +129,12 @@ class Mps(Device):
                 torch.accelerator.max_memory_allocated() if _counts_peaks(torch) else None,
             )
 
-    def reset_peak(self) -> None:
+    def reset_peak_memory_stats(self) -> None:
         torch = import_torch()
         if _counts_peaks(torch):
             torch.accelerator.reset_peak_memory_stats()
 
-    def limit(self, fraction: float) -> None:
+    def set_memory_fraction(self, fraction: float) -> None:
         import_torch().mps.set_per_process_memory_fraction(float(fraction))
 
     def synchronize(self) -> None:
@@ -154,7 +154,7 @@ class Mps(Device):
 
     def half_precision_notes(self, dtype: str, torch_release: Version, machine: MachineInfo) -> tuple[str, ...]:
         if dtype == "float16":
-            if not self.has_scaler_defect(torch_release):
+            if not self.fused_step_ignores_found_inf(torch_release):
                 return ()
             weights = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
             fused = f"Use AdamW without fused=True. {IGNORES_SCALER}."
@@ -168,7 +168,7 @@ class Mps(Device):
             return ()
         return (f"{note} (transformers#40458).",)
 
-    def has_scaler_defect(self, torch_release: Version) -> bool:
+    def fused_step_ignores_found_inf(self, torch_release: Version) -> bool:
         return tuple(torch_release) < FUSED_SCALER_SINCE
 
 

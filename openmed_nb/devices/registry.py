@@ -28,4 +28,4 @@ def get_device(device: str | torch.device) -> Device:
 
 def gpu_type(machine: MachineInfo) -> str:
     """Return the GPU type of the machine's operating system: ``"mps"`` on macOS, otherwise ``"cuda"``."""
-    return next(name for name, device_class in DEVICE_TYPES.items() if device_class.is_gpu_of(machine))
+    return next(name for name, device_class in DEVICE_TYPES.items() if device_class.is_gpu_type_for(machine))

@@ -60,26 +60,26 @@ class DeviceNames:
     Attributes:
         spellings: Accepted spellings, the type itself first.
         vendors: Words for its vendor or driver. A request that starts with one of them means this type.
-        is_numbered: Whether there can be several devices of the type, each with an index.
+        supports_index: Whether there can be several devices of the type, each with an index.
     """
 
     spellings: tuple[str, ...]
     vendors: tuple[str, ...] = ()
-    is_numbered: bool = False
+    supports_index: bool = False
 
 
 # One entry for each class of the registry, in the order of messages. The names are defined here and not in the classes,
 # because ``backend`` and ``machine`` need them and the classes import both.
 DEVICE_NAMES = {
     "cpu": DeviceNames(spellings=("cpu",)),
-    "cuda": DeviceNames(spellings=("cuda", "cuda:N"), vendors=("nvidia",), is_numbered=True),
+    "cuda": DeviceNames(spellings=("cuda", "cuda:N"), vendors=("nvidia",), supports_index=True),
     "mps": DeviceNames(spellings=("mps", "mps:0"), vendors=("apple", "metal")),
 }
-NUMBERED_TYPES = tuple(name for name, names in DEVICE_NAMES.items() if names.is_numbered)
-INDEXED_PATTERN = re.compile(rf"({'|'.join(NUMBERED_TYPES)}):(\d{{1,4}})", re.ASCII)
+INDEXED_TYPES = tuple(name for name, names in DEVICE_NAMES.items() if names.supports_index)
+INDEXED_PATTERN = re.compile(rf"({'|'.join(INDEXED_TYPES)}):(\d{{1,4}})", re.ASCII)
 # torch writes "mps:0", and Accelerate's ``PartialState.set_device`` writes "cpu:0". There is no second device of the type.
-SINGLE_DEVICE_ALIASES = {f"{name}:0": name for name, names in DEVICE_NAMES.items() if not names.is_numbered}
-CANONICAL_NAMES = {**{name: f"{name}:0" for name in NUMBERED_TYPES}, **SINGLE_DEVICE_ALIASES}
+SINGLE_DEVICE_ALIASES = {f"{name}:0": name for name, names in DEVICE_NAMES.items() if not names.supports_index}
+CANONICAL_NAMES = {**{name: f"{name}:0" for name in INDEXED_TYPES}, **SINGLE_DEVICE_ALIASES}
 
 AUTO_NAMES = ("auto", "default")
 AUTO_SPELLINGS = ("", *AUTO_NAMES)

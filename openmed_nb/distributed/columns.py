@@ -58,12 +58,12 @@ class PartitionSize:
     """Size of a partition.
 
     Attributes:
-        characters: Mean number of characters per row.
+        approximate_length: Mean number of characters per row.
         fingerprints: Fingerprint of each text.
         index: Index of the rows.
     """
 
-    characters: int
+    approximate_length: int
     fingerprints: array[int]
     index: pd.Index
 
@@ -79,14 +79,14 @@ class ColumnText(TextReference):
     Attributes:
         partition: Partition of the text.
         row: Index of the row in the partition.
-        characters: Mean number of characters per row of the partition.
+        approximate_length: Mean number of characters per row of the partition.
         text_fingerprint: Fingerprint of the text, which does not depend on other rows.
     """
 
     kind = "row"
     partition: Partition
     row: int
-    characters: int
+    approximate_length: int
     text_fingerprint: int
 
     @property
@@ -129,7 +129,7 @@ class ColumnTexts(Sequence[ColumnText]):
 
     def _reference(self, partition_index: int, row: int) -> ColumnText:
         size = self.sizes[partition_index]
-        return ColumnText(self.partitions[partition_index], row, size.characters, size.fingerprints[row])
+        return ColumnText(self.partitions[partition_index], row, size.approximate_length, size.fingerprints[row])
 
     @property
     def row_index(self) -> pd.Index:
@@ -208,8 +208,8 @@ def _partition_size(partition: Partition) -> PartitionSize | ConfigurationError:
         texts, index = _read_partition(partition)
     except Exception as error:  # noqa: BLE001 - file readers can raise any exception
         return _column_error(error)
-    characters = sum(len(text) for text in texts if isinstance(text, str))
-    return PartitionSize(characters // max(1, len(texts)), array("Q", map(text_fingerprint, texts)), index)
+    approximate_length = sum(len(text) for text in texts if isinstance(text, str))
+    return PartitionSize(approximate_length // max(1, len(texts)), array("Q", map(text_fingerprint, texts)), index)
 
 
 def _column_error(error: Exception) -> ConfigurationError:

@@ -14,7 +14,8 @@ from ..annotation.resume import changed_settings
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, WorkerMismatchError
 
-# Number of workers that are allowed on any CPU. With many more workers than cores, a machine is busy with their startup.
+# Number of workers that are allowed on any CPU. With many more workers than cores, a machine spends its
+# time on their startup.
 MIN_CPU_WORKERS = 2
 
 
@@ -68,7 +69,7 @@ def plan_workers(
         _check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
         default_threads = None if count == 1 else max(1, cores // count)
         return (WorkerSpec(target.type, threads=threads or default_threads),) * count
-    if not target.is_numbered:
+    if not target.supports_index:
         _check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
         return (WorkerSpec(target.type, threads=threads),)
     index = device.partition(":")[2]
@@ -108,14 +109,14 @@ def plan_hosts(
     return tuple(WorkerSpec(device, next(free.get(host, iter(())), None), threads) for host in hosts)
 
 
-def visible_gpu_ids(count: int, variable: str | None) -> tuple[str, ...]:
+def visible_gpu_ids(count: int, visible_devices: str | None) -> tuple[str, ...]:
     """Return the names of the visible GPUs for ``CUDA_VISIBLE_DEVICES``.
 
     Args:
         count: Number of visible GPUs.
-        variable: Value of ``CUDA_VISIBLE_DEVICES``, or ``None`` if it is not set.
+        visible_devices: Value of ``CUDA_VISIBLE_DEVICES``, or ``None`` if it is not set.
     """
-    names = [name.strip() for name in (variable or "").split(",") if name.strip()]
+    names = [name.strip() for name in (visible_devices or "").split(",") if name.strip()]
     return tuple(names or map(str, range(count)))[:count]
 
 
@@ -183,15 +184,15 @@ class ReadyWorker:
 
     Attributes:
         info: Description of the worker.
-        settings: Fingerprint of the model and the settings that affect its results.
-        characters: Approximate number of characters per chunk.
-        warnings: Warnings during the load of the model.
+        settings: Model and settings that affect its results. They must be the same on every worker.
+        chunk_characters: Approximate number of characters per chunk.
+        warnings: Warnings that were issued while the model was loaded.
         known_labels: Entity labels of the model.
     """
 
     info: WorkerInfo
     settings: Mapping[str, object]
-    characters: int
+    chunk_characters: int
     warnings: tuple[str, ...] = ()
     known_labels: tuple[str, ...] = ()
 

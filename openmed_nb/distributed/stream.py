@@ -71,18 +71,20 @@ class ClusterAnnotator:
     Attributes:
         client: Client of the cluster.
         run_spec: Model and arguments of the run.
-        characters: Approximate number of characters per chunk.
-        split: Whether texts are lists of words.
+        chunk_characters: Approximate number of characters per chunk.
+        is_split_into_words: Whether texts are lists of words.
         timeout: Seconds without a running worker after which the run ends.
     """
 
     client: Client
     run_spec: RunSpec
-    characters: int
-    split: bool = False
+    chunk_characters: int
+    is_split_into_words: bool = False
     timeout: float = WORKER_TIMEOUT
 
-    def annotate(self, texts: Iterable[Any], first: int = 0, _on_progress: object = None) -> Iterator[ResultStore]:
+    def annotate(
+        self, texts: Iterable[Any], first_index: int = 0, _on_progress: object = None
+    ) -> Iterator[ResultStore]:
         """Yield the results of a stream of texts in order, one chunk at a time.
 
         An error of the stream is raised after the results of all previous texts. Chunks are so small that no progress is
@@ -90,18 +92,18 @@ class ClusterAnnotator:
 
         Args:
             texts: Texts to annotate.
-            first: Number of the first text, for error messages.
+            first_index: Index of the first text, for error messages.
         """
 
         def iter_picklable() -> Iterator[object]:
             # A worker may not have the class of a text, and values that are not texts may not be picklable. Yield built-in
             # strings and references, and the errors of invalid texts.
-            for number, text in enumerate(texts, first):
+            for number, text in enumerate(texts, first_index):
                 if isinstance(text, TextReference):
                     yield text
-                elif error := text_error(text, number, self.split):
+                elif error := text_error(text, number, self.is_split_into_words):
                     yield error
-                elif self.split:
+                elif self.is_split_into_words:
                     yield [*map(str.__str__, text)]
                 else:
                     yield str.__str__(text)
@@ -114,7 +116,7 @@ class ClusterAnnotator:
             """Return the maximum number of texts per chunk, which balances the load at the end of the stream."""
             return length_hint(texts, sys.maxsize) / (2 * num_threads)
 
-        chunks = iter_chunks(iter_picklable(), self.characters, first, MIN_TEXT_CHARACTERS, get_max_texts)
+        chunks = iter_chunks(iter_picklable(), self.chunk_characters, first_index, MIN_TEXT_CHARACTERS, get_max_texts)
         return stop_after_repeated_kills(self.iter_in_order(chunks))
 
     def iter_in_order(self, chunks: Iterator[Chunk]) -> Generator[ResultStore]:
@@ -168,7 +170,7 @@ class ClusterAnnotator:
         except KilledWorker:
             cancel(self.client, [future])
             wait_for_workers(self.client, wait_for_other_chunks, self.timeout)
-            for number, text in enumerate(chunk.texts, chunk.first):
+            for number, text in enumerate(chunk.texts, chunk.first_index):
                 try:  # No other chunk is in progress, so only the text itself can crash its worker.
                     yield fetch_result(self.client, self.submit(Chunk(number, [text])), self.timeout)
                 except KilledWorker as error:  # noqa: PERF203 - each text runs in a task of its own
@@ -243,7 +245,7 @@ def cluster_source(
     for message in sorted({message for ready_worker in ready for message in ready_worker.warnings}):
         warn(message)
     settings = ready[0].settings
-    characters = min(ready_worker.characters for ready_worker in ready)
-    annotator = ClusterAnnotator(client, run_spec, characters, settings["delimiter"] is not None)
+    chunk_characters = min(ready_worker.chunk_characters for ready_worker in ready)
+    annotator = ClusterAnnotator(client, run_spec, chunk_characters, settings["delimiter"] is not None)
     label = WorkerList(tuple(ready_worker.info for ready_worker in ready)).label
     return name, references, AnnotationSource(annotator.annotate, settings, label, known_labels=ready[0].known_labels)

@@ -101,8 +101,10 @@ class _Settings:
     def __post_init__(self) -> None:
         backend = str(self.backend)
         if command := UNSUPPORTED_BACKENDS.get(backend):
-            what = f"The backend {describe_value(backend)} is not supported by openmed_nb, which runs PyTorch models."
-            raise ConfigurationError(what, f"Use it through the openmed package: {command}.")
+            message = (
+                f"The backend {describe_value(backend)} is not supported by openmed_nb, which runs PyTorch models."
+            )
+            raise ConfigurationError(message, f"Use it through the openmed package: {command}.")
         if self.backend not in (BACKEND, None):
             raise ConfigurationError(f"{describe_value(backend)} is not a valid backend.", f"Use {BACKEND!r}.")
         if self.device is not None:
@@ -228,8 +230,8 @@ def check_strategy(strategy: str | None) -> str:
         return DEFAULT_STRATEGY
     name = str(getattr(strategy, "value", strategy)).lower()
     if name not in STRATEGIES:
-        what = f"{describe_value(strategy)} is not a valid aggregation strategy."
-        raise ConfigurationError(what, f"Use one of {', '.join(STRATEGIES)}.")
+        message = f"{describe_value(strategy)} is not a valid aggregation strategy."
+        raise ConfigurationError(message, f"Use one of {', '.join(STRATEGIES)}.")
     return name
 
 

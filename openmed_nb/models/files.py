@@ -1,6 +1,6 @@
 """The files of a model: required contents, forbidden settings, hashes, and the maximum input length.
 
-transformers follows many settings of a ``config.json`` and of tokenizer files. Most describe the model. The settings in the
+transformers acts on many settings of a ``config.json`` and of tokenizer files. Most describe the model. The settings in the
 tables below make transformers import, download or open something else. A model with such a setting is rejected unless the
 user trusts it by name. All checks run before transformers reads any file of the model.
 """
@@ -74,7 +74,7 @@ POSITION_EMBEDDING_NAMES = (
 # Cyrillic, cuneiform and runic letters and an emoji that few vocabularies contain.
 RARE_CHARACTERS = "\ua66e \U00012000 \u16a0 \U0001f9ff"
 
-OTHER_MODEL_REMEDY = "Use a token-classification model in safetensors."
+OTHER_MODEL_REMEDY = "Use a token-classification model in safetensors format."
 READ_CHUNK_BYTES = 1 << 20
 
 
@@ -99,8 +99,8 @@ def read_config(folder: Path, name: str) -> limits.JsonObject:
         # The time of transformers grows with the number of labels.
         if isinstance(labels, (dict, list)) and len(labels) > limits.MAX_LABELS:
             counts = f"{len(labels):,} labels; the maximum is {limits.MAX_LABELS:,}"
-            what = f"The config.json of {describe_value(name)} has {counts}."
-            raise InvalidModelError(what, "Correct id2label in its config.json.")
+            message = f"The config.json of {describe_value(name)} has {counts}."
+            raise InvalidModelError(message, "Correct id2label in its config.json.")
     architectures = config.get("architectures")
     if (
         isinstance(architectures, list)
@@ -109,8 +109,8 @@ def read_config(folder: Path, name: str) -> limits.JsonObject:
     ):
         # transformers would initialize the classification head randomly.
         kind = describe_names([str(architectures[0])])
-        what = f"The model {describe_value(name)} is a {kind}, which is not a token-classification model."
-        raise InvalidModelError(what, OTHER_MODEL_REMEDY)
+        message = f"The model {describe_value(name)} is a {kind}, which is not a token-classification model."
+        raise InvalidModelError(message, OTHER_MODEL_REMEDY)
     return config
 
 
@@ -122,20 +122,22 @@ def check_labels(settings: limits.JsonObject, config: PreTrainedConfig, name: st
         config: Configuration that transformers built from the settings.
         name: Name of the model.
     """
-    stated = settings.get("id2label")
+    config_labels = settings.get("id2label")
     count = settings.get("num_labels")
     labels = config.id2label
     problem = ""
     if not labels:
         problem = f"The model {describe_value(name)} does not have labels."
     elif (
-        isinstance(stated, dict)
+        isinstance(config_labels, dict)
         and isinstance(count, int)
-        and count != len(stated)
+        and count != len(config_labels)
         # transformers uses num_labels, and names the labels LABEL_0, LABEL_1 and so on.
-        and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in stated.values())
+        and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in config_labels.values())
     ):
-        problem = f"The id2label of {describe_value(name)} has {len(stated)} labels, but its num_labels is {count}."
+        problem = (
+            f"The id2label of {describe_value(name)} has {len(config_labels)} labels, but its num_labels is {count}."
+        )
     elif set(labels) != set(range(config.num_labels)) or not all(
         isinstance(label, str) and label.isprintable() for label in labels.values()
     ):
@@ -149,8 +151,8 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     """Check that a directory has weights that may be loaded, and return whether transformers loads them as safetensors."""
     if any(DISTRIBUTED_SHARD_PATTERN.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
         # transformers would load them instead of the other weights, and would not report unused tensors.
-        what = f"The weights of {describe_value(name)} are a distributed checkpoint."
-        raise InvalidModelError(what, "Save the model with save_pretrained() in one process.")
+        message = f"The weights of {describe_value(name)} are a distributed checkpoint."
+        raise InvalidModelError(message, "Save the model with save_pretrained() in one process.")
     has_disguised_pickle = any(
         not shard.endswith(".safetensors") for shard in _shard_files(folder / SAFETENSORS_FILES[1])
     )
@@ -162,9 +164,11 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
         remedy = "Use a model with a model.safetensors, or pass allow_pickle=True if you trust its pickle file."
         raise InvalidModelError(f"The model {describe_value(name)} does not have weights in safetensors.", remedy)
     if not allow_pickle:
-        what = f"The weights of {describe_value(name)} are stored in a pickle file, which can execute arbitrary code."
+        message = (
+            f"The weights of {describe_value(name)} are stored in a pickle file, which can execute arbitrary code."
+        )
         remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust their source."
-        raise UntrustedModelError(what, remedy)
+        raise UntrustedModelError(message, remedy)
     return has_disguised_pickle
 
 
@@ -221,8 +225,8 @@ def _hash_files(files: Iterable[Path]) -> str:
         try:
             content = file_digest(path)
         except OSError as error:
-            what = f"The file {describe_file(path)} of the model cannot be read: {describe_error(error)}."
-            raise InvalidModelError(what, "Check it, or download the model again.") from error
+            message = f"The file {describe_file(path)} of the model cannot be read: {describe_error(error)}."
+            raise InvalidModelError(message, "Check it, or download the model again.") from error
         digest.update(f"{path.name}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -249,14 +253,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:  # Such a token raises an IndexError on the CPU and silently becomes a zero vector on MPS.
-        what = f"The tokenizer of {describe_value(name)} has token id {largest}, but the model has embeddings for {rows} tokens only."
-        raise InvalidModelError(what, "Call resize_token_embeddings on the model, and save both together.")
+        message = f"The tokenizer of {describe_value(name)} has token id {largest}, but the model has embeddings for {rows} tokens only."
+        raise InvalidModelError(message, "Call resize_token_embeddings on the model, and save both together.")
     try:
         with limits.panics_as_errors():
             tokenizer(RARE_CHARACTERS)
     except Exception as error:  # The tokenizers library raises plain Exceptions.
-        what = f"The tokenizer of {describe_value(name)} cannot encode characters outside its vocabulary: {describe_error(error)}."
-        raise InvalidModelError(what, "Add its unknown token to the vocabulary, or use another model.") from error
+        message = f"The tokenizer of {describe_value(name)} cannot encode characters outside its vocabulary: {describe_error(error)}."
+        raise InvalidModelError(message, "Add its unknown token to the vocabulary, or use another model.") from error
 
 
 def max_positions(model: torch.nn.Module) -> int | None:
@@ -265,15 +269,15 @@ def max_positions(model: torch.nn.Module) -> int | None:
     The position embeddings have one row per position. If they have a padding row, as in RoBERTa, the first token uses the
     row after it. The configuration may specify fewer positions than the embeddings have.
     """
-    limits = [getattr(getattr(model, "config", None), name, None) for name in MAX_LENGTH_KEYS]
-    embeddings = position_table(model)
+    max_lengths = [getattr(getattr(model, "config", None), name, None) for name in MAX_LENGTH_KEYS]
+    embeddings = find_position_embeddings(model)
     if embeddings is not None:
         padding = embeddings.padding_idx
-        limits.append(embeddings.weight.shape[0] - (0 if padding is None else padding + 1))
-    return min((limit for limit in limits if isinstance(limit, int) and limit > 0), default=None)
+        max_lengths.append(embeddings.weight.shape[0] - (0 if padding is None else padding + 1))
+    return min((limit for limit in max_lengths if isinstance(limit, int) and limit > 0), default=None)
 
 
-def position_table(model: torch.nn.Module) -> torch.nn.Embedding | None:
+def find_position_embeddings(model: torch.nn.Module) -> torch.nn.Embedding | None:
     """Return the position embeddings of tokens, or ``None`` if a model has none or computes them on demand.
 
     A model may have other position embeddings, for images or for its decoder. Those next to the token embeddings are
@@ -307,25 +311,25 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def usable_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
+def max_input_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
     """Return the maximum input length of a model in tokens, including special tokens.
 
     Some tokenizers have no limit. A text beyond the position embeddings raises an IndexError on the CPU and silently
     uses wrong embeddings on MPS.
     """
     minimum = tokenizer.num_special_tokens_to_add() + 1
-    limits = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
-    return int(min((limit for limit in limits if minimum <= limit < MAX_PLAUSIBLE_LENGTH), default=512))
+    max_lengths = [limit for limit in (tokenizer.model_max_length, positions) if isinstance(limit, (int, float))]
+    return int(min((limit for limit in max_lengths if minimum <= limit < MAX_PLAUSIBLE_LENGTH), default=512))
 
 
 # Settings must not make transformers execute code, download files, or open files outside the model directory.
 
-# The implementations of attention and of mixtures of experts in torch and transformers. Any other is a package that
+# The implementations of attention and of mixtures of experts in torch and transformers. Any other value names a package that
 # transformers imports or, with the package "kernels", downloads from the Hub as native code.
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
-# transformers calls from_pretrained of any of its classes that tokenizer_class names, including models and processors.
-# AutoTokenizer and RagTokenizer load the classes in further files.
+# transformers calls from_pretrained of the class that tokenizer_class names, which can be any of its classes, including models
+# and processors. AutoTokenizer and RagTokenizer load the classes that other files name.
 TOKENIZER_CLASS_PATTERN = re.compile(
     r"(?!Auto|Rag)\w*(Tokenizer|TokenizerFast|TokenizersBackend|PythonBackend|SentencePieceBackend)"
 )
@@ -334,14 +338,14 @@ TOKENIZER_CLASS_PATTERN = re.compile(
 CHAT_TEMPLATES = "additional_chat_templates"
 
 
-# Settings that replace checked files by unchecked ones: modeling_utils._get_resolved_checkpoint_files and
+# Settings that replace checked files with unchecked files: modeling_utils._get_resolved_checkpoint_files and
 # configuration_utils.PreTrainedConfig.get_config_dict. They are rejected even for trusted models.
 FORBIDDEN_SETTINGS = {
     "transformers_weights": "refers to other weights",
     "configuration_files": "refers to other settings",
 }
 
-# The settings of a config.json that transformers 5.23 follows and that must be empty, with their effects.
+# The settings of a config.json that transformers 5.23 acts on and that must be empty, with their effects.
 # check_remote_code() handles auto_map.
 EMPTY_SETTINGS = {
     **FORBIDDEN_SETTINGS,
@@ -383,20 +387,20 @@ def _trust_remedy(reference: ModelReference) -> str:
     return f"trust it by name: OpenMedConfig(remote_code_allowed=({trusted_name!r},))."
 
 
-def is_trusted(reference: ModelReference, allowed: tuple[str, ...]) -> bool:
+def is_trusted(reference: ModelReference, trusted_names: tuple[str, ...]) -> bool:
     """Return whether a model is trusted: a Hub model by alias or id in any case, a directory by its full path."""
     if not reference.on_hub:
-        return reference.location in allowed
-    return bool({name.casefold() for name in reference.names} & {name.casefold() for name in allowed})
+        return reference.location in trusted_names
+    return bool({name.casefold() for name in reference.names} & {name.casefold() for name in trusted_names})
 
 
-def check_remote_code(config: limits.JsonObject, reference: ModelReference, allowed: bool, requested: bool) -> bool:
+def check_remote_code(config: limits.JsonObject, reference: ModelReference, trusted: bool, requested: bool) -> bool:
     """Return whether a model executes remote code, or raise an error if it would without being trusted.
 
     Args:
         config: Contents of the ``config.json``.
         reference: Model.
-        allowed: Whether the user trusts the model by name.
+        trusted: Whether the user trusts the model by name.
         requested: Whether the user passed ``trust_remote_code=True``.
     """
     needed = "auto_map" in config
@@ -404,13 +408,13 @@ def check_remote_code(config: limits.JsonObject, reference: ModelReference, allo
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
-    if (requested or needed) and not allowed:
-        what = f"The model {describe_value(reference.name)} requires executing remote code."
-        raise UntrustedModelError(what, f"If you trust it, {_trust_remedy(reference)}")
+    if (requested or needed) and not trusted:
+        message = f"The model {describe_value(reference.name)} requires executing remote code."
+        raise UntrustedModelError(message, f"If you trust it, {_trust_remedy(reference)}")
     return requested or needed
 
 
-def check_settings(folder: Path, config: limits.JsonObject, reference: ModelReference, allowed: bool) -> None:
+def check_settings(folder: Path, config: limits.JsonObject, reference: ModelReference, trusted: bool) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     unsafe = []
     for key, value, is_nested in limits.walk_settings(config):
@@ -419,19 +423,20 @@ def check_settings(folder: Path, config: limits.JsonObject, reference: ModelRefe
         for key, value in limits.read_json_object(folder / file).items():
             effect = _tokenizer_effect(key, value, folder)
             if file == "special_tokens_map.json" and not effect and not SPECIAL_TOKENS_PATTERN.fullmatch(key):
-                effect = "has settings other than tokens"
+                effect = "is not the setting of a token"
             unsafe.append((file, key, effect))
     for file, key, effect in unsafe:
-        if effect and (key in FORBIDDEN_SETTINGS or not allowed):
+        if effect and (key in FORBIDDEN_SETTINGS or not trusted):
             remedy = f"Remove it or, if you trust the model, {_trust_remedy(reference)}"
             if key in FORBIDDEN_SETTINGS:
                 remedy = "Remove that line."
             setting = describe_names([key])
-            raise UntrustedModelError(f"The {file} of {describe_value(reference.name)} {effect} in {setting}.", remedy)
-    if (folder / "adapter_config.json").is_file() and not allowed:
-        what = f"The folder of {describe_value(reference.name)} has an adapter_config.json, with which the package peft changes the model."
+            message = f"The setting {setting} in the {file} of {describe_value(reference.name)} {effect}."
+            raise UntrustedModelError(message, remedy)
+    if (folder / "adapter_config.json").is_file() and not trusted:
+        message = f"The folder of {describe_value(reference.name)} has an adapter_config.json, with which the package peft changes the model."
         raise UntrustedModelError(
-            what, f"Merge the adapter into the weights or, if you trust it, {_trust_remedy(reference)}"
+            message, f"Merge the adapter into the weights or, if you trust it, {_trust_remedy(reference)}"
         )
 
 
@@ -444,7 +449,7 @@ def _config_effect(key: str, value: object, is_nested: bool) -> str:
     # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by submodel, "" is the whole model.
     # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are downloaded from the Hub in the first forward pass.
     if name in ("attn_implementation", "experts_implementation"):
-        return "" if _is_known_code(value) else "requires code outside transformers"
+        return "" if _is_builtin_implementation(value) else "requires code outside transformers"
     # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture.
     if name == "model_type" and value in ("timm_wrapper", "timm_backbone"):
         return "requires a model of timm"
@@ -454,10 +459,10 @@ def _config_effect(key: str, value: object, is_nested: bool) -> str:
     return empty.get(name, "") if value else ""
 
 
-def _is_known_code(value: object) -> bool:
+def _is_builtin_implementation(value: object) -> bool:
     """Return whether an implementation, or each in a mapping by submodel, is part of torch or transformers."""
     if isinstance(value, dict):
-        return all(map(_is_known_code, value.values()))
+        return all(map(_is_builtin_implementation, value.values()))
     return value is None or (isinstance(value, str) and value in IMPLEMENTATIONS)
 
 
@@ -480,7 +485,7 @@ def _tokenizer_effect(key: str, value: object, folder: Path) -> str:
     # SentencePiece (model_file), MeCab and Sudachi (dictionaries) open the files in their arguments.
     if value and key.endswith("_kwargs"):
         return "has arguments for another library"
-    # Some releases of transformers open the named file, others their own
+    # Some releases of transformers open the named file, others ignore it and open the default file
     # (tokenization_utils_base.get_fast_tokenizer_file also accepts "../tokenizer.4.0.0.json"). Many tokenizers contain a
     # path on the machine of their author, which does not exist here.
     if key.endswith(("_file", "_files")) and key != UNUSED_FILE_SETTING:
@@ -492,8 +497,8 @@ def _tokenizer_effect(key: str, value: object, folder: Path) -> str:
     return ""
 
 
-def check_links(folder: Path, name: str) -> None:
-    """Check that a load opens regular files in the directory of the model only, after following links and indexes.
+def check_file_locations(folder: Path, name: str) -> None:
+    """Check that a load opens only regular files in the directory of the model, after resolving links and weight indexes.
 
     A directory in the cache of huggingface_hub has links to the blobs of the same model. A pipe, a socket or a device
     would block the load forever.
@@ -504,24 +509,26 @@ def check_links(folder: Path, name: str) -> None:
         if templates.is_dir():
             paths += sorted(templates.iterdir())
     except OSError as error:
-        what = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
-        raise InvalidModelError(what, "Check its permissions, or use another folder.") from error
+        message = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
+        raise InvalidModelError(message, "Check its permissions, or use another folder.") from error
     roots = _allowed_roots(folder)
     for path in paths:
         limits.check_file(path, name)
         if path.is_symlink() and (path.is_file() or path == templates) and not _is_within(path, roots):
-            what = f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
-            raise UntrustedModelError(what, "Replace the link by the file.")
+            message = (
+                f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
+            )
+            raise UntrustedModelError(message, "Replace the link with the file.")
     for index in (SAFETENSORS_FILES[1], PICKLE_FILES[1]):
         parts = [Path(part) for part in _shard_files(folder / index)]
         if len(parts) > MAX_SHARDS:
-            what = f"The index of the weights of {describe_value(name)} has {len(parts):,} files; the maximum is {MAX_SHARDS:,}."
-            raise InvalidModelError(what, "Save the model again in fewer files.")
+            message = f"The index of the weights of {describe_value(name)} has {len(parts):,} files; the maximum is {MAX_SHARDS:,}."
+            raise InvalidModelError(message, "Save the model again in fewer files.")
         for part in parts:
             if part.is_absolute() or ".." in part.parts or not _is_within(folder / part, roots):
-                what = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
+                message = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
                 remedy = "Move all files into one folder, and use their names in the index."
-                raise UntrustedModelError(what, remedy)
+                raise UntrustedModelError(message, remedy)
             limits.check_file(folder / part, name)
 
 

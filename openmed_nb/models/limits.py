@@ -222,8 +222,8 @@ def check_built_tokenizer(content: str, folder: Path, name: str) -> None:
     if reason:
         raise InvalidModelError(f"The tokenizer of {describe_value(name)} {reason}.", DOWNLOAD_AGAIN_REMEDY)
     if _is_unusual(settings):
-        what = f"The tokenizer of {describe_value(name)} is of an unusual type, and the model has no tokenizer.json."
-        raise InvalidModelError(what, f"Save it with save_pretrained() into {describe_file(folder)}.")
+        message = f"The tokenizer of {describe_value(name)} is of an unusual type, and the model has no tokenizer.json."
+        raise InvalidModelError(message, f"Save it with save_pretrained() into {describe_file(folder)}.")
 
 
 # The following functions return a problem as a verb phrase, empty if there is none.

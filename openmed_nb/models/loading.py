@@ -126,8 +126,8 @@ def snapshot_files(folder: str) -> tuple[tuple[str, int, int], ...]:
                     if entry.is_file():
                         snapshot.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
     except OSError as error:
-        what = f"The folder {describe_value(folder)} cannot be read: {error.strerror}."
-        raise InvalidModelError(what, "Check its permissions, or use another folder.") from error
+        message = f"The folder {describe_value(folder)} cannot be read: {error.strerror}."
+        raise InvalidModelError(message, "Check its permissions, or use another folder.") from error
     return tuple(sorted(snapshot))
 
 
@@ -164,8 +164,8 @@ class LoadedModel:
 def import_transformers() -> None:
     """Import torch and the parts of transformers that every load needs; interrupts are deferred during the import."""
     if sys.flags.optimize > 1:  # auto_docstring of transformers reads docstrings during the import.
-        what = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires."
-        raise ModelError(what, "Run Python without that option, or with -O.")
+        message = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires."
+        raise ModelError(message, "Run Python without that option, or with -O.")
     import_torch()
     try:
         with defer_interrupts():
@@ -173,8 +173,8 @@ def import_transformers() -> None:
             from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
     except Exception as error:
         # A damaged installation or an earlier interrupted import can raise any error.
-        what = f"transformers cannot be imported: {describe_error(error)}."
-        raise ModelError(what, "Restart the kernel; if it fails again, reinstall transformers.") from error
+        message = f"transformers cannot be imported: {describe_error(error)}."
+        raise ModelError(message, "Restart the kernel; if it fails again, reinstall transformers.") from error
 
 
 @contextlib.contextmanager
@@ -233,8 +233,8 @@ def _translate_load_errors(component: str, name: str, folder: Path) -> Iterator[
     except (MemoryError, InvalidModelError):
         raise
     except Exception as error:
-        what = f"The {component} of {describe_value(name)} cannot be loaded: {describe_error(error)}."
-        raise InvalidModelError(what, f"Check or download the files in {describe_file(folder)} again.") from error
+        message = f"The {component} of {describe_value(name)} cannot be loaded: {describe_error(error)}."
+        raise InvalidModelError(message, f"Check or download the files in {describe_file(folder)} again.") from error
 
 
 def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
@@ -279,7 +279,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     files.check_tokenizer(tokenizer, model, name)
     if spec.dtype == INT8:
         model = quantize(model)
-    tokenizer.model_max_length = files.usable_length(tokenizer, files.max_positions(model))
+    tokenizer.model_max_length = files.max_input_length(tokenizer, files.max_positions(model))
     move_model(model, device, name)
     return LoadedModel(name, model, tokenizer, model.config, folder)
 
@@ -291,7 +291,7 @@ def model_folder(spec: LoadSpec) -> Path:
         code = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
         folder = download_model(spec.reference.location, spec.config, code)
     folder = folder or Path(spec.reference.location)
-    files.check_links(folder, spec.reference.name)
+    files.check_file_locations(folder, spec.reference.name)
     return folder
 
 
@@ -305,11 +305,11 @@ def _load_tokenizer(folder: Path, name: str, **options: object) -> PreTrainedTok
     vocab_files = tokenizer.vocab_files_names.values()
     if vocab_files and not any((folder / file).is_file() for file in vocab_files):
         # transformers would continue with an empty vocabulary, in which every word is unknown.
-        what = f"The folder of {describe_value(name)} does not have a tokenizer: {' or '.join(sorted(vocab_files))} is missing."
-        raise InvalidModelError(what, f"Check or download the files in {describe_file(folder)} again.")
+        message = f"The folder of {describe_value(name)} does not have a tokenizer: {' or '.join(sorted(vocab_files))} is missing."
+        raise InvalidModelError(message, f"Check or download the files in {describe_file(folder)} again.")
     if not tokenizer.is_fast:
-        what = f"The tokenizer of {describe_value(name)} does not return offset mappings, so entities cannot be located in the text."
-        raise InvalidModelError(what, "Use a model with a fast tokenizer (a tokenizer.json).")
+        message = f"The tokenizer of {describe_value(name)} does not return offset mappings, so entities cannot be located in the text."
+        raise InvalidModelError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
     if not (folder / "tokenizer.json").is_file():
         limits.check_built_tokenizer(tokenizer.backend_tokenizer.to_str(), folder, name)
     if tokenizer.pad_token is None:
@@ -341,8 +341,8 @@ def move_model(model: PreTrainedModel, device: str, name: str) -> None:
             if not isinstance(error, (RuntimeError, AssertionError)):
                 raise
             # torch raises an AssertionError if it was built without the device.
-            what = f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}."
-            raise DeviceUnavailableError(what, get_device(device).unload_remedy) from error
+            message = f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}."
+            raise DeviceUnavailableError(message, get_device(device).unload_remedy) from error
 
 
 class StoredTensor(NamedTuple):
@@ -388,8 +388,8 @@ def _check_numbers(settings: limits.JsonObject, stored: Mapping[str, StoredTenso
             if math.isnan(number) or (is_probability and not 0 <= number <= 1):
                 expected = "a probability from 0 to 1" if is_probability else "a number"
                 setting = f"{describe_value(number)} for {describe_names([key])}"
-                what = f"The config.json of {describe_value(name)} has {setting}, which is not {expected}."
-                raise InvalidModelError(what, "Correct its config.json.")
+                message = f"The config.json of {describe_value(name)} has {setting}, which is not {expected}."
+                raise InvalidModelError(message, "Correct its config.json.")
         words = set(key.split("_"))
         limit = math.inf
         if "labels" in words:
@@ -400,8 +400,8 @@ def _check_numbers(settings: limits.JsonObject, stored: Mapping[str, StoredTenso
         if count > limit and "size" not in words:
             tensors = pluralize(len(stored), "tensor")
             setting = f"{describe_names([key])} = {shorten(f'{count:,}')}"
-            what = f"The config.json of {describe_value(name)} specifies {setting}, but its weights have {tensors}."
-            raise InvalidModelError(what, "Correct its config.json.")
+            message = f"The config.json of {describe_value(name)} specifies {setting}, but its weights have {tensors}."
+            raise InvalidModelError(message, "Correct its config.json.")
 
 
 def check_size(
@@ -423,8 +423,8 @@ def check_size(
     described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     saved = sum(math.prod(tensor.shape) for tensor in stored.values())
     if described > 4 * saved + MAX_EXTRA_ELEMENTS:
-        what = f"The config.json of {describe_value(name)} describes a model of {described:,} elements, but its weights have {saved:,}."
-        raise InvalidModelError(what, "Correct its config.json.")
+        message = f"The config.json of {describe_value(name)} describes a model of {described:,} elements, but its weights have {saved:,}."
+        raise InvalidModelError(message, "Correct its config.json.")
 
 
 def _largest_size(stored: Mapping[str, StoredTensor]) -> int:
@@ -457,10 +457,10 @@ def _check_loaded(
     subject = f"The weights of {describe_value(name)}"
     missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
     if missing:  # transformers initializes them randomly.
-        what = (
+        message = (
             f"{subject} lack {pluralize(len(missing), 'tensor')} that its config.json requires, such as {missing[0]}."
         )
-        raise InvalidModelError(what, "Check or download its files again.")
+        raise InvalidModelError(message, "Check or download its files again.")
     computed = {key for key, _ in model.named_buffers()}
     unexpected = set(info["unexpected_keys"])
     unused = sorted(key for key in unexpected - computed if not UNUSED_WEIGHTS_PATTERN.search(key))
@@ -468,26 +468,26 @@ def _check_loaded(
     extra = [key for key in unused if key.partition(".")[0] in children]
     if extra:
         count = pluralize(len(extra), "tensor")
-        what = f"{subject} have {count} that the model in its config.json does not have, such as {extra[0]}."
-        raise InvalidModelError(what, "Correct its config.json, or check or download its files again.")
+        message = f"{subject} have {count} that the model in its config.json does not have, such as {extra[0]}."
+        raise InvalidModelError(message, "Correct its config.json, or check or download its files again.")
     heads = [key for key in unused if not PRETRAINING_HEADS_PATTERN.match(key)]
     if heads:
         count = pluralize(len(heads), "tensor")
-        what = f"{subject} have {count} that its architecture does not use, such as {heads[0]}."
-        warn(f"{what} Its predictions may differ from those of the trained model.")
+        message = f"{subject} have {count} that its architecture does not use, such as {heads[0]}."
+        warn(f"{message} Its predictions may differ from those of the trained model.")
     # transformers would load quantized integers into parameters unchanged.
     used = stored.keys() - unexpected - computed
     integers = sorted(key for key in used if stored[key].is_integer and not UNUSED_WEIGHTS_PATTERN.search(key))
     if integers:
-        what = f"{subject} are integers, such as {integers[0]}, without the scales to dequantize them."
-        raise InvalidModelError(what, "Save the model in float32, float16 or bfloat16.")
+        message = f"{subject} are integers, such as {integers[0]}, without the scales to dequantize them."
+        raise InvalidModelError(message, "Save the model in float32, float16 or bfloat16.")
 
 
 def check_int8(dtype: str, device: str) -> None:
     """Raise an error for int8 on a device other than the CPU."""
     if dtype == INT8 and not get_device(device).has_int8:
-        what = f"int8 is supported on the CPU only, not on {device}."
-        raise ConfigurationError(what, "Pass device='cpu', or dtype='bfloat16'.")
+        message = f"int8 is supported on the CPU only, not on {device}."
+        raise ConfigurationError(message, "Pass device='cpu', or dtype='bfloat16'.")
 
 
 def quantize(model: PreTrainedModel) -> PreTrainedModel:
@@ -495,8 +495,8 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     import torch
 
     if not hasattr(torch.ao.quantization, "quantize_dynamic"):
-        what = f"torch {torch.__version__} does not have dynamic quantization, which int8 requires."
-        raise ConfigurationError(what, OTHER_DTYPE_REMEDY)
+        message = f"torch {torch.__version__} does not have dynamic quantization, which int8 requires."
+        raise ConfigurationError(message, OTHER_DTYPE_REMEDY)
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, category)

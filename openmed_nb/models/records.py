@@ -336,8 +336,8 @@ class RecordStore:
         try:
             yield
         except OSError as error:
-            what = f"Validation records cannot be stored in {str(self.folder)!r}: {describe_error(error)}."
-            raise ConfigurationError(what, f"Set {DATA_VARIABLE} to a writable directory.") from error
+            message = f"Validation records cannot be stored in {str(self.folder)!r}: {describe_error(error)}."
+            raise ConfigurationError(message, f"Set {DATA_VARIABLE} to a writable directory.") from error
 
 
 def _read(file: Path, kind: type[Record]) -> Record | str | None:
@@ -359,8 +359,8 @@ def record_store(environ: Mapping[str, str]) -> RecordStore:
     try:
         folder = Path(named).expanduser() if named else platformdirs.user_data_path("openmed_nb", appauthor=False)
     except RuntimeError as error:  # pathlib raises it for a user without a home directory.
-        what = f"{DATA_VARIABLE} is {named!r}, but the home directory cannot be determined."
-        raise ConfigurationError(what, f"Set {DATA_VARIABLE} to the absolute path of a directory.") from error
+        message = f"{DATA_VARIABLE} is {named!r}, but the home directory cannot be determined."
+        raise ConfigurationError(message, f"Set {DATA_VARIABLE} to the absolute path of a directory.") from error
     return RecordStore(folder / "validation_records")
 
 

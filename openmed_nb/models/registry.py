@@ -106,8 +106,8 @@ def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
     names = {name.lower(): name for name in ("bundled_small", *aliases, *aliases.values())}
     matches = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.75)
     suggestions = "".join(f"{names[match]!r}, " for match in matches) + ("or " if matches else "")
-    what = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
-    return UnknownModelError(what, f"{hint} Use {suggestions}'bundled', which works offline.".strip())
+    message = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
+    return UnknownModelError(message, f"{hint} Use {suggestions}'bundled', which works offline.".strip())
 
 
 def all_aliases() -> dict[str, str]:
@@ -179,8 +179,8 @@ def _hub_error(error: Exception, repo_id: str, revision: str | None, offline: st
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        what = f"The model {describe_value(repo_id)} is gated."
-        return ModelDownloadError(what, "Request access on its Hub page, then run: hf auth login.")
+        message = f"The model {describe_value(repo_id)} is gated."
+        return ModelDownloadError(message, "Request access on its Hub page, then run: hf auth login.")
     if isinstance(error, errors.RevisionNotFoundError):
         return UnknownModelError(
             f"The model {describe_value(repo_id)} has no revision {describe_value(revision)}.",
@@ -189,16 +189,16 @@ def _hub_error(error: Exception, repo_id: str, revision: str | None, offline: st
     if isinstance(error, (errors.RepositoryNotFoundError, errors.HFValidationError)):
         return unknown_model_error(repo_id, "If it is private, run: hf auth login.")
     if offline:
-        what = f"The model {describe_value(repo_id)} is neither a folder nor in the cache, and {offline}."
-        return ModelDownloadError(what, OFFLINE_REMEDY)
+        message = f"The model {describe_value(repo_id)} is neither a folder nor in the cache, and {offline}."
+        return ModelDownloadError(message, OFFLINE_REMEDY)
     is_disk_error = isinstance(error, OSError) and error.errno in DISK_ERRORS
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
     code = getattr(getattr(root, "response", None), "status_code", None)
     status = "" if code is None else f" (HTTP {code})"
-    what = f"The model {describe_value(repo_id)} could not be downloaded{status}: {mask_secrets('', describe_error(root))}."
-    return ModelDownloadError(what, DISK_REMEDY if is_disk_error else OFFLINE_REMEDY)
+    message = f"The model {describe_value(repo_id)} could not be downloaded{status}: {mask_secrets('', describe_error(root))}."
+    return ModelDownloadError(message, DISK_REMEDY if is_disk_error else OFFLINE_REMEDY)
 
 
 def is_reachable(endpoint: str, seconds: float = CONNECT_TIMEOUT) -> bool:

@@ -222,7 +222,7 @@ def simulated_computer(
         "arm64",
         apple_silicon=True,
         chip=CHIP,
-        macos=MACOS,
+        macos_version=MACOS,
         memory_bytes=installed,
         cores=os.cpu_count(),
         gpu_driver=False,

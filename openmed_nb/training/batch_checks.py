@@ -18,7 +18,7 @@ from .._utils.text import describe_value
 from .._utils.validation import as_integer, check_integer, invalid_value, suggest
 from ..devices.moving import unwrap_model
 from ..errors import ConfigurationError, InvalidBatchError
-from ..models.files import max_positions, position_table
+from ..models.files import find_position_embeddings, max_positions
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def infer_limits(model: torch.nn.Module, **limits: int | None) -> ModelLimits:
     }
     token_types = embeddings.get("token_type_embeddings")
     # Without a table of positions, rows that are longer than in pretraining are not an error.
-    table = position_table(model)
+    table = find_position_embeddings(model)
     padding = positions = None
     first_position = 0
     if table is not None:

@@ -89,7 +89,7 @@ class MemorySample(Displayable):
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
     """Sample the memory of a device, and reset its peak."""
     memory = read_device_memory(device)
-    get_device(device).reset_peak()
+    get_device(device).reset_peak_memory_stats()
     pressure = None
     if sys.platform == "darwin":
         pressure = parse_pressure(run_command(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]))
@@ -109,7 +109,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
 
 def read_device_memory(device: str) -> MemoryStats:
     """Return the memory of a device; on the CPU, the tensors reachable from Python, and the memory of the computer."""
-    memory = get_device(device).memory()
+    memory = get_device(device).memory_stats()
     if memory.allocated is None:
         memory = replace(memory, allocated=sum(storage_sizes(live_tensors()).values()))
     return replace(memory, recommended=total_memory_bytes()) if memory.recommended is None else memory
@@ -479,7 +479,7 @@ class MemoryCurve(Displayable):
         """
         cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
         title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
-        figure: Figure = require_plotting(".plot").draw(title, self.charts)
+        figure: Figure = require_plotting(".plot").plot_charts(title, self.charts)
         return figure
 
     @property
@@ -487,7 +487,7 @@ class MemoryCurve(Displayable):
         """Recommended maximum of the device and the limit of torch, in bytes."""
         recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
         device = get_device(self.device)
-        limits = [AxisMarker(recommended, device.capacity_caption)]
+        limits = [AxisMarker(recommended, device.memory_limit_base_caption)]
         if self.limit:
             limits.append(AxisMarker(int(recommended * self.limit), f"{device.limit_caption} ({self.limit:g})"))
         return tuple(limits) if recommended else ()

@@ -172,7 +172,7 @@ class EpochHooks:
         self._epochs = epoch
         self._steps = step
         self._warm_up_referrers: TensorReferrers | None = None
-        get_device(device).reset_peak()
+        get_device(device).reset_peak_memory_stats()
 
     @property
     def device(self) -> str:
@@ -365,7 +365,7 @@ def _current_process() -> ProcessInfo:
 
 def process_device(device: str, process: ProcessInfo) -> str:
     """Return the device of a process; each process uses a separate CUDA GPU."""
-    use_local_rank = process.world_size > 1 and get_device(device).is_numbered and ":" not in device
+    use_local_rank = process.world_size > 1 and get_device(device).supports_index and ":" not in device
     return f"{device}:{process.local_rank}" if use_local_rank else device
 
 

@@ -73,7 +73,7 @@ class DropoutWatch:
         message = "A forward pass ran in train mode with dropout but without gradients; its results are random."
         opt_out = "use Guards(disable=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
-        if in_attention and sdpa and get_device(self.device).attention_lacks_dropout:
+        if in_attention and sdpa and not get_device(self.device).sdpa_supports_dropout:
             message += (
                 " On MPS attention raises an error here: scaled_dot_product_attention for MPS does not support dropout."
             )

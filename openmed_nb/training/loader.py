@@ -93,7 +93,7 @@ class LoaderSettings(Displayable):
         note = "Move batches with nb.training.to_device, which synchronizes; non_blocking=True corrupts them (pytorch#189690)."
         return Report(
             f"DataLoader for {self.device}",
-            (note,) if get_device(self.device).corrupts_unwaited_copies else (),
+            (note,) if get_device(self.device).corrupts_non_blocking_copies else (),
             (Table("Arguments", ("argument", "value", "reason"), rows),),
         )
 

@@ -35,8 +35,8 @@ class CurveFigure(Figure):
         return buffer.getvalue()
 
 
-def draw(title: str, charts: Sequence[Chart]) -> CurveFigure:
-    """Return line charts, which their HTML form also displays, as one matplotlib figure, one below another."""
+def plot_charts(title: str, charts: Sequence[Chart]) -> CurveFigure:
+    """Return a matplotlib figure with line charts below one another, as in their HTML form."""
     with rc_context(THEME):
         figure = CurveFigure(figsize=(7.0, 4.0), layout="constrained")
         axes = [chart.axes for chart in charts if chart.axes]
@@ -57,10 +57,10 @@ def _draw_lines(subplot: PlotAxes, lines: Sequence[Series], axes: Axes) -> None:
             subplot.vlines(line.x, *zip(*line.intervals, strict=True), linewidth=1)
     for limit, style in zip(axes.reference_lines, cycle(("--", ":")), strict=False):
         subplot.axhline(limit.position, linestyle=style, color=LIMIT_COLOR, linewidth=1, label=limit.name)
-    names = dict.fromkeys(vertical.name for vertical in axes.vertical_markers)
+    names = dict.fromkeys(marker.name for marker in axes.vertical_markers)
     # Markers with the same name share one line in the legend.
     for name, style in zip(names, cycle(("--", ":")), strict=False):
-        positions = [vertical.position for vertical in axes.vertical_markers if vertical.name == name]
+        positions = [marker.position for marker in axes.vertical_markers if marker.name == name]
         subplot.vlines(positions, 0, 1, MUTED_COLOR, style, label=name, transform=subplot.get_xaxis_transform())
     subplot.set_xticks([tick.position for tick in axes.ticks], [tick.name for tick in axes.ticks])
     grid_position = subplot.get_subplotspec()

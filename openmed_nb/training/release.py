@@ -105,7 +105,7 @@ def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
         name = SESSION.device(device).device
         fraction = validate_fraction(name, fraction)
         SESSION.device_manager.limit_memory(name, fraction)
-    recommended = get_device(name).memory().recommended or 0
+    recommended = get_device(name).memory_stats().recommended or 0
     return MemoryLimit(name, fraction, recommended, SESSION.device_manager.low_watermark(name), is_mps_simulated())
 
 

@@ -267,7 +267,7 @@ def fused_support(
             obstacle = f"torch is not known to support it on {kind}."
         elif dtype not in types:
             obstacle = f"torch supports it on {kind} for {', '.join(types)}, but there are parameters in {dtype}."
-        elif scaled and backend.has_scaler_defect(torch_release):
+        elif scaled and backend.fused_step_ignores_found_inf(torch_release):
             obstacle = f"{IGNORES_SCALER}."
         if obstacle:
             return FusedSupport(fused=False, reason=obstacle)
@@ -354,7 +354,7 @@ def check_fused(
     if scaler is None or not scaler.is_enabled():
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
-    if any(get_device(weight.device).has_scaler_defect(torch_release) for weight in fused):
+    if any(get_device(weight.device).fused_step_ignores_found_inf(torch_release) for weight in fused):
         remedy = "Create the optimizer with fused=False, or train in bfloat16, which needs no scaler."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openmed.clinical.negation_scope import negated_spans
 
 import openmed_nb as nb
-from openmed_nb.annotation.context import context_mark, create_context_rules
+from openmed_nb.annotation.context import context_mark, create_context_finder
 from openmed_nb.errors import ConfigurationError
 
 NOTES = [
@@ -132,19 +132,19 @@ class TestSentences:
     )
     def test_negation_ends_at_the_sentence(self, text, negated):
         word = "asthma" if "asthma" in text else "Asthma"
-        find_context = create_context_rules(("negated",), "en")
+        find_context = create_context_finder(("negated",), "en")
         assert find_context(text, spans_of(text, "fever", word)) == {"negated": negated}
 
     def test_sentences_end_in_linear_time_in_white_space(self):
         text = f"No fever{' ' * 100_000}and asthma"
-        find_context = create_context_rules(("negated",), "en")
+        find_context = create_context_finder(("negated",), "en")
         start = time.perf_counter()
         assert find_context(text, spans_of(text, "fever")) == {"negated": [True]}
         assert time.perf_counter() - start < 5
 
     def test_entity_across_sentences_joins_them(self):
         text = "No St. Vitus dance. Asthma."
-        find_context = create_context_rules(("negated",), "en")
+        find_context = create_context_finder(("negated",), "en")
         context = find_context(text, spans_of(text, "St. Vitus dance", "Asthma"))
         assert len(context["negated"]) == 2
         assert context["negated"][1] is False
@@ -158,7 +158,7 @@ class TestSentences:
             if word in {"fever", "asthma", "pain"}:
                 entities.append({"start": position, "end": position + len(word)})
             position += len(word) + 1
-        negated = create_context_rules(("negated",), "en")(text, entities)["negated"]
+        negated = create_context_finder(("negated",), "en")(text, entities)["negated"]
         assert len(negated) == len(entities)
         if "\n" not in words:
             expected = set(negated_spans(text, entities))
@@ -166,7 +166,7 @@ class TestSentences:
 
     def test_other_languages_use_their_own_cues(self):
         text = "Kein Fieber. Asthma."
-        find_context = create_context_rules(("negated",), "de")
+        find_context = create_context_finder(("negated",), "de")
         assert find_context(text, spans_of(text, "Fieber", "Asthma")) == {"negated": [True, False]}
 
 
@@ -190,7 +190,7 @@ def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
     """The notes were labeled by hand, before the rules were run on them."""
     lines = (Path(__file__).parent / "context_notes.jsonl").read_text("utf-8").splitlines()
     notes = [json.loads(line) for line in lines]
-    find_context = create_context_rules(("all",), "en")
+    find_context = create_context_finder(("all",), "en")
     gold = []
     predicted = []
     for note in notes:

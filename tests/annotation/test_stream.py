@@ -21,7 +21,9 @@ def test_iter_chunks_preserves_stream(texts, characters, first):
     sizes = [len(chunk.texts) for chunk in chunks]
     assert all(sizes)
     assert all(sum(map(effective_length, chunk.texts[:-1])) < characters for chunk in chunks)
-    assert [chunk.first for chunk in chunks] == [first + start for start in itertools.accumulate([0, *sizes])][:-1]
+    assert [chunk.first_index for chunk in chunks] == [first + start for start in itertools.accumulate([0, *sizes])][
+        :-1
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_effective_length(text, expected):
 
 def test_short_texts_count_more():
     """If each text counts for a minimum of characters, the number of short texts per chunk is limited."""
-    chunks = list(iter_chunks(["a"] * 100, characters=80, min_text_length=8))
+    chunks = list(iter_chunks(["a"] * 100, max_size=80, min_text_length=8))
 
     assert [len(chunk.texts) for chunk in chunks[:4]] == [2, 3, 5, 10]
     assert max(len(chunk.texts) for chunk in chunks) == 10
@@ -65,7 +67,7 @@ def test_iter_chunks_balances_the_end():
         return left[0] / 4
 
     sizes = []
-    for chunk in iter_chunks(["a"] * 100, characters=64, max_texts=most):
+    for chunk in iter_chunks(["a"] * 100, max_size=64, max_texts=most):
         sizes.append(len(chunk.texts))
         left[0] -= sizes[-1]
     assert sizes == [4, 8, 16, 18, 14, 10, 8, 6, 4, 4, 4, 4]
@@ -88,19 +90,19 @@ class UsersString(str):
 @given(WHOLE, st.lists(WHOLE, max_size=5))
 def test_text_error_accepts_encodable_texts(text, words):
     """Every string without half of a surrogate pair can be read, whole or as one of some words."""
-    assert text_error(text, 0, split=False) is None
-    assert text_error(words, 0, split=True) is None
+    assert text_error(text, 0, is_split_into_words=False) is None
+    assert text_error(words, 0, is_split_into_words=True) is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "\0", "\n", UsersString("asthma"), np.str_("asthma")], ids=repr)
 def test_text_error_accepts_unusual_strings(text):
     """Empty strings, control characters and strings of other classes can be read."""
-    assert text_error(text, 0, split=False) is None
+    assert text_error(text, 0, is_split_into_words=False) is None
 
 
 def test_text_error_explains_paths():
     """The error of a path in a stream explains how to pass paths."""
-    said = str(text_error(Path("notes/smith.txt"), 3, split=False))
+    said = str(text_error(Path("notes/smith.txt"), 3, is_split_into_words=False))
 
     assert said.startswith("Text 3 must be a string, not ")
     assert said.endswith("Path. Pass paths in a list, such as sorted(folder.glob('*.txt')).")
@@ -109,7 +111,7 @@ def test_text_error_explains_paths():
 @given(before=WHOLE, half=st.integers(0xD800, 0xDFFF), after=WHOLE)
 def test_text_error_locates_unpaired_surrogate(before, half, after):
     """A text with half of a surrogate pair is refused by number and place, and its words are not repeated."""
-    error = text_error(f"secret{before}{chr(half)}{after}", 3, split=False)
+    error = text_error(f"secret{before}{chr(half)}{after}", 3, is_split_into_words=False)
 
     assert error.message == f"Text 3 contains an unpaired surrogate at character {len('secret' + before)}."
     assert "secret" not in str(error)
@@ -128,14 +130,14 @@ def test_text_error_locates_unpaired_surrogate(before, half, after):
     ids=ascii,
 )
 def test_text_error_rejects_invalid_word_lists(words, what):
-    assert text_error(words, 7, split=True).message == what
+    assert text_error(words, 7, is_split_into_words=True).message == what
 
 
 def test_text_error_keeps_read_error():
     """In the place of a text that could not be read stands why, and that is the answer."""
     failure = InvalidTextError("Text 3: its file cannot be read.", "Make it readable.")
 
-    assert text_error(failure, 3, split=False) is failure
+    assert text_error(failure, 3, is_split_into_words=False) is failure
 
 
 def test_slow_stream_does_not_delay_results(new_pipe):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import TorchInfo
-from openmed_nb.devices.causes import DeviceContext
+from openmed_nb.devices.causes import DeviceFacts
 from openmed_nb.devices.choice import (
     DeviceChoice,
     DeviceList,
@@ -24,14 +24,20 @@ from openmed_nb.devices.request import DeviceRequest, DeviceSetting, resolution_
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError, UnknownDeviceError
 
 MACHINES = {
-    "M4 Max": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(15, 5), gpu_driver=False),
-    "M1 with macOS 13": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(13, 6)),
-    "M1 with macOS 14": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14,)),
-    "M1 with macOS 14.0": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos=(14, 0)),
+    "M4 Max": MachineInfo(
+        "Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos_version=(15, 5), gpu_driver=False
+    ),
+    "M1 with macOS 13": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos_version=(13, 6)),
+    "M1 with macOS 14": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos_version=(14,)),
+    "M1 with macOS 14.0": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos_version=(14, 0)),
     "M2 whose sysctl does not answer": MachineInfo("Darwin", "arm64", apple_silicon=True),
-    "M2 Pro under Rosetta": MachineInfo("Darwin", "x86_64", apple_silicon=True, under_rosetta=True, macos=(14, 5)),
-    "Intel Mac": MachineInfo("Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos=(14, 5)),
-    "virtual Mac": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos=(14, 5)),
+    "M2 Pro under Rosetta": MachineInfo(
+        "Darwin", "x86_64", apple_silicon=True, under_rosetta=True, macos_version=(14, 5)
+    ),
+    "Intel Mac": MachineInfo(
+        "Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos_version=(14, 5)
+    ),
+    "virtual Mac": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos_version=(14, 5)),
     "Linux without a GPU": MachineInfo("Linux", "x86_64", gpu_driver=False),
     "Linux with NVIDIA driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
     "Linux with AMD driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
@@ -121,7 +127,7 @@ def select(row):
         override = None if session is None else DeviceRequest.parse(session, "use()")
         choice = select_device(
             resolve_request(resolution_order(environ, argument, override)),
-            DeviceContext(MACHINES[row.machine], torch, environ),
+            DeviceFacts(MACHINES[row.machine], torch, environ),
         )
     except OpenMedError as error:
         return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
@@ -141,7 +147,7 @@ def test_remedies_never_suggest_another_machine():
     for name, machine in MACHINES.items():
         for torch in TORCHES.values():
             for device in DEVICE_TYPES:
-                remedy = DeviceStatus.of(get_device(device), DeviceContext(machine, torch, {})).remedy
+                remedy = DeviceStatus.of(get_device(device), DeviceFacts(machine, torch, {})).remedy
                 assert ("the Mac itself" if "Mac" in name else "") in remedy or "Mac" not in remedy, (name, remedy)
                 assert "Use a " not in remedy, (name, remedy)
 

@@ -108,7 +108,7 @@ def test_read_machine_parses_version_and_counts():
     versions = {"26.6.2": (26, 6, 2), "14": (14,), "10.15.7": (10, 15, 7), "15.0-beta": (15, 0)}
     for text, version in {**versions, "10.16": None, "10.16.1": None, "": None, "beta": None}.items():
         mac = read_machine("Darwin", "arm64", run=lambda _, text=text: f"kern.osproductversion: {text}")
-        assert mac.macos == version
+        assert mac.macos_version == version
     for text, number in {"8": 8, "": None, "-1": None, "8.5": None, "many": None}.items():
         assert read_machine("Darwin", "arm64", run=lambda _, text=text: f"hw.physicalcpu: {text}").cores == number
 

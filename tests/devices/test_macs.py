@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import MIN_TORCH, TorchInfo, parse_release
-from openmed_nb.devices.causes import MIN_MACOS_BY_TORCH, DeviceContext, min_macos_for, torch_requirement
+from openmed_nb.devices.causes import MIN_MACOS_BY_TORCH, DeviceFacts, min_macos_for, torch_requirement
 from openmed_nb.devices.choice import USE_AUTO_REMEDY, select_device
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.request import DeviceRequest
@@ -75,7 +75,7 @@ def answer(cell, torch):
     """Return the selected device for a cell and a torch, and the remedy of the error."""
     try:
         return select_device(
-            DeviceRequest(cell.device, "argument"), DeviceContext(machine_of(cell), torch, {})
+            DeviceRequest(cell.device, "argument"), DeviceFacts(machine_of(cell), torch, {})
         ).device, ""
     except DeviceUnavailableError as error:
         return "", error.remedy
@@ -125,5 +125,5 @@ def test_nightly_counts_as_its_release():
 
     with pytest.raises(DeviceUnavailableError, match=r"supports MPS from macOS 15 on; this machine has macOS 14\.8\.2"):
         select_device(
-            DeviceRequest("mps", "argument"), DeviceContext(mac, TorchInfo("2.15.0.dev20260901", gpu_build=""), {})
+            DeviceRequest("mps", "argument"), DeviceFacts(mac, TorchInfo("2.15.0.dev20260901", gpu_build=""), {})
         )

@@ -164,21 +164,21 @@ def test_parse_device_argument_selects_class(name, kind):
 def test_cpu_has_no_memory_stats():
     cpu = get_device("cpu")
     empty_cache("cpu")
-    cpu.reset_peak()
-    cpu.limit(0.5)
+    cpu.reset_peak_memory_stats()
+    cpu.set_memory_fraction(0.5)
 
-    assert cpu.memory() == MemoryStats()
+    assert cpu.memory_stats() == MemoryStats()
 
 
 def measure_memory(device):
     """Return memory statistics before a tensor of 64 MiB, with it, after its deletion and after emptying the cache."""
-    before = get_device(device).memory()
+    before = get_device(device).memory_stats()
     tensor = torch.zeros(16 * M, device=device)
-    held = get_device(device).memory()
+    held = get_device(device).memory_stats()
     del tensor
-    freed = get_device(device).memory()
+    freed = get_device(device).memory_stats()
     empty_cache(device)
-    return before, held, freed, get_device(device).memory()
+    return before, held, freed, get_device(device).memory_stats()
 
 
 def test_mps_memory_stats_and_cache():
@@ -195,17 +195,17 @@ def test_mps_memory_stats_and_cache():
 def test_mps_peak_since_torch_2_13():
     with simulated_device("8 GiB"):
         mps = get_device("mps")
-        mps.reset_peak()
+        mps.reset_peak_memory_stats()
         tensor = torch.zeros(16 * M, device="mps")
         del tensor
-        peak = mps.memory().peak
-        mps.reset_peak()
+        peak = mps.memory_stats().peak
+        mps.reset_peak_memory_stats()
 
         if parse_release(torch.__version__) < (2, 13):
             assert peak is None
         else:
             assert peak >= 64 * M
-            assert mps.memory().peak == mps.memory().allocated
+            assert mps.memory_stats().peak == mps.memory_stats().allocated
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -213,13 +213,13 @@ def test_cuda_memory_stats_and_cache():
     cuda = get_device("cuda:0")
     cuda.empty_cache()
     before, held, freed, emptied = measure_memory("cuda:0")
-    cuda.reset_peak()
+    cuda.reset_peak_memory_stats()
 
     assert held.allocated - before.allocated == 64 * M
     assert freed.allocated == before.allocated
     assert freed.peak >= held.allocated
     assert emptied.reserved <= freed.reserved - 64 * M
-    assert cuda.memory().peak == cuda.memory().allocated
+    assert cuda.memory_stats().peak == cuda.memory_stats().allocated
     assert before.recommended == torch.cuda.get_device_properties(0).total_memory
 
 
@@ -227,9 +227,9 @@ def test_cuda_memory_stats_and_cache():
 def test_cuda_limit_is_enforced():
     cuda = get_device("cuda:0")
     fraction = 0.05
-    cuda.limit(fraction)
+    cuda.set_memory_fraction(fraction)
     try:
         with pytest.raises(torch.OutOfMemoryError):
-            torch.zeros(int(cuda.memory().recommended * 2 * fraction), dtype=torch.uint8, device="cuda:0")
+            torch.zeros(int(cuda.memory_stats().recommended * 2 * fraction), dtype=torch.uint8, device="cuda:0")
     finally:
-        cuda.limit(1.0)
+        cuda.set_memory_fraction(1.0)

@@ -195,4 +195,4 @@ def test_mask_secrets_is_linear_in_length():
 def test_device_names_cover_registry():
     """Names are defined separately from the classes, which import them."""
     assert DEVICE_NAMES.keys() == DEVICE_TYPES.keys()
-    assert [name for name in DEVICE_NAMES if parse_device(name).is_numbered] == ["cuda"]
+    assert [name for name in DEVICE_NAMES if parse_device(name).supports_index] == ["cuda"]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.references import MISSING, read_text, text_fingerprint
+from openmed_nb.annotation.references import MISSING_FINGERPRINT, read_text, text_fingerprint
 from openmed_nb.distributed.columns import ColumnText, Partition, column_references, get_partitions
 from openmed_nb.errors import ConfigurationError
 
@@ -94,14 +94,14 @@ class TestPartitions:
         """A run over a list can therefore resume over a column."""
         rows = list(column_references(column))
         assert list(map(text_fingerprint, rows)) == [text_fingerprint(row.read()) for row in rows]
-        assert [number for number, row in enumerate(rows) if row.fingerprint() == MISSING] == [4, 8, 11]
+        assert [number for number, row in enumerate(rows) if row.fingerprint() == MISSING_FINGERPRINT] == [4, 8, 11]
 
     def test_changed_row_is_an_error(self, column, tmp_path):
         row = column_references(column)[1]
         table = pd.read_parquet(tmp_path / "0.parquet")
         table["note"] = table["note"][::-1].to_numpy()
         table.to_parquet(tmp_path / "0.parquet")
-        changed = ColumnText(get_partitions(column)[0], row.row, row.characters, row.text_fingerprint)
+        changed = ColumnText(get_partitions(column)[0], row.row, row.approximate_length, row.text_fingerprint)
         assert "RowChangedError" in str(read_text(changed, 1))
 
 
@@ -226,7 +226,7 @@ class TestOnWorkers:
         assert (len({*identities}), len(rows)) == (len({*TEXTS, None}), 12)  # Equal texts have equal identities.
         assert [row.row for row in rows] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2]
         assert rows[-1].row == 2
-        assert {row.characters for row in list(rows)[:5]} == {sum(map(len, TEXTS)) // 5}
+        assert {row.approximate_length for row in list(rows)[:5]} == {sum(map(len, TEXTS)) // 5}
         with pytest.raises(IndexError):
             rows[12]
 

@@ -1,4 +1,4 @@
-"""Workers that are killed, run out of memory or crash: every other text is annotated exactly once."""
+"""Workers that are killed, run out of memory or crash: all other texts are annotated exactly once."""
 
 import contextlib
 import os
@@ -20,9 +20,9 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="the signals need POSIX"),
 ]
 
-COUNT = 240
-CRASHING = 101
-ALL_NUMBERS = [[number] for number in range(COUNT)]
+NUM_TEXTS = 240
+CRASHING_INDEX = 101
+ALL_NUMBERS = [[number] for number in range(NUM_TEXTS)]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,9 @@ def fault(faults, tiny, tmp_path):
 
 @pytest.fixture
 def crashing_texts(numbered):
-    """Numbered texts. One text contains the word of the fault."""
-    texts = numbered(COUNT)
-    texts[CRASHING] = texts[CRASHING].replace("asthma", "asthma seen")
+    """Numbered texts. One text contains the word that triggers the fault."""
+    texts = numbered(NUM_TEXTS)
+    texts[CRASHING_INDEX] = texts[CRASHING_INDEX].replace("asthma", "asthma seen")
     return texts
 
 
@@ -75,19 +75,19 @@ def test_crashing_text_is_recorded_and_repeated_on_resume(  # noqa: PLR0913, PLR
 ):
     file = tmp_path_factory.mktemp("run") / "run.jsonl"
     with fault(pool.client, "die") as count_crashes:
-        found = annotate_on(pool.client, crashing_texts, on_error="record", resume=file)
+        annotations = annotate_on(pool.client, crashing_texts, on_error="record", resume=file)
         num_crashes = count_crashes()
     resumed = annotate_on(pool.client, crashing_texts, resume=file)
 
-    others = ALL_NUMBERS[:CRASHING], ALL_NUMBERS[CRASHING + 1 :]
-    assert get_numbers(found) == [*others[0], [], *others[1]]
-    assert found.errors == {
-        CRASHING: f"Text {CRASHING} crashed its worker 3 times, most recently on 127.0.0.1. "
+    others = ALL_NUMBERS[:CRASHING_INDEX], ALL_NUMBERS[CRASHING_INDEX + 1 :]
+    assert get_numbers(annotations) == [*others[0], [], *others[1]]
+    assert annotations.errors == {
+        CRASHING_INDEX: f"Text {CRASHING_INDEX} crashed its worker 3 times, most recently on 127.0.0.1. "
         "Annotate the text separately. It may need more memory than a worker has."
     }
     assert num_crashes == 6
     numbers = get_numbers(resumed)
-    assert (len(numbers.pop(CRASHING)), numbers, resumed.errors) == (1, [*others[0], *others[1]], {})
+    assert (len(numbers.pop(CRASHING_INDEX)), numbers, resumed.errors) == (1, [*others[0], *others[1]], {})
 
 
 def test_killed_worker_loses_no_text(pool, numbered, annotate_on, get_numbers, tmp_path):
@@ -96,17 +96,17 @@ def test_killed_worker_loses_no_text(pool, numbered, annotate_on, get_numbers, t
     victim = next(iter(pool.client.run(os.getpid).values()))
 
     def texts():
-        for text in numbered(COUNT):
+        for text in numbered(NUM_TEXTS):
             if not killed and file.read_bytes().count(b"\n") > 1:
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victim)
             yield text
 
-    found = annotate_on(pool.client, texts(), resume=file)
+    annotations = annotate_on(pool.client, texts(), resume=file)
 
     assert killed
     assert victim not in pool.client.run(os.getpid).values()
-    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(annotations), annotations.errors) == (ALL_NUMBERS, {})
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -114,10 +114,10 @@ def test_worker_killed_during_model_load_loses_no_text(  # noqa: PLR0913, PLR091
     pool, fault, numbered, get_numbers, new_model, killed
 ):
     with fault(pool.client, "die", word="[CLS]", times=killed) as count_crashes:
-        found = nb.annotate(numbered(COUNT), new_model, client=pool.client, progress=False)
+        annotations = nb.annotate(numbered(NUM_TEXTS), new_model, client=pool.client, progress=False)
 
     assert count_crashes() == killed
-    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(annotations), annotations.errors) == (ALL_NUMBERS, {})
 
 
 @pytest.mark.slow
@@ -132,22 +132,22 @@ def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts
         fault(client, "fill_memory", times=1) as count_crashes,
     ):
         before = client.run(os.getpid)
-        found = annotate_on(client, crashing_texts)
+        annotations = annotate_on(client, crashing_texts)
         after = client.run(os.getpid)
 
     assert count_crashes() == 1
     assert set(before.values()).isdisjoint(after.values())
-    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(annotations), annotations.errors) == (ALL_NUMBERS, {})
 
 
 def test_workers_remember_the_reduced_batch_size(pool, fault, numbered, annotate_on, get_numbers):
     """A device runs out of memory only at the start of a run."""
-    texts = [text.replace("asthma", "asthma seen") for text in numbered(COUNT)]
+    texts = [text.replace("asthma", "asthma seen") for text in numbered(NUM_TEXTS)]
     with fault(pool.client, "run_out_of_memory", min_tokens=65) as count_failures:
-        found = annotate_on(pool.client, texts, device="cpu")
+        annotations = annotate_on(pool.client, texts, device="cpu")
 
     assert 0 < count_failures() <= 2 * len(pool.client.run(os.getpid))
-    assert (get_numbers(found), found.errors) == (ALL_NUMBERS, {})
+    assert (get_numbers(annotations), annotations.errors) == (ALL_NUMBERS, {})
 
 
 def test_failing_chunk_does_not_log_texts(pool, fault, crashing_texts, annotate_on):
@@ -160,6 +160,6 @@ def test_failing_chunk_does_not_log_texts(pool, fault, crashing_texts, annotate_
     logs = str(pool.client.get_worker_logs())
 
     assert count_failures() == 3
-    assert 0 < len(caught.value.annotations) <= CRASHING
+    assert 0 < len(caught.value.annotations) <= CRASHING_INDEX
     assert "Compute Failed" in logs
     assert "asthma" not in logs

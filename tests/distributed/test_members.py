@@ -38,7 +38,7 @@ def test_worker_list_displays_hosts_and_versions_only_in_html():
 MATCHING = {
     "same": [make_ready(MAC), make_ready(MAC)],
     "other devices": [make_ready(MAC), make_ready(LINUX)],
-    "other chunks": [make_ready(MAC), replace(make_ready(LINUX), characters=1)],
+    "other chunks": [make_ready(MAC), replace(make_ready(LINUX), chunk_characters=1)],
     "alone": [make_ready(MAC, torch="2.6.0")],
 }
 MISMATCHES = {

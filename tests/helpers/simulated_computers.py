@@ -10,7 +10,7 @@ from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VAR
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.session import Session
 
-MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos_version=(15, 5), gpu_driver=False)
 BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 PLAIN = MachineInfo("Linux", "x86_64", gpu_driver=False)
 

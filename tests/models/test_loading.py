@@ -14,7 +14,7 @@ from transformers.utils import logging
 import openmed_nb as nb
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import InvalidModelError
-from openmed_nb.models.files import usable_length
+from openmed_nb.models.files import max_input_length
 from openmed_nb.models.loading import move_model
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
@@ -173,8 +173,8 @@ def test_usable_length(tiny, said, positions, expected):
     """The usable length is the smaller of what the tokenizer says and the positions that the model has."""
     tokenizer = tiny.tokenizer()
     tokenizer.model_max_length = said
-    assert usable_length(tokenizer, positions) == expected
-    assert isinstance(usable_length(tokenizer, positions), int)
+    assert max_input_length(tokenizer, positions) == expected
+    assert isinstance(max_input_length(tokenizer, positions), int)
 
 
 def test_load_supports_sharded_weights(folder, find):

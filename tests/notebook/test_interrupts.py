@@ -18,7 +18,7 @@ def there():
 """
 """Texts that take minutes, and what there is of threads, processes and files; transformers keeps threads that wait."""
 
-EAGER = "SESSION._listeners._indicator._patience = 0.01"
+EAGER = "SESSION._listeners._indicator._draw_interval = 0.01"
 """From now on, lines are drawn at once."""
 
 WORKS = "nb.load_pipeline('bundled_small', progress=False)('She has asthma.')[0]['word']"

@@ -1,4 +1,4 @@
-"""No magic quotes words of its line or its cell that may be words of a note."""
+"""Errors of magics do not contain text of their line or cell, which may be text of a note."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ FLAGS = {
     "openmed_sweep": ["--training", "--json"],
     "openmed_report": ["--quick", "--json"],
 }
-"""The options without a value, by magic; each is tried with a value that it does not take."""
+"""The options without a value, by magic. Each is tested with a value, which it does not accept."""
 
-REFUSED_LATER = {"openmed_report", "openmed_log"}
+FILE_ARGUMENT_MAGICS = {"openmed_report", "openmed_log"}
 """Magics that accept any word as the name of a file or a folder."""
 
 
-def refused_cells() -> list[str]:
-    """Return cells that fail, with words of a note as each argument of each magic."""
+def invalid_cells() -> list[str]:
+    """Return invalid cells that pass text of a note as each argument of each magic."""
     cells = []
     for magic in ("openmed", *OPTIONS, "openmed_release", "openmed_report"):
         for word in (SENTENCE, LONG_WORD):
             cells.append(f"%{magic} --{word}")
             cells.append(f"%{magic} -{word}")
-            if magic not in REFUSED_LATER | {"openmed_ner"}:
+            if magic not in FILE_ARGUMENT_MAGICS | {"openmed_ner"}:
                 cells.append(f'%{magic} "{word}"')
                 cells.append(f'%{magic} x "{word}"')
         cells.append(f"%{magic} -HIV positive {MARKER}")
@@ -59,7 +59,9 @@ def refused_cells() -> list[str]:
                 cells.append(f"%{magic} {option} {word}{text}")
         cells.extend(f'%{magic} {flag}="{SENTENCE}"' for flag in FLAGS.get(magic, []))
         cells.extend(
-            f'%{magic} {flag} "{SENTENCE}" "{SENTENCE}"' for flag in FLAGS.get(magic, []) if magic not in REFUSED_LATER
+            f'%{magic} {flag} "{SENTENCE}" "{SENTENCE}"'
+            for flag in FLAGS.get(magic, [])
+            if magic not in FILE_ARGUMENT_MAGICS
         )
     cells.extend([
         f"%openmed_ner -{MARKER} positive",
@@ -113,7 +115,7 @@ def refused_cells() -> list[str]:
     return cells
 
 
-PREPARATION = f"""
+SETUP_CODE = f"""
 note = {SENTENCE!r}
 numbers = [{SENTENCE!r}, 1]
 keyed = {{{SENTENCE!r}: 1}}
@@ -128,36 +130,36 @@ encoded = note.encode()
 
 
 @pytest.fixture
-def prepared(kernel: Any, tmp_path: Path) -> Any:
-    """A kernel with the extension, variables that hold a note, and an empty folder to work in."""
+def prepared_kernel(kernel: Any, tmp_path: Path) -> Any:
+    """A kernel with the extension, variables that contain a note, and an empty working directory."""
     assert kernel.run("%load_ext openmed_nb\n%openmed_device cpu").status == "ok"
     assert kernel.run(f"import os\nfolder_before = os.getcwd()\nos.chdir({str(tmp_path)!r})").status == "ok"
-    assert kernel.run(PREPARATION).status == "ok"
+    assert kernel.run(SETUP_CODE).status == "ok"
     yield kernel
     kernel.run("os.chdir(folder_before)")
 
 
-def places_in_reply(reply: Any) -> list[tuple[str, str]]:
+def collect_outputs(reply: Any) -> list[tuple[str, str]]:
     """Return all displayed output of a cell."""
     name, value, lines = reply.error
-    places = [("ename", name), ("evalue", value), *(("traceback", line) for line in lines)]
-    places.extend(reply.streams.items())
-    places.extend((form, str(text)) for shown in reply.shown for form, text in shown.items())
-    places.append(("page", reply.page))
-    return places
+    outputs = [("ename", name), ("evalue", value), *(("traceback", line) for line in lines)]
+    outputs.extend(reply.streams.items())
+    outputs.extend((mime_type, str(text)) for bundle in reply.shown for mime_type, text in bundle.items())
+    outputs.append(("page", reply.page))
+    return outputs
 
 
-def test_magics_do_not_quote_words(prepared, tmp_path):
-    """No magic quotes words that it refuses."""
+def test_magic_errors_do_not_leak_note_text(prepared_kernel, tmp_path):
+    """Errors of magics do not contain the rejected arguments."""
     file = tmp_path / f"{SENTENCE}.json"
     file.write_text(json.dumps({SENTENCE: SENTENCE}), "utf-8")
     folder = tmp_path / f"{SENTENCE} folder"
     folder.mkdir()
     leaks = []
-    for cell in refused_cells():
-        reply = prepared.run(cell.replace("FILE", str(file)).replace("FOLDER", str(folder)))
+    for cell in invalid_cells():
+        reply = prepared_kernel.run(cell.replace("FILE", str(file)).replace("FOLDER", str(folder)))
         if reply.status != "ok" or "openmed_ner" not in cell:
-            leaks += find_leaks(cell, places_in_reply(reply))
+            leaks += find_leaks(cell, collect_outputs(reply))
     assert not leaks, "\n".join(leaks)
 
 
@@ -173,9 +175,9 @@ def test_magics_do_not_quote_words(prepared, tmp_path):
         f"-- {MARKER}'s asthma",
     ],
 )
-def test_ner_magic_annotates_lines_that_begin_with_dashes(prepared, line):
+def test_ner_magic_annotates_lines_that_begin_with_dashes(prepared_kernel, line):
     """A single dash and everything after two dashes are part of the text."""
-    reply = prepared.run(f"%openmed_ner {line}")
+    reply = prepared_kernel.run(f"%openmed_ner {line}")
     assert reply.status == "ok", reply.error
     assert "asthma" in reply.text
     assert "DISEASE" in reply.text

@@ -15,107 +15,109 @@ ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
 PAGES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (README, *DOCS, ROOT / "CONTRIBUTING.md")}
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
-"""A block of code, with its language; a block without one is a cell of a notebook."""
+CODE_FENCE_PATTERN = re.compile(r"^```(\w*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
+"""Fenced block of code and its language. A block without a language is a notebook cell."""
 
-SHOWN = {
+EXPECTED_OUTPUT = {
     "README.md": ["Device: cpu", "[type 2 diabetes mellitus](DISEASE)", "", "asthma"],
     "docs/magics.md": ["[asthma](DISEASE)", "", "[asthma](DISEASE)", ""],
     "docs/devices.md": ["SIMULATED", "Device: cpu"],
     "docs/panel.md": [""],
     "docs/is_it_right.md": ["computation"],
 }
-"""What the result of each cell of a page says."""
+"""Expected text in the output of each cell, by page."""
 
-PICTURE = re.compile(
+PICTURE_PATTERN = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([\w/.]+)">'
     r'<img alt="([^"]{20,})" src="([\w/.]+)"></picture>'
 )
-HEAVIEST = 2_000_000
-"""Bytes of one picture, also of a moving one."""
+MAX_IMAGE_BYTES = 2_000_000
+"""Maximum size of an image or animation in bytes."""
 
-every_page = pytest.mark.parametrize("page", PAGES)
-
-
-def blocks(page, language):
-    """Return the blocks of code of a page in one language."""
-    return [code for name, code in FENCE.findall(PAGES[page]) if name == language]
+parametrize_pages = pytest.mark.parametrize("page", PAGES)
 
 
-def spans(page):
+def code_blocks(page, language):
+    """Return the code blocks of a page in one language."""
+    return [code for name, code in CODE_FENCE_PATTERN.findall(PAGES[page]) if name == language]
+
+
+def code_spans(page):
     """Return the code spans in the prose of a page."""
-    return re.findall(r"`([^`\n]+)`", FENCE.sub("", PAGES[page]))
+    return re.findall(r"`([^`\n]+)`", CODE_FENCE_PATTERN.sub("", PAGES[page]))
 
 
-def test_pages_with_cells_are_tried():
-    """Every page that shows cells of a notebook is among those whose cells run."""
-    assert {page for page in PAGES if blocks(page, "")} == set(SHOWN)
+def test_all_pages_with_cells_are_executed():
+    """Every page with notebook cells is in ``EXPECTED_OUTPUT``."""
+    assert {page for page in PAGES if code_blocks(page, "")} == set(EXPECTED_OUTPUT)
 
 
-@pytest.mark.parametrize("page", SHOWN)
+@pytest.mark.parametrize("page", EXPECTED_OUTPUT)
 def test_cells(page, kernel):
-    """Each cell runs in a kernel without an error, and its result is the one that the page promises."""
-    replies = [kernel.run(cell) for cell in blocks(page, "")]
+    """Each cell runs in a kernel without an error, and its output contains the expected text."""
+    replies = [kernel.run(cell) for cell in code_blocks(page, "")]
 
-    assert [reply.error[0] for reply in replies] == [""] * len(SHOWN[page])
-    for reply, said in zip(replies, SHOWN[page], strict=True):
-        assert said in reply.text
+    assert [reply.error[0] for reply in replies] == [""] * len(EXPECTED_OUTPUT[page])
+    for reply, expected in zip(replies, EXPECTED_OUTPUT[page], strict=True):
+        assert expected in reply.text
 
 
-@every_page
-def test_lines_of_magics_have_valid_options(page):
-    """Each line of a magic, in prose and in cells, has options and words that the magic takes."""
-    cells = [line for cell in blocks(page, "") for line in cell.splitlines()]
-    for line in (cell for cell in (*spans(page), *cells) if cell.lstrip("%").startswith("openmed") and cell[0] == "%"):
+@parametrize_pages
+def test_magic_lines_have_valid_options(page):
+    """Each line of a magic, in prose and in cells, has valid options and arguments."""
+    cells = [line for cell in code_blocks(page, "") for line in cell.splitlines()]
+    for line in (
+        cell for cell in (*code_spans(page), *cells) if cell.lstrip("%").startswith("openmed") and cell[0] == "%"
+    ):
         name, _, rest = line.lstrip("%").partition(" ")
         magic = getattr(OpenMedMagics, name)
         parse_line(magic, split_options(magic.parser, rest)[0] if name == "openmed_ner" else rest)
 
 
-def calls(page):
+def find_package_calls(page):
     """Return the calls of the package's functions that a page shows, in Python and in prose."""
-    shown = [span for span in spans(page) if span.startswith("nb.") and span.endswith(")")]
-    trees = [ast.parse(code) for code in (*blocks(page, "python"), *shown)]
-    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [node for node in found if ast.unparse(node.func).startswith("nb.") and "(" not in ast.unparse(node.func)]
+    code_snippets = [span for span in code_spans(page) if span.startswith("nb.") and span.endswith(")")]
+    trees = [ast.parse(code) for code in (*code_blocks(page, "python"), *code_snippets)]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [node for node in nodes if ast.unparse(node.func).startswith("nb.") and "(" not in ast.unparse(node.func)]
 
 
-@every_page
-def test_python_names_what_exists(page):
-    """Every name that a page uses from the package is public, and every call has arguments that its function takes."""
+@parametrize_pages
+def test_referenced_names_exist(page):
+    """Every name that a page uses from the package is public, and every call matches the signature of its function."""
     names = set(re.findall(r"\bnb\.((?:training\.|runbook\.|compat\.|loader\.)*\w+)", PAGES[page]))
 
     assert all(pkgutil.resolve_name(f"openmed_nb.{name}") is not None for name in names)
     assert not {name.partition(".")[0] for name in names} - set(openmed_nb.__all__)
-    for call in calls(page):
+    for call in find_package_calls(page):
         function = pkgutil.resolve_name(f"openmed_nb.{ast.unparse(call.func).removeprefix('nb.')}")
         inspect.signature(function).bind_partial(
             *call.args, **{keyword.arg: keyword.value for keyword in call.keywords}
         )
 
 
-def slugs(path):
-    """Return the anchors that GitHub makes of the headings of a page."""
-    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", path.read_text("utf-8")), flags=re.MULTILINE)
+def heading_anchors(path):
+    """Return the anchors that GitHub generates for the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", CODE_FENCE_PATTERN.sub("", path.read_text("utf-8")), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@every_page
+@parametrize_pages
 def test_links_lead_to_files_and_headings(page):
-    """Every link of a page names a file that exists, and every anchor a heading in it; so do paths in commands."""
+    """Every link and every path in a command leads to an existing file, and every anchor to a heading in it."""
     folder = (ROOT / page).parent
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page].replace("\n", "")) if "://" not in link]
     for link in links:
         name, _, anchor = link.partition("#")
         target = (folder / name).resolve() if name else ROOT / page
         assert target.exists(), link
-        assert not anchor or anchor in slugs(target), link
+        assert not anchor or anchor in heading_anchors(target), link
     for path in re.findall(r"\b((?:scripts|benchmarks|binder|notebooks)/\w+\.\w+)", PAGES[page]):
         assert (ROOT / path).exists(), path
 
 
 def test_readme_links_every_page():
-    """The README leads to each page of the docs and to each notebook."""
+    """The README links to every page of the docs and to every notebook."""
     linked = set(re.findall(r"\]\(([^)#]+)", PAGES["README.md"]))
     notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
 
@@ -123,29 +125,29 @@ def test_readme_links_every_page():
 
 
 def test_architecture_lists_every_subpackage():
-    """The table of the architecture lists all subpackages and modules."""
+    """The table in architecture.md lists all subpackages and modules."""
     named = set(re.findall(r"^\| (`.*`) \|", PAGES["docs/architecture.md"], flags=re.MULTILINE))
-    floors = {
+    modules = {
         path.stem
         for path in (ROOT / "openmed_nb").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
 
-    assert {name for row in named for name in re.findall(r"`(\w+)`", row)} == floors - {
+    assert {name for row in named for name in re.findall(r"`(\w+)`", row)} == modules - {
         "__init__",
         "__main__",
         "compat",
     }
 
 
-def test_pictures():
-    """Each picture has a form for dark pages and one for light ones, words for who cannot see it, and is not too heavy."""
+def test_images_have_dark_and_light_variants():
+    """Each image has a dark and a light variant and alternative text, and does not exceed the maximum size."""
     used = set()
     for page, text in PAGES.items():
-        found = PICTURE.findall(text)
-        assert len(found) == len(re.findall(r"<img|!\[", text)), page
-        for dark, _, light in found:
+        pictures = PICTURE_PATTERN.findall(text)
+        assert len(pictures) == len(re.findall(r"<img|!\[", text)), page
+        for dark, _, light in pictures:
             assert dark == light.replace("_light.", "_dark.")
             used |= {((ROOT / page).parent / name).resolve() for name in (dark, light)}
     assert used == set((ROOT / "docs" / "pictures").iterdir())
-    assert max(path.stat().st_size for path in used) < HEAVIEST
+    assert max(path.stat().st_size for path in used) < MAX_IMAGE_BYTES

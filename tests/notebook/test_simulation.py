@@ -1,4 +1,4 @@
-"""The session on a simulated Mac: by function, by magic, and what is left of it."""
+"""Simulation of MPS with the function and the magic, and the state of the session afterwards."""
 
 import json
 import os
@@ -23,19 +23,19 @@ from openmed_nb.session import SESSION, Session
 pytestmark = [
     pytest.mark.real_computer,
     pytest.mark.usefixtures("quick_collection", "clean"),
-]  # Each begins its own simulation.
+]  # Each test starts its own simulation.
 
 NOTE = "He has asthma."
 
 
 @pytest.fixture
 def pipe():
-    """A pipeline that follows the session."""
+    """A pipeline whose model moves with the device of the session."""
     return nb.load_pipeline("bundled_small")
 
 
-def test_simulation_is_the_device_and_labeled():
-    """In the block the device is mps, and its text, its HTML and its mapping say SIMULATED."""
+def test_simulated_device_is_selected_and_labeled():
+    """In the ``with`` block the device is mps, and its text, its HTML and its JSON form contain SIMULATED or ``true``."""
     with nb.simulated_mps(memory="8 GiB"):
         choice = nb.device()
         assert choice.device == "mps"
@@ -49,7 +49,7 @@ def test_simulation_is_the_device_and_labeled():
 
 
 def test_simulation_restores_the_session(pipe):
-    """Afterwards device, environment, computer and models are as they were, also after an error."""
+    """Device, environment, machine and models are restored afterwards, even after an error."""
     before = read_state()
     for error in (None, ValueError, KeyboardInterrupt):
         try:
@@ -64,34 +64,34 @@ def test_simulation_restores_the_session(pipe):
     assert not is_mps_simulated()
 
 
-def test_models_follow_into_a_simulation(pipe):
-    """A model that follows the session moves there and back, and a pipeline that is held works on."""
-    here = pipe(NOTE)
+def test_models_move_to_simulated_device(pipe):
+    """A model that follows the session moves to the simulated device and back, and its pipeline continues to work."""
+    cpu_entities = pipe(NOTE)
     with nb.simulated_mps() as mps:
         assert str(pipe.device) == "mps:0"
-        assert [entity["word"] for entity in pipe(NOTE)] == [entity["word"] for entity in here]
+        assert [entity["word"] for entity in pipe(NOTE)] == [entity["word"] for entity in cpu_entities]
         assert mps.allocator.allocated >= sum(weight.nbytes for weight in pipe.model.parameters())
         assert nb.use("cpu").moved_models == ("bundled_small",)
         assert nb.use("mps").moved_models == ("bundled_small",)
     assert {weight.device.type for weight in pipe.model.parameters()} == {"cpu"}
-    assert pipe(NOTE) == here
+    assert pipe(NOTE) == cpu_entities
 
 
-def test_model_of_a_simulation_becomes_a_cpu_model():
-    """A model that was loaded for mps by name is a CPU model afterwards, works on, and is given to nobody else."""
+def test_models_move_to_cpu_after_simulation():
+    """A model that was loaded for mps by name moves to the CPU afterwards, continues to work, and is not reused."""
     with nb.simulated_mps():
-        there = nb.load_pipeline("bundled_small", device="mps")
-        assert there.device.type == "mps"
-    assert there.device.type == "cpu"
-    assert there(NOTE)[0]["word"] == "asthma"
+        simulated_pipe = nb.load_pipeline("bundled_small", device="mps")
+        assert simulated_pipe.device.type == "mps"
+    assert simulated_pipe.device.type == "cpu"
+    assert simulated_pipe(NOTE)[0]["word"] == "asthma"
     with nb.simulated_mps():
-        again = nb.load_pipeline("bundled_small", device="mps")
-        assert again.model is not there.model
-        assert again.device.type == "mps"
+        new_pipe = nb.load_pipeline("bundled_small", device="mps")
+        assert new_pipe.model is not simulated_pipe.model
+        assert new_pipe.device.type == "mps"
 
 
 def test_simulation_restores_the_override():
-    """The device that was chosen for the session is chosen again, and published for openmed again."""
+    """The device that was selected for the session is restored, and also in the environment variable for openmed."""
     nb.use("cpu")
     with nb.simulated_mps():
         assert nb.device().device == "mps"
@@ -101,8 +101,8 @@ def test_simulation_restores_the_override():
     assert os.environ["OPENMED_TORCH_DEVICE"] == "cpu"
 
 
-def test_simulation_refuses_models_that_do_not_fit(pipe):
-    """A Mac that is too small for the models that follow is refused, and everything is as before."""
+def test_simulation_rejects_models_that_do_not_fit(pipe):
+    """A simulated Mac with too little memory for the models of the session is rejected, and all state is unchanged."""
     before = read_state()
     for memory in ("1 MiB", 1 << 20):
         with pytest.raises(DeviceUnavailableError), nb.simulated_mps(memory):
@@ -112,7 +112,7 @@ def test_simulation_refuses_models_that_do_not_fit(pipe):
         assert not is_mps_simulated()
 
 
-def test_nested_simulation_is_refused():
+def test_nested_simulation_is_rejected():
     """A nested simulation is rejected, and the outer one continues."""
     with nb.simulated_mps():
         with pytest.raises(DeviceUnavailableError), nb.simulated_mps():
@@ -123,7 +123,7 @@ def test_nested_simulation_is_refused():
 
 
 def test_other_thread_cannot_end_a_simulation():
-    """Only the thread that began a simulation can end it."""
+    """Only the thread that started a simulation can end it."""
     caught = []
 
     def end():
@@ -140,16 +140,16 @@ def test_other_thread_cannot_end_a_simulation():
     assert "thread" in str(caught[0])
 
 
-@pytest.mark.parametrize(("fallback", "said"), [(True, "1"), (False, "0"), (None, "1")])
+@pytest.mark.parametrize(("fallback", "expected_value"), [(True, "1"), (False, "0"), (None, "1")])
 @pytest.mark.filterwarnings("ignore:The operator")
-def test_simulation_obeys_the_fallback(fallback, said):
-    """What is asked for is what the variable says and what happens; where nobody says, openmed_nb switches it on."""
+def test_simulation_respects_fallback_setting(fallback, expected_value):
+    """The argument determines the value of the variable and the behavior. By default, fallback is enabled."""
     with nb.simulated_mps(fallback=fallback) as mps:
         setting = {setting.name: setting for setting in SESSION.device_manager.mps_environment("mps").settings}[
             FALLBACK_VARIABLE
         ]
-        assert (setting.value, setting.effect) == (said, ACTIVE)
-        if said == "1":
+        assert (setting.value, setting.effect) == (expected_value, ACTIVE)
+        if expected_value == "1":
             torch.mode(torch.ones(2, device="mps"))
             assert mps.fallbacks == {"aten::mode": 1}
         else:
@@ -157,8 +157,8 @@ def test_simulation_obeys_the_fallback(fallback, said):
                 torch.mode(torch.ones(2, device="mps"))
 
 
-def test_simulation_obeys_the_variables():
-    """The variables that openmed_nb sets rule the simulated device, and the explanation says that they do."""
+def test_simulation_respects_environment_variables():
+    """The environment variables that openmed_nb sets apply to the simulated device and are reported as active."""
     with nb.simulated_mps("8 GiB") as mps:
         torch.ones(2, device="mps")
         assert [setting.effect for setting in SESSION.device_manager.mps_environment("mps").settings] == [ACTIVE] * 3
@@ -167,22 +167,24 @@ def test_simulation_obeys_the_variables():
     assert not any(name in os.environ for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE))
 
 
-@pytest.mark.parametrize(("high", "allowed"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
-def test_simulation_respects_user_watermarks(high, allowed):
-    """The watermarks of the user limit a simulated device like a real one, and are kept."""
+@pytest.mark.parametrize(("high", "expected_fraction"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
+def test_simulation_respects_user_watermarks(high, expected_fraction):
+    """The watermarks of the user limit a simulated device like a real device, and remain set."""
     environ = {HIGH_WATERMARK_VARIABLE: high}
     session = Session(environ)
     device = session.simulate("8 GiB")
     try:
         torch.ones(2, device="mps")
-        assert device.allocator.limit == (allowed and int(allowed * device.allocator.memory.recommended))
+        assert device.allocator.limit == (
+            expected_fraction and int(expected_fraction * device.allocator.memory.recommended)
+        )
     finally:
         session.end_simulation()
     assert environ == {HIGH_WATERMARK_VARIABLE: high}
 
 
-def test_simulation_refuses_invalid_watermarks():
-    """A pair that torch refuses makes the simulated device unusable too, and nothing is left of it."""
+def test_simulation_rejects_invalid_watermarks():
+    """Watermarks that torch rejects make a simulated device unavailable too, and no state remains."""
     environ = {HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "1.4"}
     session = Session(environ)
     with pytest.raises(DeviceUnavailableError, match="invalid low watermark ratio"):
@@ -193,31 +195,31 @@ def test_simulation_refuses_invalid_watermarks():
 
 
 def test_stop_ends_a_simulation():
-    """Unloading the extension ends a simulation; the block that began it then ends in peace."""
+    """Unloading the extension ends a simulation; the ``with`` block that started it then exits without an error."""
     with nb.simulated_mps():
         SESSION.stop()
         assert not is_mps_simulated()
     assert not nb.device().simulated
 
 
-def test_simulation_magic_holds_until_it_is_switched_off(shell):
-    """The session stays on the simulated Mac from cell to cell, until it is switched off."""
+def test_simulation_persists_until_disabled(shell):
+    """The session uses the simulated Mac in all cells until the simulation is disabled."""
     magic = shell.find_line_magic("openmed_device")
-    begun = magic('--simulate mps --memory "16 GiB"')
-    assert "SIMULATED" in str(begun)
+    start_result = magic('--simulate mps --memory "16 GiB"')
+    assert "SIMULATED" in str(start_result)
     assert shell.run_cell("import torch\ntensor = torch.ones(2, device='mps')").success
     assert shell.user_ns["tensor"].is_mps
     assert torch.mps.recommended_max_memory() == 2**34 * 2 // 3
     assert magic("").requested_by == "%openmed_device"
     assert magic("cpu").simulated
-    ended = magic("--simulate off")
-    assert not ended.simulated
+    end_result = magic("--simulate off")
+    assert not end_result.simulated
     assert shell.user_ns["tensor"].device.type == "cpu"
     assert not set(VARIABLES) & set(os.environ)
 
 
-def test_simulation_magic_holds_over_cells_of_a_kernel(kernel):
-    """In a real kernel a simulation holds over cells, errors are torch's, and unloading the extension ends it."""
+def test_simulation_persists_across_kernel_cells(kernel):
+    """In a real kernel, a simulation persists across cells, raises the errors of torch, and ends with the extension."""
     assert "SIMULATED" in kernel.run("%openmed_device --simulate mps --memory '8 GiB'").text
     assert kernel.run("import torch; x = torch.ones(3, device='mps'); x").text == "tensor([1., 1., 1.], device='mps:0')"
     assert kernel.run("x.double()").error[0] == "TypeError"
@@ -230,9 +232,9 @@ def test_simulation_magic_holds_over_cells_of_a_kernel(kernel):
 
 
 @pytest.mark.parametrize("line", ["--simulate mps --memory eight", "--simulate mps --memory 8", "--simulate cuda"])
-def test_device_magic_refuses_a_wrong_simulation_before_it_imports_torch(run_ipython, line):
+def test_device_magic_rejects_invalid_options_before_importing_torch(run_ipython, line):
     """An invalid line raises before torch is imported."""
-    done = run_ipython(
+    process = run_ipython(
         "import sys\n"
         "get_ipython().run_line_magic('load_ext', 'openmed_nb')\n"
         "try:\n"
@@ -241,4 +243,4 @@ def test_device_magic_refuses_a_wrong_simulation_before_it_imports_torch(run_ipy
         "    print(type(error).__name__, 'torch' in sys.modules)\n"
     )
 
-    assert done.stdout in ("ConfigurationError False\n", "MagicError False\n")
+    assert process.stdout in ("ConfigurationError False\n", "MagicError False\n")

@@ -1,4 +1,4 @@
-"""Checks of batches reject values that a device would silently get wrong; errors contain counts, but no text."""
+"""Batch checks reject values that a device would silently process incorrectly; errors contain counts, but no text."""
 
 import contextlib
 from functools import partial
@@ -22,7 +22,7 @@ M1 = MachineInfo("Darwin", "arm64", chip="Apple M1")
 
 
 def tokens(*shape):
-    """Return a batch of tokens of a shape, with the memory of a single token."""
+    """Return a batch of token ids of a shape, expanded from one element to save memory."""
     return {"input_ids": torch.zeros((), dtype=torch.long).expand(shape)}
 
 
@@ -32,7 +32,7 @@ def ids(*numbers, dtype=torch.long):
 
 
 JAGGED = torch.nested.nested_tensor([ids(0, 3)[0], ids(1)[0]], layout=torch.jagged)
-WRONG = {
+INVALID_BATCHES = {
     "label": ({"labels": ids(0, 3)}, LIMITS, "1 of 2 labels is not between 0 and 2 (3; -100 is ignored)."),
     "one label a row": ({"label": torch.tensor([2, 3])}, LIMITS, "1 of 2 labels"),
     "array": ({"labels": np.array([[0, 3]])}, LIMITS, "1 of 2 labels"),
@@ -54,7 +54,7 @@ WRONG = {
     "long row": ({"input_ids": ids(*[2] * 17)}, LIMITS, "17 tokens, and the model has 16 positions."),
     "long row, counted": ({"input_ids": ids(*[3] * 15, 1)}, ROBERTA, "15 tokens, and the model has 14 positions."),
 }
-RIGHT = {
+VALID_BATCHES = {
     "everything": (
         {"input_ids": ids(0, 23), "token_type_ids": ids(0, 1), "position_ids": ids(0, 15), "labels": ids(2, -100)},
         LIMITS,
@@ -62,8 +62,8 @@ RIGHT = {
     "no limits": ({"input_ids": ids(-5, 10**9), "labels": ids(-5, 10**9)}, {}),
     "all ignored": ({"labels": ids(-100, -100)}, LIMITS),
     "fractions": ({"labels": torch.tensor([[9.5, -3.0]])}, LIMITS),
-    "yes and no": ({"labels": torch.tensor([[True, False]])}, LIMITS),
-    "nothing in it": ({"input_ids": torch.zeros(0, 4, dtype=torch.long), "labels": ids()}, LIMITS),
+    "bool labels": ({"labels": torch.tensor([[True, False]])}, LIMITS),
+    "empty batch": ({"input_ids": torch.zeros(0, 4, dtype=torch.long), "labels": ids()}, LIMITS),
     "padding": ({"input_ids": ids(*[3] * 14, *[1] * 9)}, ROBERTA),
     "own positions": ({"input_ids": ids(*[2] * 17), "position_ids": ids(*[0] * 17)}, LIMITS),
     "lists": ({"input_ids": [[1, 99]], "labels": [{"boxes": []}]}, LIMITS),
@@ -76,29 +76,31 @@ RIGHT = {
 
 def test_check_rejects_values_out_of_range(catch_error):
     """A disabled check accepts the batch, and the other check still rejects it."""
-    for case, (batch, limits, message) in WRONG.items():
+    for case, (batch, limits, message) in INVALID_BATCHES.items():
         error = catch_error(partial(nb.Guards(**limits).check, batch, 7))
         assert isinstance(error, InvalidBatchError), case
         assert error.message.startswith("Step 7: "), case
         assert message in error.message, case
-        on, off = ("labels", "token_ids") if " labels " in error.message else ("token_ids", "labels")
-        assert catch_error(partial(nb.Guards(disable=on, **limits).check, batch)) is None, case
-        assert isinstance(catch_error(partial(nb.Guards(disable=off, **limits).check, batch)), InvalidBatchError), case
+        failing_check, other_check = ("labels", "token_ids") if " labels " in error.message else ("token_ids", "labels")
+        assert catch_error(partial(nb.Guards(disable=failing_check, **limits).check, batch)) is None, case
+        assert isinstance(
+            catch_error(partial(nb.Guards(disable=other_check, **limits).check, batch)), InvalidBatchError
+        ), case
 
 
 def test_check_accepts_valid_batches(catch_error):
-    for case, (batch, limits) in RIGHT.items():
+    for case, (batch, limits) in VALID_BATCHES.items():
         assert catch_error(partial(nb.Guards(**limits).check, batch)) is None, case
 
 
 NUMBERS = st.lists(st.integers(-200, 200), min_size=1, max_size=30)
 
 
-@given(numbers=NUMBERS, count=st.integers(1, 100), ignored=st.sampled_from([-100, -1]))
-def test_error_reports_count_and_extremes(catch_error, numbers, count, ignored):
-    bad = [number for number in numbers if not 0 <= number < count and number != ignored]
+@given(numbers=NUMBERS, num_labels=st.integers(1, 100), ignored=st.sampled_from([-100, -1]))
+def test_error_reports_count_and_extremes(catch_error, numbers, num_labels, ignored):
+    bad = [number for number in numbers if not 0 <= number < num_labels and number != ignored]
     error = catch_error(
-        partial(nb.Guards(num_labels=count, ignore_index=ignored).check, {"labels": torch.tensor(numbers)})
+        partial(nb.Guards(num_labels=num_labels, ignore_index=ignored).check, {"labels": torch.tensor(numbers)})
     )
     assert bool(error) == bool(bad)
     if bad:
@@ -117,7 +119,7 @@ def test_check_rejects_labels_without_showing_text(labels):
 
 @pytest.fixture(scope="module")
 def check():
-    """Check of a batch in a training on an M1."""
+    """Batch check for a training on an M1."""
     with nb.Guards().watch(torch.nn.Linear(2, 2), "mps", M1, (2, 13, 0)) as guards:
         return guards.check
 

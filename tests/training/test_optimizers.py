@@ -99,6 +99,6 @@ def test_adamw_is_fused_on_simulated_mps():
 
         assert optimizer.defaults["fused"]
         assert not torch.equal(before, model.weight)
-        obeyed = not get_device("mps").has_scaler_defect(parse_release(torch.__version__))
+        obeyed = not get_device("mps").fused_step_ignores_found_inf(parse_release(torch.__version__))
         assert adamw.explain(model.parameters(), scaled=True).fused == obeyed
         assert bool(adamw(model.parameters(), scaled=True).defaults["fused"]) == obeyed

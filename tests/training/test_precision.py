@@ -10,7 +10,7 @@ from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.steps import select_precision
 
-M1 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", macos=(15, 0))
+M1 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", macos_version=(15, 0))
 M3 = replace(M1, chip="Apple M3 Pro")
 UNKNOWN = MachineInfo("Darwin", "arm64", apple_silicon=True)
 LINUX = MachineInfo("Linux", "x86_64")

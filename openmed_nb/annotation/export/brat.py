@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..._utils.warning import warn
 from ..gold import GoldText
-from .notes import TRIMMED, Export, InvalidNoteError, make_gold, open_utf8, read_regular_file, read_utf8
+from .notes import TRIMMED, Export, InvalidNoteError, create_gold_text, open_utf8, read_regular_file, read_utf8
 
 IDS_FILE = "ids.json"
 
@@ -36,7 +36,7 @@ def write_brat(folder: Path, export: Export) -> None:
             file.write(note.text)
         with open_utf8(folder / f"{name}.ann") as file:
             for number, span in enumerate(note.spans, 1):
-                label = export.tag_label(span.label)
+                label = export.sanitize_label(span.label)
                 labels.add(label)
                 fragments = [match.span() for match in LINE_PATTERN.finditer(note.text, span.start, span.end)]
                 if not fragments or span[:2] != (fragments[0][0], fragments[-1][1]):
@@ -77,6 +77,6 @@ def read_brat(folder: Path) -> Iterator[GoldText]:
                 num_discontinuous += 1
             entities += [(start, end, match[1]) for start, end in joined]
             surfaces += [match[3] if len(joined) == 1 else None] * len(joined)
-        yield make_gold(ids.get(path.stem, path.stem), text, entities, surfaces)
+        yield create_gold_text(ids.get(path.stem, path.stem), text, entities, surfaces)
     if num_discontinuous:
         warn(f"{num_discontinuous:,} discontinuous entities were read as one entity per part.")

@@ -1,6 +1,6 @@
 """CoNLL: one token and IOB2 tag per line, and an empty line after each line of a note.
 
-Comments contain the key and the text of each note as JSON, because tokens alone do not determine the offsets. An entity always
+Comments contain the id and the text of each note as JSON, because tokens alone do not determine the offsets. An entity always
 starts and ends at the boundary of a token.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..gold import GoldSpan, GoldText
-from .notes import TRIMMED, Export, ExportedNote, InvalidNoteError, make_gold, open_utf8, read_utf8
+from .notes import TRIMMED, Export, ExportedNote, InvalidNoteError, create_gold_text, open_utf8, read_utf8
 
-OVERLAPPING = "entities that overlap another entity, which were omitted"
+OVERLAPPING = "entities that were omitted because they overlap another entity"
 
 TOKEN_PATTERN = re.compile(r"\w+|[^\w\s]")
 ID_COMMENT = "# id = "
@@ -53,7 +53,7 @@ def _tag_tokens(note: ExportedNote, export: Export) -> Iterator[tuple[int, int, 
         if span is not end_of_text:
             if not tokens or span[:2] != (tokens[0][0], tokens[-1][1]):
                 export.losses[TRIMMED] += 1
-            label = export.tag_label(span.label)
+            label = export.sanitize_label(span.label)
         for index, (start, end) in enumerate(tokens):
             yield start, end, f"{'I' if index else 'B'}-{label}"
         position = span.end
@@ -66,24 +66,26 @@ def read_conll(path: Path) -> Iterator[GoldText]:
     text are joined with spaces.
     """
     lines = [line.rstrip("\r") for line in read_utf8(path).split("\n")]
-    starts = tuple(start for start in (ID_COMMENT, DOCUMENT_START) if any(line.startswith(start) for line in lines))
+    note_markers = tuple(
+        marker for marker in (ID_COMMENT, DOCUMENT_START) if any(line.startswith(marker) for line in lines)
+    )
     block: list[str] = []
-    for line in (*lines, *starts[:1], ""):
-        if (line.startswith(starts[0]) if starts else not line.strip()) and any(map(str.strip, block)):
+    for line in (*lines, *note_markers[:1], ""):
+        if (line.startswith(note_markers[0]) if note_markers else not line.strip()) and any(map(str.strip, block)):
             yield _parse_note(block)
             block = []
         block.append(line)
 
 
 def _parse_note(lines: list[str]) -> GoldText:
-    key = None
+    note_id = None
     text = None
     words = []
     tags = []
     for line in lines:
         columns = line.split("\t") if "\t" in line else line.split()
         if line.startswith(ID_COMMENT):
-            key = json.loads(line.removeprefix(ID_COMMENT))
+            note_id = json.loads(line.removeprefix(ID_COMMENT))
         elif line.startswith(TEXT_COMMENT):
             text = json.loads(line.removeprefix(TEXT_COMMENT))
         elif columns and TAG_PATTERN.fullmatch(columns[-1]) and not line.startswith(DOCUMENT_START):
@@ -92,7 +94,7 @@ def _parse_note(lines: list[str]) -> GoldText:
         elif columns and not line.startswith(("#", DOCUMENT_START)):
             raise InvalidNoteError("has a line without a tag")
     text = " ".join(words) if text is None else text
-    return make_gold(key, text, _find_entities(text, words, tags))
+    return create_gold_text(note_id, text, _find_entities(text, words, tags))
 
 
 def _find_entities(text: str, words: list[str], tags: list[str]) -> list[tuple[int, int, str]]:
@@ -103,7 +105,7 @@ def _find_entities(text: str, words: list[str], tags: list[str]) -> list[tuple[i
     for word, tag in zip(words, tags, strict=True):
         start = text.find(word, position)
         if start < 0 or text[position:start].strip():
-            raise InvalidNoteError("has tokens that are not those of its text")
+            raise InvalidNoteError("has tokens that do not match its text")
         position = start + len(word)
         match = TAG_PATTERN.fullmatch(tag)
         prefix, label = match.groups() if match else (None, None)
@@ -113,5 +115,5 @@ def _find_entities(text: str, words: list[str], tags: list[str]) -> list[tuple[i
             entities.append((start, position, label))
         is_open = label is not None
     if text[position:].strip():
-        raise InvalidNoteError("has fewer tokens than its text")
+        raise InvalidNoteError("has text without tokens")
     return entities

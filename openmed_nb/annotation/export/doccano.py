@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gold import GoldText
-from .notes import Export, make_gold, open_utf8, read_utf8
+from .notes import Export, create_gold_text, open_utf8, read_utf8
 
 
 def _count_units(text: str) -> list[int]:
@@ -45,4 +45,4 @@ def parse_record(record: Mapping[str, Any]) -> GoldText:
         labels = [(entity["start_offset"], entity["end_offset"], entity["label"]) for entity in record["entities"]]
     positions = {unit: position for position, unit in enumerate(_count_units(record["text"]))}
     entities = [(positions.get(start), positions.get(end), label) for start, end, label in labels]
-    return make_gold(record.get("note_id"), record["text"], entities)
+    return create_gold_text(record.get("note_id"), record["text"], entities)

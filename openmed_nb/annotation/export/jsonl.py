@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..gold import GoldText
 from . import doccano
-from .notes import Saveable, make_gold, open_utf8, read_utf8
+from .notes import Saveable, create_gold_text, open_utf8, read_utf8
 
 # Files of doccano have the same suffix.
 DOCCANO_KEYS = {"label", "labels", "relations"}
@@ -31,4 +31,4 @@ def read_jsonl(path: Path) -> Iterator[GoldText]:
                 continue
             has_entities = "error" not in record and not record.get("missing")
             entities = record["entities"] if has_entities else ()
-            yield make_gold(record.get("id"), record.get("text"), entities)
+            yield create_gold_text(record.get("id"), record.get("text"), entities)

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from ..gold import GoldText
-from .notes import Export, InvalidNoteError, make_gold, open_utf8, read_utf8
+from .notes import Export, InvalidNoteError, create_gold_text, open_utf8, read_utf8
 
 
 def write_label_studio(path: Path, export: Export) -> str:
@@ -55,4 +55,4 @@ def read_label_studio(path: Path) -> Iterator[GoldText]:
                 raise InvalidNoteError("has an entity without a list of labels")
             entities += [(value["start"], value["end"], label) for label in value["labels"]]
             surfaces += [value.get("text")] * len(value["labels"])
-        yield make_gold(data.get("note_id"), data["text"], entities, surfaces)
+        yield create_gold_text(data.get("note_id"), data["text"], entities, surfaces)

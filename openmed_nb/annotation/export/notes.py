@@ -1,4 +1,4 @@
-"""Notes as formats write and read them. Offsets are in characters (code points)."""
+"""Notes as they are written to and read from files. Offsets are in characters (code points)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-# Losses that several formats count, as the end of a sentence.
+# Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
 CHANGED_LABELS = "labels with spaces, which were replaced by underscores"
 TRIMMED = "entities with white space at their ends, which was removed"
@@ -47,7 +47,7 @@ class Export:
     Attributes:
         notes: The notes, or ``None`` for a note without a text.
         model: Name of the model.
-        losses: Counts of what the format cannot contain, by description.
+        losses: Number of items that the format cannot contain, by description.
         num_notes: Number of notes that were written.
         num_entities: Number of entities of these notes.
         labels: Labels of these entities.
@@ -70,8 +70,8 @@ class Export:
             self.labels.update(span.label for span in note.spans)
             yield note
 
-    def tag_label(self, label: str) -> str:
-        """Return a label without white space, for formats whose columns it would separate."""
+    def sanitize_label(self, label: str) -> str:
+        """Return a label without white space, for formats in which white space separates columns."""
         tag = re.sub(r"\s+", "_", label) or "_"
         if tag != label:
             self.losses[CHANGED_LABELS] += 1
@@ -98,7 +98,7 @@ class Saveable(Protocol):
         ...
 
     def summary(self) -> Displayable:
-        """Return the counts."""
+        """Return a summary of the results."""
         ...
 
     def iter_named_segments(
@@ -131,11 +131,11 @@ def read_regular_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def make_gold(key: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:
+def create_gold_text(note_id: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:
     """Return a note from a file.
 
     Args:
-        key: Key of the note, or ``None``.
+        note_id: Id of the note, or ``None``.
         text: Text of the note, or ``None``.
         entities: Entities as for :func:`parse_gold`.
         surfaces: Recorded texts of the entities, or ``None`` for an entity without one.
@@ -157,7 +157,7 @@ def make_gold(key: object, text: object, entities: Iterable[Any], surfaces: Sequ
             if surface.replace("\\n", " ").split() != words:
                 raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
         spans.append(span)
-    return GoldText(None if key is None else str(key), text, tuple(spans))
+    return GoldText(None if note_id is None else str(note_id), text, tuple(spans))
 
 
 def import_library(name: str) -> Any:

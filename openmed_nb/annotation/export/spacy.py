@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..._utils.validation import invalid_type
 from ..._utils.warning import warn
 from ..gold import GoldText
-from .notes import Export, ExportedNote, import_library, make_gold
+from .notes import Export, ExportedNote, create_gold_text, import_library
 
 if TYPE_CHECKING:
     from spacy import Language
@@ -79,4 +79,4 @@ def read_spacy(path: Path) -> Iterator[GoldText]:
     for doc in docs.get_docs(vocabulary):
         spans = (*doc.ents, *doc.spans.get(SPAN_GROUP, default=()))
         entities = [(span.start_char, span.end_char, span.label_) for span in spans]
-        yield make_gold(doc.user_data.get("id"), doc.text, entities)
+        yield create_gold_text(doc.user_data.get("id"), doc.text, entities)

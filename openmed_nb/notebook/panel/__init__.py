@@ -39,8 +39,8 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         show_text: Whether a result shows the annotated text.
 
     Returns:
-        The panel, a widget that a notebook displays. Without a kernel, for example in a terminal, the state with the
-        equivalent commands. A panel is closed when its cell runs again, and by its ``close()``.
+        The panel, a widget that a notebook displays. Without a kernel, for example in a terminal, the state of the
+        panel with the equivalent commands. A panel is closed when its cell runs again, and by its ``close()``.
 
     Raises:
         ModelError: If the name is not a valid alias, Hub id or folder, if the folder has no token-classification
@@ -62,11 +62,11 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     from .view import PanelView
 
     parent = shell.get_parent()
-    cell = parent.get("metadata", {}).get("cellId")
-    run = parent.get("header", {}).get("msg_id")
-    for previous, (previous_cell, previous_run) in tuple(OPEN_PANELS.items()):
+    cell_id = parent.get("metadata", {}).get("cellId")
+    execution_id = parent.get("header", {}).get("msg_id")
+    for previous, (previous_cell_id, previous_execution_id) in tuple(OPEN_PANELS.items()):
         # The front end removes the output of the previous execution of a cell.
-        if previous_cell is not None and previous_cell == cell and previous_run != run:
+        if previous_cell_id is not None and previous_cell_id == cell_id and previous_execution_id != execution_id:
             previous.close()
             del OPEN_PANELS[previous]
     runner = MainThreadRunner(kernel_loop(shell))
@@ -76,7 +76,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
     except BaseException:  # Including an interrupt.
         panel_model.close()
         raise
-    OPEN_PANELS[view] = (cell, run)
+    OPEN_PANELS[view] = (cell_id, execution_id)
     return view
 
 

@@ -78,8 +78,8 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
     if choice is None or not choice.confirmed or not get_device(choice.device).has_allocator:
         return (process,)
     device = get_device(choice.device)
-    memory = device.memory()
-    name = device.capacity
+    memory = device.memory_stats()
+    name = device.memory_limit_base
     allocated = memory.allocated or 0
     cached = max(0, (memory.reserved or 0) - allocated)
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))

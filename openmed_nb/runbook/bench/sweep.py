@@ -386,7 +386,7 @@ class SweepReport(StepReport):
             ConfigurationError: If matplotlib is not installed.
         """
         caption = f"{shorten(self.name, 30)}, {self.task} {self.heading}"
-        figure: Figure = require_plotting(".plot").draw(caption, self.charts)
+        figure: Figure = require_plotting(".plot").plot_charts(caption, self.charts)
         return figure
 
 
@@ -764,13 +764,13 @@ def _measure_step_memory(device: str, step: Callable[[], object]) -> tuple[int |
             step()
         # Allocations are positive and releases are negative, in order of time.
         return max(itertools.accumulate(iter_memory_changes(profiler), initial=0)), PROFILER
-    if parsed_device.memory().peak is None:
+    if parsed_device.memory_stats().peak is None:
         parsed_device.empty_cache()
         step()
-        return parsed_device.memory().reserved, DRIVER
-    parsed_device.reset_peak()
+        return parsed_device.memory_stats().reserved, DRIVER
+    parsed_device.reset_peak_memory_stats()
     step()
-    return parsed_device.memory().peak, ALLOCATOR
+    return parsed_device.memory_stats().peak, ALLOCATOR
 
 
 def memory_limit(device: str, fraction: float | None) -> int | None:
@@ -785,7 +785,7 @@ def memory_limit(device: str, fraction: float | None) -> int | None:
     parsed_device = get_device(device)
     if not parsed_device.has_allocator:
         return _available_memory()
-    recommended = parsed_device.memory().recommended
+    recommended = parsed_device.memory_stats().recommended
     return None if recommended is None else int(recommended * min(1.0, fraction or 1.0))
 
 

@@ -282,7 +282,7 @@ class BringUpReport(StagedReport):
         """Names of the stages whose criteria are met."""
         return tuple(result.stage for result in self.results if result.status == OK)
 
-    finished = passed
+    finished_stages = passed
 
     @property
     def complete(self) -> bool:
@@ -375,14 +375,14 @@ def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle 
     """
     is_last = stage is STAGES[-1]
     for reason in verdict.reasons:
-        if reason.rank in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.metrics or is_last):
+        if reason.precedence in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.metrics or is_last):
             metrics = "; ".join(metric.description for metric in reason.metrics)
             details = f" ({metrics})" if metrics else ""
             return Obstacle(f"{'; '.join(reason.conditions)}{details}.", " ".join(reason.actions))
     if is_last:
         return None
     for requirement in verdict.missing_requirements:
-        if requirement.is_needed and requirement.rank in stage.areas and requirement.is_blocking:
+        if requirement.is_needed and requirement.precedence in stage.areas and requirement.is_blocking:
             longer = f"seconds={2 * seconds:g} (--seconds {2 * seconds:g} on the command line)"
             remedy = f"Repeat the bring-up with {longer}, or run {requirement.first_command}."
             return Obstacle(f"missing measurement: {requirement.name}.", remedy)

@@ -108,7 +108,7 @@ class StagedReport(Displayable):
         return self.subject.simulated
 
     @property
-    def finished(self) -> tuple[str, ...]:
+    def finished_stages(self) -> tuple[str, ...]:
         """Names of the stages that need not run again."""
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ def load_previous(initial: State, folder: Path) -> tuple[State, str]:
     changes = "; ".join(describe_changes(previous.identity, initial.identity))
     if changes:
         return initial, f"{RESTARTED_PREFIX}{changes}."
-    count = len(previous.finished)
+    count = len(previous.finished_stages)
     return previous, f"Kept from a previous run: {pluralize(count, initial.STAGE)}." if count else ""
 
 
@@ -200,21 +200,21 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
     save_error = None
     completed = len(stages)
     for number, stage in enumerate(stages):
-        if stage.name in state.finished:
+        if stage.name in state.finished_stages:
             continue
         target = progress(stage, state) if progress else stage.name
         SESSION.notify(ProgressEvent(state.OPERATION, target, number, len(stages), state.STAGE))
         try:
             state, files = measure(stage, state)
         except KeyboardInterrupt:
-            count = len(state.finished)
+            count = len(state.finished_stages)
             raise RunInterrupted(count, state, str(folder), state.STAGE, state.RESUME_ACTION) from None
         save_error = None
         try:
             save_files(folder, {**files, **state.files()}, state.DESCRIPTION)
         except ConfigurationError as error:  # A stage may fill the disk, and saving may succeed after the next stage.
             save_error = error
-        if stop_on_failure and stage.name not in state.finished:
+        if stop_on_failure and stage.name not in state.finished_stages:
             completed = number
             break
     SESSION.notify(ProgressEvent(state.OPERATION, state.TARGET, completed, len(stages), state.STAGE))

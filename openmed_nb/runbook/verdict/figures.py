@@ -119,7 +119,7 @@ def _profile_metrics(report: Profile) -> ReportMetrics:
 @extract_metrics.register
 def _fallback_log_metrics(report: FallbackLog) -> ReportMetrics:
     values = {"calls": report.count, "operators": len(report.operators)}
-    device = "mps" if report.operators_on_mps else None
+    device = "mps" if report.num_mps_operators else None
     return _collect(report, "fallbacks", "operators", values, device)
 
 

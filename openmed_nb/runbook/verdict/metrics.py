@@ -364,13 +364,15 @@ def _operators_with_outcome(outcome: str) -> Reader:
 def _ran_on_mps(report: Profile | FallbackLog) -> bool:
     if isinstance(report, Profile):
         return get_device(report.device).has_fallbacks
-    return bool(report.operators_on_mps)
+    return bool(report.num_mps_operators)
 
 
 def _fallback_call_fraction(report: Profile | FallbackLog, _context: EvidenceContext) -> float | None:
     if not _ran_on_mps(report):
         return None
-    return report.fallback_fraction if isinstance(report, Profile) else min(1.0, report.count / report.operators_on_mps)
+    return (
+        report.fallback_fraction if isinstance(report, Profile) else min(1.0, report.count / report.num_mps_operators)
+    )
 
 
 def _fallback_time_fraction(report: Profile, context: EvidenceContext) -> float | None:
@@ -484,7 +486,7 @@ class Evidence(Displayable):
         recall_loss: Loss of recall on gold entities.
         gradients: Largest relative difference of a float32 gradient from the CPU.
         divergence_source: Step from which training losses differ from the CPU by more than rounding; empty if none do.
-        refused_dtype: Reduced dtype in which the model does not keep its entities.
+        refused_dtype: Reduced dtype in which the entities of the model change.
         refused_operators: Operators that do not run on MPS at all.
         fallback_operators: Operators that fall back to the CPU.
         fallback_time: Fraction of the time in these operators.

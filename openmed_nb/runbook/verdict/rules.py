@@ -310,7 +310,7 @@ class Requirement:
 
     Attributes:
         name: Name of the measurement.
-        rank: Area in the order of precedence.
+        precedence: Area, which determines the precedence.
         command: Command that measures it.
         is_known: Whether it was measured.
         is_relevant: Whether it can change this verdict.
@@ -319,7 +319,7 @@ class Requirement:
     """
 
     name: str
-    rank: Area
+    precedence: Area
     command: str
     is_known: bool
     is_relevant: bool = True
@@ -408,7 +408,7 @@ class VerdictRule:
 
     Attributes:
         recommendation: Recommendation of the rule.
-        rank: Area in the order of precedence.
+        precedence: Area, which determines the precedence.
         condition: Condition of the rule as text.
         metrics: Metrics that support the rule; empty if it does not apply.
         action: Suggested action.
@@ -416,7 +416,7 @@ class VerdictRule:
     """
 
     recommendation: Recommendation
-    rank: Area
+    precedence: Area
     condition: str
     metrics: MetricValues
     action: str

@@ -59,7 +59,7 @@ TASK_BY_STEP = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: 
 # Classes that wrap a model, and do not identify it.
 WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
-# Detail of the status indicator of an area on which nothing depends.
+# Detail of the status indicator of an area that does not affect the verdict.
 NOT_RELEVANT = "not relevant"
 
 UNKNOWN_MODULE_PARITY = (
@@ -77,18 +77,18 @@ class Reason(JsonMixin):
 
     Attributes:
         recommendation: The recommendation.
-        rank: Area in the order of precedence.
+        precedence: Area of the recommendation, which determines its precedence.
         conditions: Conditions that hold, as text.
         metrics: Supporting metrics, with their gates.
         actions: Suggested actions.
         reconsider_when: Measurements that would change the recommendation.
     """
 
-    JSON_EXCLUDE = ("rank",)
+    JSON_EXCLUDE = ("precedence",)
     JSON_PROPERTIES = ("area",)
 
     recommendation: Recommendation
-    rank: Area
+    precedence: Area
     conditions: tuple[str, ...]
     metrics: MetricValues
     actions: tuple[str, ...]
@@ -97,7 +97,7 @@ class Reason(JsonMixin):
     @property
     def area(self) -> str:
         """Area: ``"correctness"``, ``"memory"``, ``"data"``, ``"batch"``, ``"fallbacks"`` or ``"speed"``."""
-        return self.rank.name.lower()
+        return self.precedence.name.lower()
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,18 +142,18 @@ class Verdict(Displayable):
         return tuple(reason for reason in self.reasons[1:] if first_reasons[reason.recommendation] is reason)
 
     @property
-    def blocking_unknowns(self) -> tuple[Requirement, ...]:
-        """Missing requirements that could change the verdict: their rank is at least that of its reason."""
+    def blocking_requirements(self) -> tuple[Requirement, ...]:
+        """Missing requirements that could change the verdict: their area has at least the precedence of its reason."""
         return tuple(
             requirement
             for requirement in self.missing_requirements
-            if requirement.is_needed and requirement.rank <= self.reason.rank
+            if requirement.is_needed and requirement.precedence <= self.reason.precedence
         )
 
     @property
     def is_conclusive(self) -> bool:
         """Whether no missing measurement could change the verdict, and no evidence is simulated."""
-        return not (self.blocking_unknowns or self.simulated)
+        return not (self.blocking_requirements or self.simulated)
 
     @property
     def simulated(self) -> bool:
@@ -176,7 +176,7 @@ class Verdict(Displayable):
         case = self._case
         warnings = []
         if evidence.refused_dtype:
-            warnings.append(f"The model does not keep its entities in {evidence.refused_dtype}: use float32.")
+            warnings.append(f"The entities of the model change in {evidence.refused_dtype}: use float32.")
         if evidence.silent_errors:
             names = ", ".join(evidence.silent_errors)
             warnings.append(
@@ -184,7 +184,9 @@ class Verdict(Displayable):
             )
         if evidence.models and len(evidence.models) > 1:
             names = ", ".join(evidence.models)
-            warnings.append(f"The reports use several names for the model ({names}): make sure that it is one model.")
+            warnings.append(
+                f"The reports use several names for the model ({names}): make sure that they refer to the same model."
+            )
         if evidence.task == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(UNKNOWN_MODULE_PARITY)
         if evidence.synchronizations and not case.find_blocking_synchronizations():
@@ -192,13 +194,13 @@ class Verdict(Displayable):
         if case.is_speedup_possible(1.0):
             warnings.append("No significant difference in speed from the CPU.")
         if case.is_speedup_possible(1 + self.gates.speedup):
-            warnings.append("The confidence interval of the speedup contains its gate; measure more rounds.")
+            warnings.append("The confidence interval of the speedup includes its threshold; measure more rounds.")
         return tuple(warnings)
 
     @property
     def not_known(self) -> tuple[str, ...]:
         """Missing measurements with their commands; those that could change the verdict come first."""
-        blocking = self.blocking_unknowns
+        blocking = self.blocking_requirements
         sentences = []
         for requirement in sorted(self.missing_requirements, key=lambda requirement: requirement not in blocking):
             effect = ", and could change the verdict" if requirement in blocking else ""
@@ -227,7 +229,7 @@ class Verdict(Displayable):
             {
                 "name": requirement.name,
                 "command": requirement.command,
-                "could_change_verdict": requirement in self.blocking_unknowns,
+                "could_change_verdict": requirement in self.blocking_requirements,
             }
             for requirement in self.missing_requirements
         ]
@@ -239,7 +241,7 @@ class Verdict(Displayable):
         indicators = []
         for area in Area:
             reasons = [
-                reason for reason in self.reasons if reason.rank == area and reason.recommendation != KEEP_DEVICE
+                reason for reason in self.reasons if reason.precedence == area and reason.recommendation != KEEP_DEVICE
             ]
             beyond = [metric for reason in reasons for metric in reason.metrics]
             gates = [name for name in METRICS if name in GATES and GATES[name].area == area]
@@ -248,7 +250,9 @@ class Verdict(Displayable):
             detail = next((metric.measured for metric in beyond + measured), "")
             if beyond:
                 status = FAILED
-            elif any(requirement.rank == area and requirement.is_needed for requirement in self.missing_requirements):
+            elif any(
+                requirement.precedence == area and requirement.is_needed for requirement in self.missing_requirements
+            ):
                 status = NOT_APPLICABLE
                 detail = detail or "not measured"
             else:
@@ -281,7 +285,7 @@ class Verdict(Displayable):
         supporting_names = {row[0] for row in supporting_rows}
         other_rows = tuple(row for row in self.evidence.rows() if row[0] not in supporting_names)
         missing_rows = tuple(
-            (requirement.name, "yes" if requirement in self.blocking_unknowns else "no", requirement.command)
+            (requirement.name, "yes" if requirement in self.blocking_requirements else "no", requirement.command)
             for requirement in self.missing_requirements
         )
         relevant = (indicator for indicator in self.indicators if indicator.detail != NOT_RELEVANT)
@@ -374,7 +378,7 @@ def verdict(
 
 
 def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
-    """Return the verdict for evidence. The result is deterministic, and any evidence has one.
+    """Return the verdict for evidence. The result is deterministic and defined for any evidence.
 
     Example:
         >>> evaluate(Evidence()).recommendation, evaluate(Evidence(task="training", out_of_memory_at=1)).recommendation
@@ -386,14 +390,14 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)
     command = first_missing.first_command if first_missing else "nb.doctor()"
     *rules, keep, tentative_keep, measure = build_decision_matrix(case, command)
-    # Rules of the same rank and recommendation form one reason.
+    # Rules of the same precedence and recommendation form one reason.
     groups: dict[tuple[Area, Recommendation], list[VerdictRule]] = {}
     for rule in rules:
         if rule.metrics:
-            groups.setdefault((rule.rank, rule.recommendation), []).append(rule)
+            groups.setdefault((rule.precedence, rule.recommendation), []).append(rule)
     if not groups:
         rule = next((rule for rule in (keep, tentative_keep) if rule.metrics), measure)
-        groups[rule.rank, rule.recommendation] = [rule]
+        groups[rule.precedence, rule.recommendation] = [rule]
     return Verdict(evidence, gates, tuple(map(_merge_rules, groups.values())), missing)
 
 
@@ -401,7 +405,7 @@ def _merge_rules(rules: Sequence[VerdictRule]) -> Reason:
     """Return rules with the same recommendation as one reason without duplicates."""
     return Reason(
         rules[0].recommendation,
-        rules[0].rank,
+        rules[0].precedence,
         tuple(dict.fromkeys(rule.condition for rule in rules)),
         tuple(dict.fromkeys(metric for rule in rules for metric in rule.metrics)),
         tuple(dict.fromkeys(rule.action for rule in rules)),
@@ -422,7 +426,7 @@ def collect_evidence(
     models = user_evidence.models or _find_model_names(reports_by_type.values()) or None
     dtypes = (summary.run.dtype for summary in summaries if summary.run.dtype)
     _single_value("a model in several dtypes", dtypes, "Pass reports of one dtype.")
-    # A forecast runs on the CPU and does not depend on a simulation; the system status is of the computer alone.
+    # A forecast runs on the CPU and does not depend on a simulation; the system status describes the computer only.
     is_simulated = any(summary.simulated for summary in summaries if summary.report != "forecast")
     is_simulated = is_simulated or getattr(reports_by_type.get(SystemStatus), "simulated", False)
     context = EvidenceContext(device, task, gates or Gates(), user_evidence.measured)
@@ -481,7 +485,7 @@ def _single_value(description: str, values: Iterable[str], remedy: str) -> str |
     """
     unique = sorted(set(values))
     if len(unique) > 1:
-        raise ConfigurationError(f"The reports are of {description}: {', '.join(unique)}.", remedy)
+        raise ConfigurationError(f"The reports cover {description}: {', '.join(unique)}.", remedy)
     return unique[0] if unique else None
 
 
@@ -499,7 +503,7 @@ def _find_device(summaries: Iterable[ReportMetrics], comparison: Comparison | No
 
 
 def _find_task(summaries: Sequence[ReportMetrics]) -> str | None:
-    """Return the task of the reports; a memory curve alone is of a training."""
+    """Return the task of the reports; a memory curve alone implies a training."""
     tasks = {TASK_BY_STEP[summary.run.task] for summary in summaries if summary.run.task in TASK_BY_STEP}
     task = _single_value("several tasks", tasks, "Pass reports of one task, or select it with task=.")
     return TRAINING if task is None and any(summary.report == "memory" for summary in summaries) else task
@@ -524,7 +528,7 @@ def _find_model_names(reports: Iterable[object]) -> tuple[str, ...]:
         if different:
             models = f"{describe_value(names[0])} and {describe_value(different[0])}"
             raise ConfigurationError(
-                f"The reports are of different models: {models}.", "Pass reports of one model, under one name."
+                f"The reports cover different models: {models}.", "Pass reports of one model, under one name."
             )
     return tuple(dict.fromkeys(name for name, _ in names_and_tasks if name))
 

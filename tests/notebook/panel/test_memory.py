@@ -14,7 +14,7 @@ from openmed_nb.notebook.panel.state import PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
 CPU = DeviceChoice("cpu", "auto", "default", "", confirmed=True)
-CAPACITY = get_device("mps").capacity
+CAPACITY = get_device("mps").memory_limit_base
 PLANNED = DeviceChoice("mps", "auto", "default", "", confirmed=False)
 
 

@@ -7,14 +7,14 @@ import pytest
 from openmed_nb.runbook.bench.profile_watch import _aggregate_operator_times
 
 
-def make_event(name, span, host=0, device=0, device_type="CPU"):
+def make_event(name, time_range, self_cpu_time=0, self_device_time=0, device_type="CPU"):
     """Return an event with the fields of torch's profiler, in microseconds."""
-    times = SimpleNamespace(start=span[0], end=span[1])
+    times = SimpleNamespace(start=time_range[0], end=time_range[1])
     return SimpleNamespace(
         name=name,
         time_range=times,
-        self_cpu_time_total=host,
-        self_device_time_total=device,
+        self_cpu_time_total=self_cpu_time,
+        self_device_time_total=self_device_time,
         device_type=f"DeviceType.{device_type}",
     )
 
@@ -51,7 +51,10 @@ def test_operator_times_sum_by_phase(records_device):
 
 
 def make_step_events(*steps, minimal=None):
-    """Return the events of steps that call one operator for the given microseconds, and minimal operators."""
+    """Return the events of steps.
+
+    Each step calls one operator with the given times in microseconds, and then, if ``minimal`` is given, minimal operators.
+    """
     events = []
     start = 0.0
     for step in steps:
@@ -83,7 +86,7 @@ def test_operator_times_weight_calls_by_number_of_steps():
 
 
 def test_launch_seconds_are_those_of_minimal_operators():
-    """Each call counts the longest median of the minimal operators, and at most its own time."""
+    """The launch time of a call is the longest median time of the minimal operators, but not more than its own time."""
     events = make_step_events([4, 20], [4, 20], [4, 20], minimal=6.0)
     events[-1].self_cpu_time_total = 5000
     times = _aggregate_operator_times(events, 3, records_device=False)

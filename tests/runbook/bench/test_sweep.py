@@ -107,7 +107,7 @@ class TestSmallDevice:
         with nb.simulated_mps(memory="2 GiB"):
             report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600)
             gc.collect()
-            memory = get_device("mps").memory()
+            memory = get_device("mps").memory_stats()
 
         assert report.knee == 8
         assert report.remeasured_points[-1].throughput == pytest.approx(8, rel=0.05)

@@ -13,7 +13,7 @@ from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS
 from openmed_nb.training.curve import GROWTH_THRESHOLD
 
-NAMES = [field.name for field in fields(Gates)]
+GATE_NAMES = [field.name for field in fields(Gates)]
 # Maximum of each threshold that may exceed 1.
 MAXIMUM = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
 
@@ -41,7 +41,7 @@ def test_defaults_match_the_other_modules():
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GATE_NAMES)
 def test_threshold_is_between_0_and_its_maximum(name):
     maximum = MAXIMUM.get(name, 1)
 
@@ -51,7 +51,7 @@ def test_threshold_is_between_0_and_its_maximum(name):
         nb.runbook.gates(**{name: maximum + 1})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GATE_NAMES)
 def test_changed_threshold_comes_first(name):
     default = getattr(Gates(), name)
     gates = nb.runbook.gates(**{name: default / 2})
@@ -70,7 +70,7 @@ def test_default_value_is_not_a_change():
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message_pattern"),
     [
         ({"speed": 0.3}, "'speed'.*'speedup'"),
         ({"zzz": 0.3}, "'zzz'.*speedup"),
@@ -82,17 +82,17 @@ def test_default_value_is_not_a_change():
         ({"hours": float("inf")}, "hours.*inf"),
     ],
 )
-def test_invalid_threshold_raises(changed, words):
-    with pytest.raises(ConfigurationError, match=words):
+def test_invalid_threshold_raises(changed, message_pattern):
+    with pytest.raises(ConfigurationError, match=message_pattern):
         nb.runbook.gates(**changed)
 
 
-def test_verdict_rejects_other_gates():
+def test_verdict_rejects_gates_as_dict():
     with pytest.raises(ConfigurationError, match="dict"):
         nb.verdict(gates={"speedup": 0.3})
 
 
-def test_text_is_narrow_and_complete():
+def test_text_fits_line_width_and_contains_all_cells():
     gates = nb.runbook.gates(speedup=0.3)
     words = {word for table in gates.to_report().tables for row in table.rows for cell in row for word in cell.split()}
 

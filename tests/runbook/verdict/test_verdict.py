@@ -342,7 +342,7 @@ def test_training_with_single_row_out_of_memory_has_remote_alternative():
         (SYNCHRONIZATION, "nb.runbook.profile(...)"),
         ({"models": ("Bert", "bundled")}, "Bert, bundled"),
         (make_speedup(0.9, 1.1, 1.2), "No significant difference"),
-        (make_speedup(1.1, 1.2, 1.3), "contains its gate"),
+        (make_speedup(1.1, 1.2, 1.3), "includes its threshold"),
     ],
 )
 def test_warning_is_reported(changes, fragment):
@@ -427,8 +427,8 @@ def test_fallbacks_precede_speed():
         False,
         "speed",
     )
-    assert fallback_verdict.blocking_unknowns == ()
-    assert [requirement.name for requirement in speed_verdict.blocking_unknowns] == ["fallback cost"]
+    assert fallback_verdict.blocking_requirements == ()
+    assert [requirement.name for requirement in speed_verdict.blocking_requirements] == ["fallback cost"]
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_empty_evidence_reports_nothing():
 
 @pytest.mark.parametrize("rows", [list_requirements(NOTHING), MATRIX], ids=["requirements", "rules"])
 def test_requirements_and_rules_are_in_order_of_precedence(rows):
-    ranks = [row.rank for row in rows]
+    ranks = [row.precedence for row in rows]
 
     assert ranks == sorted(ranks)
     assert set(ranks) == set(range(6))

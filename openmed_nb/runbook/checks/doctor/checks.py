@@ -19,7 +19,7 @@ from packaging.version import InvalidVersion, Version
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pluralize
 from ....devices import causes, cuda, mps
 from ....devices.backend import TENSOR_LOCK, TorchInfo
-from ....devices.causes import DeviceContext, RejectionRule
+from ....devices.causes import DeviceFacts, RejectionRule
 from ....devices.choice import DeviceChoice
 from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan, EnvSetting
 from ....devices.machine import MachineInfo, distribution_of, format_device
@@ -159,11 +159,11 @@ SYSTEM_CHECKS = (
 def _check_system(facts: SystemFacts) -> Iterator[Finding]:
     """Yield the finding of each row of ``SYSTEM_CHECKS``."""
     torch = facts.torch
-    context = DeviceContext(facts.machine, torch, facts.environ)
+    device_facts = DeviceFacts(facts.machine, torch, facts.environ)
     build = torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
     evidence = {
         "Python": f"{facts.python}, built for {facts.machine.architecture}",
-        "macOS": ".".join(map(str, facts.machine.macos or ())),
+        "macOS": ".".join(map(str, facts.machine.macos_version or ())),
         "torch": ", ".join(filter(None, (torch.display_version, build))),
         "MPS in torch": "torch was built with MPS",
         "MPS": f"torch finds the Metal device{torch.metal_device and f': {torch.metal_device}'}",
@@ -171,10 +171,10 @@ def _check_system(facts: SystemFacts) -> Iterator[Finding]:
     }
     for check in SYSTEM_CHECKS:
         finding = Finding(check.name, OK, evidence[check.name])
-        matches = {rule.name: rule for rule in get_device(check.device).rejection_rules(context)}
+        matches = {rule.name: rule for rule in get_device(check.device).rejection_rules(device_facts)}
         if not torch.is_imported:
             matches[NOT_LOADED] = RejectionRule(NOT_LOADED, "torch is unavailable")
-        if facts.machine.macos is None:
+        if facts.machine.macos_version is None:
             matches[UNKNOWN_MACOS] = RejectionRule(UNKNOWN_MACOS, "the macOS version could not be read")
         for status, names in ((NOT_APPLICABLE, check.skip_if), (WARNING, check.warn_if), (FAILED, check.fail_if)):
             rule = next((matches[name] for name in names if name in matches), None)

@@ -79,7 +79,7 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
     local_processes = num_processes // num_machines
     gpus = len(torch.cuda_names or ())
     joins_processes = get_device(device).supports_process_groups
-    is_numbered = get_device(device).is_numbered
+    supports_index = get_device(device).supports_index
     no_backend = f"torch.distributed has no backend for {device.upper()}"
     several = num_processes > 1
     # accelerate starts one process for these types. For MULTI_CPU, mpirun starts the others.
@@ -116,14 +116,14 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
         ),
         (
             "num_processes",
-            not single and several and not is_numbered,
+            not single and several and not supports_index,
             FAILED,
             f"requests {num_processes:,}; without CUDA GPUs, {distributed_type} trains an independent model in each process on {device}",
             "Set distributed_type: 'NO' and num_processes: 1.",
         ),
         (
             "num_processes",
-            not single and is_numbered and local_processes > gpus,
+            not single and supports_index and local_processes > gpus,
             FAILED,
             f"requests {local_processes:,} on this computer, but torch finds {pluralize(gpus, 'GPU')}",
             "Set num_processes to the number of GPUs.",
@@ -165,7 +165,7 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
         ),
         (
             "mixed_precision",
-            precision == "fp8" and not is_numbered,
+            precision == "fp8" and not supports_index,
             FAILED,
             f"fp8 requires an NVIDIA GPU, but scripts train on {device}",
             DISABLE_MIXED_PRECISION_REMEDY,
@@ -179,7 +179,7 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
         ),
         (
             "mixed_precision",
-            precision == "bf16" and device == "mps" and (machine.macos or (14,)) < (14,),
+            precision == "bf16" and device == "mps" and (machine.macos_version or (14,)) < (14,),
             FAILED,
             "accelerate does not support bf16 on MPS before macOS 14",
             "Set mixed_precision: 'no', or update macOS.",
@@ -189,7 +189,7 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
     for name, applies, status, evidence, remedy in rules:
         if applies:
             problems.setdefault(name, Finding(f"{NAME}: {name}", status, evidence, remedy))
-    if isinstance(precision, str) and precision in REDUCED_DTYPES and not is_numbered:
+    if isinstance(precision, str) and precision in REDUCED_DTYPES and not supports_index:
         problems.setdefault("mixed_precision", _reduced_dtype_finding(precision, device, machine, torch))
     if problems:
         return tuple(problems.values())

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 
-# Headline of a report by its worst finding.
-HEADLINES = {
+# Summary of a report by the status of its worst finding.
+SUMMARY_BY_STATUS = {
     FAILED: "problems found",
     WARNING: "works, with warnings",
     OK: "no problems found",
@@ -119,7 +119,7 @@ class DoctorReport(Displayable):
             evidence = (finding.details or "see above") if finding in problems else finding.evidence
             rows.append((finding.name, finding.status, evidence))
         table = Table("All checks", ("check", "result", "evidence"), tuple(rows), collapsed=bool(problems))
-        html_sentences = (f"Doctor: {HEADLINES[self.status]}", self.headline)
+        html_sentences = (f"Doctor: {SUMMARY_BY_STATUS[self.status]}", self.headline)
         return Report(
             "Doctor", (self.headline,), (table,), html_sentences=html_sentences, status=self.status, problems=problems
         )
@@ -128,12 +128,12 @@ class DoctorReport(Displayable):
 def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
     """Diagnose this machine, torch, the environment variables, the active device and the models.
 
-    The doctor imports torch and computes on the active device: linear layers and each dtype. On a GPU it also runs probes
-    of known silent errors (``runbook.checks.doctor.silent_errors`` names the issues). Each probe runs twice, with an empty
-    cache and with dirty memory, and is compared with the CPU. A GPU that was rejected because of incorrect results is
-    probed as well. The probes need a few megabytes and a few seconds. Random number generators, the device, the override
-    and the models stay unchanged. If there is a file of ``accelerate config``, a finding names each setting that does not
-    suit this machine.
+    The doctor imports torch and runs linear layers, and an operation in each dtype, on the active device. On a GPU it also
+    runs probes of known silent errors (``runbook.checks.doctor.silent_errors`` names the issues). Each probe runs twice, with
+    an empty allocator cache and with reused memory, and both results are compared with that of the CPU. A GPU that was
+    rejected because of incorrect results is probed as well. The probes need a few megabytes and a few seconds. The states of
+    the random number generators, the selected device, a device that was set with ``use()``, and the models stay unchanged. If
+    there is a file of ``accelerate config``, a finding names each setting that does not fit this machine.
 
     Args:
         model: Name of a model, which is loaded if necessary, a torch module or a pipeline. If ``None``, check the models
@@ -199,9 +199,9 @@ def _dtype_failure(device: str, dtype: str) -> str:
 
 
 def collect_facts(
-    session: Session, model: Any = None, compute: Callable[[str], ComputationCheck] = check_computation
+    session: Session, model: Any = None, check_device: Callable[[str], ComputationCheck] = check_computation
 ) -> SystemFacts:
-    """Collect the facts about the machine of a session. Tests pass another ``compute`` to replace a missing device."""
+    """Collect the facts about the machine of a session. Tests pass another ``check_device`` to replace a missing device."""
     with session.transaction():
         models = _find_models(session, model)
         manager = session.device_manager
@@ -217,12 +217,12 @@ def collect_facts(
             choice = session.choice_or_error(confirm=True)  # With torch imported, the choice can be verified.
         active_device = choice.device if isinstance(choice, DeviceChoice) and torch_error is None else None
         device = active_device or "cpu"
-        # Invalid MPS variables can be the reason that mps is not the active device, so their effect is that on mps.
-        variables_reject_mps = active_device and "watermark" in (manager.torch.probe_failure("mps") or "")
+        # If invalid MPS variables are the reason why mps was rejected, report their effect on mps, not on the active device.
+        mps_rejected_by_variables = active_device and "watermark" in (manager.torch.probe_failure("mps") or "")
         rejected = None
         for gpu, failure in manager.torch.probes:
             if failure.startswith(backend.NUMERICAL_MISMATCH):
-                rejected = compute(gpu)
+                rejected = check_device(gpu)
                 break
         environ = manager.user_environ
         return SystemFacts(
@@ -230,10 +230,10 @@ def collect_facts(
             machine=machine,
             torch=manager.torch if torch_error is None else TorchInfo(None),
             choice=choice,
-            environment=manager.mps_environment("mps" if variables_reject_mps else device),
+            environment=manager.mps_environment("mps" if mps_rejected_by_variables else device),
             torch_error=torch_error,
             environ={name: environ[name] for name in CHECKED_VARIABLES if name in environ},
-            computation=compute(device) if active_device else None,
+            computation=check_device(device) if active_device else None,
             rejected_computation=rejected,
             packages=package_findings(torch_requirement(machine)),
             launch_settings=() if torch_error else accelerate_findings(environ, machine, manager.torch),

@@ -2,10 +2,10 @@
 
 A probe takes tensors on a device and returns a tensor, which must equal that of the CPU. Inputs are created on the CPU and
 moved, because a seed produces different numbers on MPS. They are small integers, whose sums are exact in every precision and
-order. The table ``silent_errors.json`` has their shapes: the smallest ones that show the error of the issue, such as 40,000 terms
-in one sum (the error starts at 32,767), 25 rows on both sides of a product (16), and 65,600 rows of a linear layer (65,536). None
-is known to crash the process. The table quotes the issues and is only a hint: running the probe shows whether a device has the
-error.
+order. The table ``silent_errors.json`` has their shapes: the smallest shapes that reproduce the error of the issue, such as 40,000
+terms in one sum (the error occurs from 32,767 on), 25 features of both operands of a matrix product (from 16 on), and 65,600 rows
+of a linear layer (from 65,536 on). None is known to crash the process. The table quotes the issues and is only a hint: running
+the probe shows whether a device has the error.
 
 This module imports torch. It is imported only after a computation on a device.
 """
@@ -52,7 +52,7 @@ REMEDIES = {
     "CPU": "Compute on the CPU: %openmed_device cpu.",
     "EAGER": "Load the model with attn_implementation='eager', or use torch 2.14.",
     "LSTM_REMEDY": LSTM_REMEDY,
-    "FEWER_PRODUCTS": f"Keep sums in batched products and einsum below {REDUCTION_LIMIT:,} products.",
+    "FEWER_PRODUCTS": f"Keep the reduced dimension in batched matrix products and einsum below {REDUCTION_LIMIT:,} elements.",
 }
 
 
@@ -66,7 +66,7 @@ class KnownBug:
         description: Incorrect behavior.
         affected: Chips and torch versions on which the error was seen.
         remedy: Suggested action.
-        probe: Computation that shows the error.
+        probe: Computation that reproduces the error.
         inputs: Shapes of the inputs of the probe, see :func:`_integer_tensor`.
         tolerance: Absolute and relative tolerance of the comparison with the CPU.
         device_types: Device types that the probe runs on, by default all accelerators. On CUDA an id out of range makes
@@ -93,62 +93,62 @@ def _integer_tensor(*shape: int) -> Tensor:
     return ((indices * 7919 + indices // 3) % 5 - 2).to(torch.float32).reshape(shape)
 
 
-def long_product(rows: Tensor) -> Tensor:
-    return rows.T @ rows  # The product of a weight gradient with many tokens.
+def matmul_long_reduction(rows: Tensor) -> Tensor:
+    return rows.T @ rows  # The matrix product of a weight gradient over many tokens.
 
 
-def long_weight_gradient(tokens: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+def linear_weight_gradient(tokens: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
     output = functional.linear(tokens, weight.requires_grad_())
     return torch.autograd.grad(output, weight, gradient.T.contiguous())[0]
 
 
-def long_batched_product(rows: Tensor) -> Tensor:
+def bmm_long_reduction(rows: Tensor) -> Tensor:
     return rows.transpose(1, 2) @ rows
 
 
-def token_without_embedding(table: Tensor) -> Tensor:
+def embedding_index_out_of_range(table: Tensor) -> Tensor:
     return functional.embedding(torch.tensor([[1, 5]], device="cpu").to(table.device), table)
 
 
-def label_without_logit(logits: Tensor) -> Tensor:
+def cross_entropy_target_out_of_range(logits: Tensor) -> Tensor:
     return functional.cross_entropy(logits, torch.tensor([7, 7], device="cpu").to(logits.device))
 
 
-def transposed_weight(inputs: Tensor, weight: Tensor) -> Tensor:
+def linear_transposed_weight(inputs: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(inputs, weight.T)
 
 
-def biased_linear(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear_with_bias(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return functional.linear(inputs, weight, bias)
 
 
-def gradient_beyond_a_page(rows: Tensor, weight: Tensor) -> Tensor:
+def linear_input_gradient(rows: Tensor, weight: Tensor) -> Tensor:
     return torch.autograd.grad(functional.linear(rows.requires_grad_(), weight).sum(), rows)[0]
 
 
-def masked_attention(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+def sdpa_with_mask(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
     # MPS has a separate kernel without gradients. pytorch#184400 needs small mask values: infinite and very large ones hide it.
     with torch.no_grad():
         return functional.scaled_dot_product_attention(query / 2, key / 2, key / 2 + 1, attn_mask=mask)
 
 
-def masked_row(query: Tensor, key: Tensor) -> Tensor:
+def sdpa_fully_masked_row(query: Tensor, key: Tensor) -> Tensor:
     mask = torch.tensor([[False, False], [True, True]], device="cpu")  # The mask of a padded row.
-    return masked_attention(query, key, mask.reshape(1, 1, 2, 2).to(query.device))
+    return sdpa_with_mask(query, key, mask.reshape(1, 1, 2, 2).to(query.device))
 
 
-def mask_for_all_heads(query: Tensor, key: Tensor) -> Tensor:
+def sdpa_broadcast_mask(query: Tensor, key: Tensor) -> Tensor:
     mask = torch.zeros(2, 1, 8, 8, device="cpu", dtype=torch.float32)
     mask[0, 0, 4:, :4] = -math.inf
-    return masked_attention(query, key, mask.to(query.device))
+    return sdpa_with_mask(query, key, mask.to(query.device))
 
 
-def mask_for_short_query(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-    return masked_attention(query, key, mask > 0)
+def sdpa_boolean_mask(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    return sdpa_with_mask(query, key, mask > 0)
 
 
-def bert_rows(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    # A batch of two rows with the text of the issue, and the sizes of BERT base.
+def bert_layer_batch_invariance(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    # A batch of two sequences, as long as the text of the issue, with the dimensions of BERT base.
     weights = [weight.cpu().roll(shift, 0).to(weight.device) / 32 for shift in range(4)]
 
     def run_layer(hidden: Tensor) -> Tensor:
@@ -162,25 +162,25 @@ def bert_rows(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return torch.cat([run_layer(inputs / 2), *(run_layer(row / 2) for row in inputs.split(1))])
 
 
-def later_tokens(query: Tensor) -> Tensor:
+def sdpa_causal_float16(query: Tensor) -> Tensor:
     query = (query / 4).to(torch.float16)
     with torch.no_grad():
         return functional.scaled_dot_product_attention(query, query, query, is_causal=True).float()
 
 
-def into_transposed(values: Tensor, product: Tensor, quotient: Tensor) -> Tensor:
+def inplace_addcmul_transposed(values: Tensor, product: Tensor, quotient: Tensor) -> Tensor:
     multiplied = product.T.addcmul_(values + 3, values + 3)
     divided = quotient.T.addcdiv_(values + 3, values + 4)
     return torch.stack((multiplied, divided))
 
 
-def random_transposed(*tensors: Tensor) -> Tensor:
+def inplace_random_transposed(*tensors: Tensor) -> Tensor:
     zeros = [tensor.zero_().T for tensor in tensors]
     samples = (zeros[0].uniform_(1, 2), zeros[1].normal_(9, 0.01), zeros[2].bernoulli_(1.0))
     return torch.stack([(values > 0).all() for values in samples])
 
 
-def recurrent_dropout(inputs: Tensor) -> Tensor:
+def lstm_dropout(inputs: Tensor) -> Tensor:
     # A dropout of 1 drops every value, so that the result does not depend on random numbers.
     network = torch.nn.LSTM(4, 4, num_layers=2, dropout=1.0, device="cpu", dtype=torch.float32)
     with torch.no_grad():
@@ -190,14 +190,14 @@ def recurrent_dropout(inputs: Tensor) -> Tensor:
     return torch.cat([output.detach().flatten(), torch.autograd.grad(output.sum(), inputs)[0].flatten()])
 
 
-def normalized_channels(images: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> Tensor:
+def batch_norm_channels_last(images: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> Tensor:
     images = images.contiguous(memory_format=torch.channels_last)
     inputs = [tensor.requires_grad_() for tensor in (images, weight, bias)]
     output = functional.batch_norm(images, None, None, weight, bias, training=True)
     return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(output, inputs, gradient)])
 
 
-def sliced_kernel(images: Tensor, kernel: Tensor) -> Tensor:
+def conv2d_sliced_kernel(images: Tensor, kernel: Tensor) -> Tensor:
     return functional.conv2d(images, kernel[:, :, 1])
 
 
@@ -206,18 +206,18 @@ def cpu_scalar(values: Tensor) -> Tensor:
     return values * factors[1] + factors[2]
 
 
-def filled_slice(values: Tensor) -> Tensor:
+def fill_slice(values: Tensor) -> Tensor:
     flags = torch.zeros_like(values, device="cpu", dtype=torch.bool).to(values.device)
     flags[1:].fill_(True)
     return flags
 
 
-def masked_slice(values: Tensor, mask: Tensor) -> Tensor:
+def masked_fill_slice(values: Tensor, mask: Tensor) -> Tensor:
     values[:, 2:5].masked_fill_(mask > 0, 7.0)
     return values
 
 
-def added_to_slice(values: Tensor, added: Tensor) -> Tensor:
+def scatter_add_slice(values: Tensor, added: Tensor) -> Tensor:
     values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(values.device), added)
     return values
 
@@ -248,21 +248,21 @@ class ProbeOutcome:
     Attributes:
         issue: Issue of the error.
         with_empty_cache: Mismatch with an empty cache, or an empty string.
-        with_dirty_memory: Mismatch with large numbers in freed memory, or an empty string.
+        with_reused_memory: Mismatch with reused memory that contains large numbers, or an empty string.
     """
 
     issue: str
     with_empty_cache: str = ""
-    with_dirty_memory: str = ""
+    with_reused_memory: str = ""
 
     @property
     def mismatch(self) -> str:
-        """Mismatch, with the run if only one of the two had it, or an empty string."""
+        """Description of the mismatch, which names the run if only one of the two had it, or an empty string."""
         if self.with_empty_cache:
-            suffix = "" if self.with_dirty_memory else ", only with an empty cache"
+            suffix = "" if self.with_reused_memory else ", only with an empty cache"
             return f"{self.with_empty_cache}{suffix}"
-        if self.with_dirty_memory:
-            return f"{self.with_dirty_memory}, only after other work on the device"
+        if self.with_reused_memory:
+            return f"{self.with_reused_memory}, only after other work on the device"
         return ""
 
 
@@ -286,10 +286,10 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
             for bug in SESSION.track("Probing", format_device(device), bugs, "probe"):
                 expected = run_probe(bug, "cpu")
                 empty_cache(device)
-                clean = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
+                with_empty_cache = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
                 _fill_freed_memory(device)
-                dirty = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
-                outcomes.append(ProbeOutcome(bug.issue, clean, dirty))
+                with_reused_memory = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
+                outcomes.append(ProbeOutcome(bug.issue, with_empty_cache, with_reused_memory))
     return tuple(outcomes)
 
 
@@ -316,11 +316,12 @@ def describe_mismatch(expected: Tensor | BaseException, actual: Tensor | BaseExc
 
 
 def _fill_freed_memory(device: str) -> None:
-    """Fill 16 MiB with large numbers and free them, as the work of a notebook does.
+    """Fill 16 MiB with large numbers and free them, like memory that earlier cells of a notebook have used.
 
     An operator that reads beyond its operands returns correct results by chance if that memory is new and zero (pytorch#177116).
     """
-    lengths = (1 << 10, 1 << 16, 1 << 20, 1 << 20, 1 << 21)  # The middle blocks are as long as the long inputs.
+    # The middle blocks are about as large as the largest inputs of the probes.
+    lengths = (1 << 10, 1 << 16, 1 << 20, 1 << 20, 1 << 21)
     blocks = [torch.full((length,), 1e4, device=device, dtype=torch.float32) for length in lengths]
     del blocks
 
@@ -334,12 +335,12 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
     for outcome in outcomes:
         if outcome.mismatch:
             bug = by_issue[outcome.issue]
-            evidence = f"{format_device(device)} {outcome.with_empty_cache or outcome.with_dirty_memory}"
+            evidence = f"{format_device(device)} {outcome.with_empty_cache or outcome.with_reused_memory}"
             details = f"it {outcome.mismatch} ({bug.issue}: {bug.description}; seen with {bug.affected})"
             findings.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
     matches = len(outcomes) - len(findings)
     if matches:
         agree = "1 probe agrees" if matches == 1 else f"{matches} probes agree"
-        evidence = f"{agree} with the CPU in both runs, with an empty cache and with dirty memory"
+        evidence = f"{agree} with the CPU in both runs, with an empty cache and with reused memory"
         findings.append(Finding(name, OK, evidence))
     return tuple(findings)

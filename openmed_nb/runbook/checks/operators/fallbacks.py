@@ -57,16 +57,16 @@ class FallbackLog(Displayable):
     """Log of CPU fallbacks. It can be read inside and after the ``with`` block.
 
     Attributes:
-        device_available: Whether torch had an MPS device when the block started.
+        mps_available: Whether torch had an MPS device when the block started.
         simulated: Whether that device was simulated.
     """
 
-    device_available: bool
+    mps_available: bool
     simulated: bool
     _recorder: FallbackRecorder = field(repr=False)
 
     JSON_EXCLUDE = ("_recorder",)
-    JSON_PROPERTIES = ("verdict", "count", "operators_on_mps", "entries")
+    JSON_PROPERTIES = ("verdict", "count", "num_mps_operators", "entries")
 
     @property
     def entries(self) -> tuple[Fallback, ...]:
@@ -81,7 +81,7 @@ class FallbackLog(Displayable):
             calls = {id(event.call): event.call for event in events}  # One call can have several fallbacks.
             seconds = None if self.simulated else sum(call.seconds or 0.0 for call in calls.values())
             entries.append(Fallback(*key, len(events), seconds))
-        return tuple(sorted(entries, key=_order_entry))
+        return tuple(sorted(entries, key=_sort_key))
 
     @property
     def count(self) -> int:
@@ -94,7 +94,7 @@ class FallbackLog(Displayable):
         return tuple(sorted({entry.operator for entry in self.entries}))
 
     @property
-    def operators_on_mps(self) -> int:
+    def num_mps_operators(self) -> int:
         """Number of outermost operators that were called with an MPS tensor."""
         return self._recorder.operators
 
@@ -131,7 +131,7 @@ class FallbackLog(Displayable):
         )
 
 
-def _order_entry(entry: Fallback) -> tuple[int, str, str, ModuleLocation]:
+def _sort_key(entry: Fallback) -> tuple[int, str, str, ModuleLocation]:
     return -entry.count, entry.operator, entry.phase, entry.module_location
 
 
@@ -144,15 +144,15 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLog]:
     warnings are not affected. A torch dispatch mode times the outermost operators and synchronizes before and after each one,
     except in a backward pass, where the duration includes earlier work. Hooks of all modules track the running module. If
     fallback is disabled, the error of torch is recorded and propagates. Warnings, hooks and settings are restored at the end.
-    The log records the thread that opens it.
+    Only the thread that enters the context manager is recorded.
 
     Args:
         model: Model or pipeline whose modules are named. If ``None``, name the submodules of the outermost module that runs.
 
     Yields:
         The log. Its ``entries`` have a ``count`` and ``seconds`` for each operator, module and phase (``"forward"``,
-        ``"backward"`` or ``"elsewhere"``). ``verdict`` is a sentence. Its text does not include durations and is the same in
-        every run.
+        ``"backward"`` or ``"elsewhere"``). ``verdict`` is a sentence. The text form of the log does not include durations,
+        so that it is the same in every run.
 
     Raises:
         ConfigurationError: If ``model`` is not a model.

@@ -1,8 +1,8 @@
 """``nb.runbook.parity``: comparison of a model on a device in a dtype with the same model on the CPU in float32.
 
-Tokens, windows and padded batches are created once on the CPU and used by both models, without truncation. Only the logit
-difference of each token is stored, four bytes on the host. The gradients of one training step can be compared as well. Dropout
-is disabled, because a seed produces different numbers on MPS, and the labels are the predictions of the reference.
+Tokens, windows and padded batches are created once on the CPU and used by both models, without truncation. Only the largest
+logit difference of each token is stored, four bytes on the host. The gradients of one training step can be compared as well.
+Dropout is disabled, because a seed produces different numbers on MPS, and the labels are the predictions of the reference.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
-        The report with counts, metrics and findings. Its text form has no value that differs from run to run. No form contains
-        text content: differing entities are given by text index and character offsets.
+        The report with counts, metrics and findings. Its text form contains only values that are the same in every run. No
+        form contains text content: differing entities are given by text index and character offsets.
 
     Raises:
-        ConfigurationError: If there are no texts, or if ``gold`` is not valid or does not match the texts. Also if gradients
+        ConfigurationError: If there are no texts, if ``gold`` is not valid or does not match the texts, if gradients
             are requested in int8, or if the device does not support the dtype.
         InvalidTextError: If a text cannot be processed. The error names its index.
         ModelError: If the model cannot be loaded, or has non-finite logits on the CPU in float32.
@@ -152,9 +152,11 @@ def _validate_gold(gold: object, texts: Sequence[object], candidate: Annotator) 
     if len(texts) != len(spans):
         message = f"The gold covers {pluralize(len(spans), 'text')}, but there are {len(texts):,}."
         raise ConfigurationError(message, remedy)
-    for number, (text, entities) in enumerate(zip(texts, spans, strict=True)):
+    for text_index, (text, entities) in enumerate(zip(texts, spans, strict=True)):
         if isinstance(text, str) and any(end > len(text) for _, end, _ in entities):
-            message = f"An entity in the gold of text {number} ends after the end of the text (character {len(text)})."
+            message = (
+                f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)})."
+            )
             raise ConfigurationError(message, remedy)
     # Labels that are not entities, such as "O", are not valid in gold.
     tables = candidate.decoder.tables
@@ -207,7 +209,8 @@ def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = No
     from ....annotation.pipeline import budget_for_device, build_pipeline
 
     model = (loaded or load_from_spec(spec, device)).model
-    # Building a pipeline runs the model once. Only the reference is built, so that a failing candidate is a finding.
+    # Building a pipeline runs the model once. Only the reference is built, so that a failure of the candidate is a
+    # finding of the report, not an error.
     pipe = build_pipeline(load_from_spec(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
     reference = pipe.default_annotator().without_truncation()
     budget = replace(budget_for_device(model.device, model), allow_padding=reference.budget.allow_padding)
@@ -238,15 +241,15 @@ def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
 
 
 def _gradient_difference(
-    reference: Annotator, candidate: Annotator, prepared: TokenizedChunk
+    reference: Annotator, candidate: Annotator, tokenized: TokenizedChunk
 ) -> GradientDifference | None:
     """Return the difference of the gradients of one batch, or ``None`` if no parameter has a gradient."""
     import torch
 
     from ....annotation.forward import pad_batch
 
-    batch = candidate.plan_batches(prepared, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
-    inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate.network)
+    batch = candidate.plan_batches(tokenized, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
+    inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
     with TENSOR_LOCK, torch.no_grad():
         labels = reference.network.logits(inputs).argmax(-1)  # (rows, length)
     try:
@@ -279,11 +282,11 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
     if not parameters:
         return {}
     device = model.device
-    arguments = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
+    model_inputs = {name: torch.from_numpy(array).to(device) for name, array in inputs.items()}
     labels = labels.to(device)
-    is_token = arguments.get("attention_mask", torch.ones_like(labels)).bool()
+    is_token = model_inputs.get("attention_mask", torch.ones_like(labels)).bool()
     with evaluation_mode(model), torch.enable_grad():
-        output = model(**arguments)
+        output = model(**model_inputs)
         logits = output["logits"] if isinstance(output, dict) else output[0]
         loss = torch.nn.functional.cross_entropy(logits.float()[is_token], labels[is_token])
         gradients = torch.autograd.grad(LOSS_SCALE * loss, list(parameters.values()), allow_unused=True)
@@ -317,13 +320,13 @@ def run_parity(
         for chunk in iter_chunks(stream, chunk_characters(pair.candidate.budget)):
             if chunk.error:
                 raise chunk.error
-            prepared = pair.candidate.tokenize(chunk)
-            for failure in prepared.errors.values():
+            tokenized = pair.candidate.tokenize(chunk)
+            for failure in tokenized.errors.values():
                 raise failure
-            if gradients and difference is None and len(prepared.tokens):
-                difference = _gradient_difference(pair.reference, pair.candidate, prepared)
-            accumulator.add(prepared)
-            SESSION.notify(ProgressEvent("Comparing", pair.name, len(accumulator.texts), total, "text"))
+            if gradients and difference is None and len(tokenized.tokens):
+                difference = _gradient_difference(pair.reference, pair.candidate, tokenized)
+            accumulator.add(tokenized)
+            SESSION.notify(ProgressEvent("Comparing", pair.name, len(accumulator.text_fingerprints), total, "text"))
     return accumulator.to_report(difference)
 
 
@@ -336,30 +339,30 @@ class _ParityAccumulator:
     Attributes:
         pair: Models that are compared.
         gold: Gold entities of each text, or ``None``.
-        texts: Fingerprints of the texts.
-        tokens: Number of tokens.
-        windows: Number of windows.
+        text_fingerprints: Fingerprints of the texts.
+        num_tokens: Number of tokens.
+        num_windows: Number of windows.
         differences: Largest logit difference of each token, one array for each batch.
         label_mismatches: Number of tokens whose best label differs.
         non_finite_tokens: Number of tokens with NaN or infinity in the candidate.
-        spans: Agreement of the entities by strategy.
+        agreements: Agreement of the entities by strategy.
         scores: Scores of reference and candidate by strategy.
-        distinct: Fingerprints of the entities of the reference.
+        distinct_entities: Fingerprints of the entities of the reference.
     """
 
     pair: ModelPair
     gold: tuple[tuple[Span, ...], ...] | None = None
-    texts: list[int] = field(default_factory=list)
-    tokens: int = 0
-    windows: int = 0
+    text_fingerprints: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_windows: int = 0
     differences: list[np.ndarray] = field(default_factory=list)
     label_mismatches: int = 0
     non_finite_tokens: int = 0
-    spans: dict[str, EntityAgreement] = field(default_factory=dict)
+    agreements: dict[str, EntityAgreement] = field(default_factory=dict)
     scores: dict[str, tuple[EntityScore, EntityScore]] = field(default_factory=dict)
-    distinct: set[int] = field(default_factory=set)
+    distinct_entities: set[int] = field(default_factory=set)
 
-    def add(self, prepared: TokenizedChunk) -> None:
+    def add(self, tokenized: TokenizedChunk) -> None:
         """Run both models on a chunk of texts and update the counts."""
         from ....annotation.forward import ForwardRun, assemble_predictions, pad_batch
         from ....annotation.references import text_fingerprint
@@ -368,41 +371,43 @@ class _ParityAccumulator:
         candidate = self.pair.candidate
         expected_outputs = []
         outputs = []
-        batches = candidate.plan_batches(prepared, candidate.budget)
+        batches = candidate.plan_batches(tokenized, candidate.budget)
         while batches:
             batch = batches.pop(0)
-            inputs = pad_batch(prepared.tokens, prepared.windows, batch, candidate.network)
+            inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
             try:
                 expected_logits, expected_arrays = _run_forward(reference.network, inputs)
                 logits, arrays = _run_forward(candidate.network, inputs)
             except OpenMedError:
                 raise
             except (RuntimeError, MemoryError, TypeError) as error:
-                batches = [*_split_failed(batch, prepared, candidate.network, error), *batches]
+                batches = [*_split_failed(batch, tokenized, candidate.network, error), *batches]
                 continue
-            self._count_logits(prepared, batch, expected_logits, logits)
+            self._count_logits(tokenized, batch, expected_logits, logits)
             expected_outputs.append((batch, expected_arrays))
             outputs.append((batch, arrays))
-        run = ForwardRun(prepared.tokens, prepared.windows)
+        run = ForwardRun(tokenized.tokens, tokenized.windows)
         expected_predictions = assemble_predictions(run, reference.network, expected_outputs)
         predictions = assemble_predictions(run, candidate.network, outputs)
         # The strategy of the reference comes first, so that the report shows it among strategies with equal agreement.
         for strategy in dict.fromkeys((reference.decoder.strategy, *self.pair.strategies)):
             decoder = replace(reference, decoder=replace(reference.decoder, strategy=strategy))
-            expected_results = decoder.decode(prepared, expected_predictions)
-            results = replace(decoder, network=candidate.network).decode(prepared, predictions)
-            self._count_entities(strategy, prepared, expected_results, results)
-        self.texts += map(text_fingerprint, prepared.texts)
-        self.tokens += len(prepared.tokens)
-        self.windows += len(prepared.windows.starts)
+            expected_results = decoder.decode(tokenized, expected_predictions)
+            results = replace(decoder, network=candidate.network).decode(tokenized, predictions)
+            self._count_entities(strategy, tokenized, expected_results, results)
+        self.text_fingerprints += map(text_fingerprint, tokenized.texts)
+        self.num_tokens += len(tokenized.tokens)
+        self.num_windows += len(tokenized.windows.starts)
 
-    def _count_logits(self, prepared: TokenizedChunk, batch: Batch, expected: np.ndarray, computed: np.ndarray) -> None:
-        """Count the logit differences of a batch, each token in the window that owns it."""
+    def _count_logits(
+        self, tokenized: TokenizedChunk, batch: Batch, expected: np.ndarray, computed: np.ndarray
+    ) -> None:
+        """Add the logit differences of a batch. Each token is counted once, in the window that owns it."""
         import numpy as np
 
         from ....annotation.forward import owned_token_positions
 
-        owned = owned_token_positions(prepared.windows, batch, self.pair.candidate.network.special_tokens)[1]
+        owned = owned_token_positions(tokenized.windows, batch, self.pair.candidate.network.special_tokens)[1]
         expected = expected.reshape(-1, expected.shape[-1])[owned]
         computed = computed.reshape(-1, computed.shape[-1])[owned]
         if not np.isfinite(expected).all():
@@ -414,7 +419,7 @@ class _ParityAccumulator:
         self.differences.append(np.abs(expected[is_finite] - computed[is_finite]).max(-1, initial=0.0))
 
     def _count_entities(
-        self, strategy: str, prepared: TokenizedChunk, reference: Sequence[TextResult], candidate: Sequence[TextResult]
+        self, strategy: str, tokenized: TokenizedChunk, reference: Sequence[TextResult], candidate: Sequence[TextResult]
     ) -> None:
         """Count the entity differences of a strategy. A text that failed has no entities."""
         from ....annotation.references import text_fingerprint
@@ -423,22 +428,22 @@ class _ParityAccumulator:
         # The labels of the gold are those of the reference: either token labels or entity labels.
         reference_strategy = self.pair.reference.decoder.strategy
         is_scored = self.gold is not None and (strategy == "none") == (reference_strategy == "none")
-        agreement = self.spans.get(strategy, EntityAgreement())
+        agreement = self.agreements.get(strategy, EntityAgreement())
         expected_score, computed_score = self.scores.get(strategy, (EntityScore(), EntityScore()))
-        for number, (text, *results) in enumerate(
-            zip(prepared.texts, reference, candidate, strict=True), prepared.first
+        for text_index, (text, *results) in enumerate(
+            zip(tokenized.texts, reference, candidate, strict=True), tokenized.first_index
         ):
             expected, computed = (
                 [] if isinstance(result, OpenMedError) else list(map(entity_span, result)) for result in results
             )
-            agreement += compare_spans(expected, computed, number)
+            agreement += compare_spans(expected, computed, text_index)
             if strategy == reference_strategy:
                 words = (f"{label} {normalize_text(text[start:end])}" for start, end, label in expected)
-                self.distinct.update(map(text_fingerprint, words))
+                self.distinct_entities.update(map(text_fingerprint, words))
             if self.gold is not None and is_scored:
-                expected_score += score(self.gold[number], expected)
-                computed_score += score(self.gold[number], computed)
-        self.spans[strategy] = agreement
+                expected_score += score(self.gold[text_index], expected)
+                computed_score += score(self.gold[text_index], computed)
+        self.agreements[strategy] = agreement
         if is_scored:
             self.scores[strategy] = expected_score, computed_score
 
@@ -448,7 +453,7 @@ class _ParityAccumulator:
 
         from ....annotation.references import text_fingerprint
 
-        if not self.texts:
+        if not self.text_fingerprints:
             raise _no_texts_error()
         differences = np.concatenate(self.differences or [np.zeros(0, np.float32)])
         logits = LogitDifferences()
@@ -458,17 +463,17 @@ class _ParityAccumulator:
             model=self.pair.name,
             device=format_device(str(self.pair.candidate.network.device)),
             dtype=self.pair.dtype,
-            texts=len(self.texts),
-            texts_fingerprint=f"{text_fingerprint(' '.join(map(str, self.texts))):016x}",
-            tokens=self.tokens,
-            windows=self.windows,
+            texts=len(self.text_fingerprints),
+            texts_fingerprint=f"{text_fingerprint(' '.join(map(str, self.text_fingerprints))):016x}",
+            tokens=self.num_tokens,
+            windows=self.num_windows,
             logits=logits,
             label_mismatches=self.label_mismatches,
             non_finite_tokens=self.non_finite_tokens,
-            spans=min(self.spans.values(), key=lambda spans: spans.agreement),
+            spans=min(self.agreements.values(), key=lambda agreement: agreement.agreement),
             gold=min(self.scores.values(), key=_recall_change, default=None),
             gradients=gradients,
-            distinct=len(self.distinct),
+            distinct=len(self.distinct_entities),
             notes=self.pair.notes,
         )
 
@@ -487,11 +492,11 @@ def _run_forward(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, 
         return to_numpy(logits.float()), list(map(to_numpy, network.postprocess_logits(logits)))
 
 
-def _split_failed(batch: Batch, prepared: TokenizedChunk, network: TokenClassifier, error: Exception) -> list[Batch]:
+def _split_failed(batch: Batch, tokenized: TokenizedChunk, network: TokenClassifier, error: Exception) -> list[Batch]:
     """Return the halves of a batch that does not fit in memory, or raise ``DeviceUnavailableError``."""
     device = str(network.model.device)
     empty_cache(device)
-    halves = batch.split(prepared.windows.lengths + network.special_tokens.num_special_tokens)
+    halves = batch.split(tokenized.windows.lengths + network.special_tokens.num_special_tokens)
     if halves and is_out_of_memory(error):
         return halves
     message = f"The comparison failed on {format_device(device)}: {describe_error(error)}."

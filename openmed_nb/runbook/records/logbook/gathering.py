@@ -256,7 +256,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
             memory_bytes=machine.memory_bytes or total_memory_bytes(),
             threads=torch.get_num_threads(),
             memory_limit=device_manager.memory_fraction(device),
-            device_peak_bytes=target.memory().peak,
+            device_peak_bytes=target.memory_stats().peak,
             resident_peak_bytes=resident_peak(),
         ),
         model=model,
@@ -275,7 +275,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
 def read_software(device_manager: DeviceManager) -> sections.Software:
     """Return the versions of the software without importing packages."""
     machine = device_manager.machine
-    macos = ".".join(map(str, machine.macos)) if machine.macos else None
+    macos = ".".join(map(str, machine.macos_version)) if machine.macos_version else None
     return sections.Software(
         # The version of the running package, which may differ from the installed version.
         str(sys.modules[__name__.partition(".")[0]].__version__),

@@ -205,7 +205,7 @@ def report_device(metrics: Iterable[ReportMetrics]) -> str | None:
     """
     devices = sorted({report.canonical_device for report in metrics if report.canonical_device})
     if len(devices) > 1:
-        raise ConfigurationError(f"The reports are of several devices: {', '.join(devices)}.", ONE_DEVICE_REMEDY)
+        raise ConfigurationError(f"The reports cover several devices: {', '.join(devices)}.", ONE_DEVICE_REMEDY)
     return devices[0] if devices else None
 
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from ...._utils.text import collapse_whitespace, short_type_name
 from ...._utils.validation import check_path
-from ....annotation.references import canonical_text, iter_texts
+from ....annotation.references import fingerprint_key, iter_texts
 from ....devices.backend import TENSOR_LOCK
 from ....devices.environment import VARIABLES as MPS_VARIABLES
 from ....devices.request import MASK, mask_secrets
@@ -264,7 +264,7 @@ def _fingerprint_texts(data: object) -> Dataset:
         if not isinstance(text, (str, list)):
             message = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
             raise ConfigurationError(message, DATASET_REMEDY)
-        content = canonical_text(text).encode("utf-8", "surrogatepass")
+        content = fingerprint_key(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
         items += 1
         size += len(content)
@@ -410,7 +410,7 @@ def validate_hypotheses(hypotheses: object, data: object = None) -> tuple[Hypoth
         raise ConfigurationError(f"A hypothesis has {longest:,} characters.", remedy)
     folded = [text.casefold() for line in lines for text in line]
     for item in () if data is None or isinstance(data, (str, os.PathLike)) else iter_texts(data):
-        note = collapse_whitespace(canonical_text(item)).casefold()
+        note = collapse_whitespace(fingerprint_key(item)).casefold()
         for text in folded:
             if min(len(text), len(note)) >= MIN_MATCH_CHARACTERS and (text in note or note in text):
                 raise ConfigurationError("A hypothesis contains text of the dataset.", "Rewrite it without that text.")

@@ -1,7 +1,7 @@
 """``nb.report``: all runbook measurements of this computer, robust against failures of the device.
 
-Each step runs in a separate process, because an assertion in MPSGraph aborts its process, and a stuck GPU hangs. The page, the
-JSON and the text for an issue are written in full after each step, so that a second run resumes.
+Each step runs in a separate process, because an assertion in MPSGraph aborts its process, and a GPU that hangs never returns. The
+page, the JSON and the text for an issue are written in full after each step, so that a second run resumes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .running import run_step
 from .steps import STEPS, Step
 
 DEFAULT_FOLDER = "openmed_report"
-JSON = "report.json"
+JSON_FILE_NAME = "report.json"
 
 # Notice for users who requested a report.
 REVIEW_NOTICE = "Review report.html in {folder} before you share it. No data was sent."
@@ -44,7 +44,7 @@ SHIPPED_REPORTS_FOLDER = Path(__file__).parents[1] / "reports"
 QUICK_FRACTION = 0.35
 
 # Step that selects the device of the other steps.
-DEVICE = "device"
+DEVICE_STEP = "device"
 
 # Metrics within this factor are similar: computers of one kind differ in thermal state, power and other programs.
 SIMILARITY_FACTOR = 1.5
@@ -62,19 +62,19 @@ class DeviceReport(ReportData, StagedReport):
     TARGET = "this computer"
     STAGE = "step"
     RESUME_ACTION = "run the same report again"
-    FILE = JSON
+    FILE = JSON_FILE_NAME
     CONTENT = "a report of nb.report()"
-    REMEDY = f"Pass a {JSON} file of nb.report()."
+    REMEDY = f"Pass a {JSON_FILE_NAME} file of nb.report()."
 
     @property
-    def finished(self) -> tuple[str, ...]:
+    def finished_stages(self) -> tuple[str, ...]:
         """Names of the steps with a result."""
         return tuple(outcome.step for outcome in self.steps if outcome.outcome == DONE)
 
     @property
     def missing_steps(self) -> tuple[str, ...]:
         """Names of the steps without a result."""
-        return tuple(name for name in self.planned_steps if name not in self.finished)
+        return tuple(name for name in self.planned_steps if name not in self.finished_stages)
 
     @property
     def exit_code(self) -> int:
@@ -83,7 +83,10 @@ class DeviceReport(ReportData, StagedReport):
 
     def to_report(self) -> Report:
         """Return a report of the verdict with a row for each step; measured values are on the page."""
-        rows = tuple((step.step, step.outcome, step.status or "", step.message, step.remedy) for step in self.steps)
+        rows = tuple(
+            (outcome.step, outcome.outcome, outcome.status or "", outcome.message, outcome.remedy)
+            for outcome in self.steps
+        )
         comparison, comparison_table = compare_speeds(self, find_shipped_report(self.subject))
         sentences = (self.verdict, *self.notes, *self.warnings, *self.not_measured, comparison)
         return Report(
@@ -117,17 +120,17 @@ class DeviceReport(ReportData, StagedReport):
 
         If the device changed, the outcomes of the other steps are discarded.
         """
-        other_steps = [step for step in self.steps if step.step != outcome.step]
+        other_outcomes = [other for other in self.steps if other.step != outcome.step]
         device = self.device
         notes = self.notes
-        if outcome.step == DEVICE:
+        if outcome.step == DEVICE_STEP:
             device = outcome.report_json["device"] if outcome.outcome == DONE else "cpu"
-            if device != self.device and other_steps:
-                other_steps = []
+            if device != self.device and other_outcomes:
+                other_outcomes = []
                 notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
-        steps = sorted((*other_steps, outcome), key=lambda step: self.planned_steps.index(step.step))
-        report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(steps), notes=notes)
-        verdict = evaluate(merge_evidence(report.subject, report.device, [step.evidence for step in report.steps]))
+        outcomes = sorted((*other_outcomes, outcome), key=lambda item: self.planned_steps.index(item.step))
+        report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(outcomes), notes=notes)
+        verdict = evaluate(merge_evidence(report.subject, report.device, [item.evidence for item in report.steps]))
         return replace(
             report,
             verdict=_summarize_verdict(report, verdict),
@@ -144,7 +147,7 @@ class DeviceReport(ReportData, StagedReport):
         """Return the JSON, the page and the text for an issue by file name."""
         displayed = self.final_report()
         return {
-            JSON: to_json(self),
+            JSON_FILE_NAME: to_json(self),
             "report.html": render_page(self, displayed),
             "issue.md": render_issue(self, displayed),
         }
@@ -152,7 +155,7 @@ class DeviceReport(ReportData, StagedReport):
 
 def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     """Return the recommendation with its reason, and the number of finished steps, as sentences."""
-    device_outcome = report.outcome_for(DEVICE)
+    device_outcome = report.outcome_for(DEVICE_STEP)
     if device_outcome is not None and device_outcome.outcome != DONE:
         problem = device_outcome.message.rstrip(".")
         recommendation = f"The device is unavailable ({problem}), and the other steps measured the CPU."
@@ -161,8 +164,10 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
         reason = verdict.reason.conditions[0].rstrip(".")
         recommendation = f"On {device}: {verdict.recommendation}, because {reason}."
     missing = f"; missing: {', '.join(report.missing_steps)}" if report.missing_steps else ""
-    finished = f"{len(report.finished)} of {pluralize(len(report.planned_steps), 'step')} finished{missing}."
-    problems = [step.step for step in report.steps if step.outcome == DONE and step.status in {WARNING, FAILED}]
+    finished = f"{len(report.finished_stages)} of {pluralize(len(report.planned_steps), 'step')} finished{missing}."
+    problems = [
+        outcome.step for outcome in report.steps if outcome.outcome == DONE and outcome.status in {WARNING, FAILED}
+    ]
     review = f" Steps to review: {', '.join(problems)}." if problems else ""
     return f"{recommendation} {finished}{review}"
 
@@ -182,7 +187,7 @@ def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     yield "Python", versions.python
     yield "openmed_nb", versions.openmed_nb
     yield "workload", f"{'training' if subject.training else 'annotation'}{', quick' if subject.quick else ''}"
-    yield "duration", f"{sum(step.seconds for step in report.steps):.0f} s"
+    yield "duration", f"{sum(outcome.seconds for outcome in report.steps):.0f} s"
     yield "created at", report.created_at
 
 
@@ -220,17 +225,17 @@ def compare_speeds(report: DeviceReport, shipped: DeviceReport | None) -> tuple[
         if 1 / SIMILARITY_FACTOR <= local / reference <= SIMILARITY_FACTOR
     ]
     return (
-        f"Similar to the shipped report of such a computer: {len(similar)} of {pluralize(len(pairs), 'metric')}.",
+        f"Similar to the shipped report of this type of computer: {len(similar)} of {pluralize(len(pairs), 'metric')}.",
         table,
     )
 
 
 def _speed_metrics(report: ReportData) -> dict[str, float]:
-    """Return the times and rates of a report by report, device and name."""
+    """Return the durations and rates in a report by measurement, device and metric."""
     return {
         f"{metrics.report}, {metrics.device}: {name.replace('_', ' ')}": value
-        for step in report.steps
-        for metrics in step.metrics
+        for outcome in report.steps
+        for metrics in outcome.metrics
         for name, value in metrics.values.items()
         if name.endswith(("seconds", "per_second"))
     }
@@ -246,10 +251,10 @@ def report(
     """Benchmark and check this computer, and write a page, a JSON file and a text for an issue.
 
     The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients;
-    seconds for each new shape; a calibration from 256 to 65,536 tokens; one row compared with 32 rows; a sweep; a comparison
-    with the CPU; a profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook. They use the bundled
-    model and synthetic texts. Each step runs in a separate process with a time limit. A step that is aborted, hangs, runs out
-    of memory or fills the disk is therefore a row of the report, and the other steps continue.
+    the compile time of each new shape; a calibration from 256 to 65,536 tokens; batches of one row compared with 32 rows; a
+    sweep; a comparison with the CPU; a profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook.
+    They use the bundled model and synthetic texts. Each step runs in a separate process with a time limit. A step that is
+    aborted, hangs, runs out of memory or fills the disk is therefore a row of the report, and the other steps continue.
 
     Args:
         folder: Directory of ``report.html``, ``report.json`` and ``issue.md``, which are updated after each step. It is created

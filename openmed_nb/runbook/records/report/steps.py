@@ -367,7 +367,7 @@ def _fallbacks(options: StepOptions) -> StepResult:
         workload = benchmark.fixed_shape_workload(2)
         with workload.open_batches() as batches:
             workload.run(next(batches))
-    finding = _check_fallbacks(prediction.cpu_operators, log.operators, log.operators_on_mps)
+    finding = _check_fallbacks(prediction.cpu_operators, log.operators, log.num_mps_operators)
     measurement = Measurement(
         "Fallbacks compared with the forecast",
         format_device(options.device),
@@ -378,7 +378,7 @@ def _fallbacks(options: StepOptions) -> StepResult:
     return StepResult(measurement, (prediction, log), summary=summary)
 
 
-def _check_fallbacks(predicted: Iterable[str], fallbacks: Iterable[str], operators_on_mps: int) -> Finding:
+def _check_fallbacks(predicted: Iterable[str], fallbacks: Iterable[str], num_mps_operators: int) -> Finding:
     """Check whether all fallbacks among the operators called on MPS were predicted.
 
     Example:
@@ -388,7 +388,7 @@ def _check_fallbacks(predicted: Iterable[str], fallbacks: Iterable[str], operato
         'the forecast does not predict the fallback of aten::mode'
     """
     name = "forecast"
-    if not operators_on_mps:
+    if not num_mps_operators:
         return Finding(name, NOT_APPLICABLE, "no operator ran on MPS, so none could fall back")
     predicted_names = {operator.split(".")[0] for operator in predicted}
     unexpected = [operator for operator in fallbacks if operator.split(".")[0] not in predicted_names]

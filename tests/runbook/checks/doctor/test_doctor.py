@@ -7,7 +7,7 @@ import pytest
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.backend import TorchInfo
-from openmed_nb.devices.causes import DeviceContext
+from openmed_nb.devices.causes import DeviceFacts
 from openmed_nb.devices.choice import DeviceChoice, select_device
 from openmed_nb.devices.environment import (
     ACTIVE,
@@ -25,7 +25,7 @@ from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose
 from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS, ProbeOutcome, bugs_for_device
 from openmed_nb.runbook.records.signals import SystemStatus
 
-MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos=(15, 5), gpu_driver=False)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos_version=(15, 5), gpu_driver=False)
 MAC_TORCH = TorchInfo(
     "2.13.0", is_imported=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=(), probes=(("mps", ""),)
 )
@@ -62,7 +62,7 @@ def make_mac_facts(**changes):
         python="3.12",
         machine=MAC,
         torch=MAC_TORCH,
-        choice=select_device(DeviceRequest("auto", "nobody"), DeviceContext(MAC, MAC_TORCH, {})),
+        choice=select_device(DeviceRequest("auto", "nobody"), DeviceFacts(MAC, MAC_TORCH, {})),
         environment=plan_mps_variables(environ, "mps", state),
         computation=ON_MPS,
         packages=PACKAGES,
@@ -98,7 +98,9 @@ def make_cpu_facts(machine, torch, **changes):
     return replace(facts, **changes)
 
 
-ROSETTA = MachineInfo("Darwin", "x86_64", apple_silicon=True, under_rosetta=True, chip="Apple M2", macos=(15, 5))
+ROSETTA = MachineInfo(
+    "Darwin", "x86_64", apple_silicon=True, under_rosetta=True, chip="Apple M2", macos_version=(15, 5)
+)
 NO_MPS = replace(MAC_TORCH, mps_built=False, mps_available=False, probes=())
 NO_METAL = replace(MAC_TORCH, mps_available=False, probes=())
 BAD_RATIO = replace(MAC_TORCH, probes=(("mps", "invalid low watermark ratio 1.4"),))
@@ -107,10 +109,10 @@ MISMATCH = Finding("torchvision and torch", FAILED, "torchvision needs torch==2.
 
 PLANTED = [
     ("Rosetta Python", make_cpu_facts(ROSETTA, PLAIN_TORCH), "Python: failed"),
-    ("old macOS", make_cpu_facts(replace(MAC, macos=(13, 6)), MAC_TORCH), "macOS: failed"),
+    ("old macOS", make_cpu_facts(replace(MAC, macos_version=(13, 6)), MAC_TORCH), "macOS: failed"),
     (
         "torch for a newer macOS",
-        make_cpu_facts(replace(MAC, macos=(14, 8)), replace(MAC_TORCH, version="2.15.0")),
+        make_cpu_facts(replace(MAC, macos_version=(14, 8)), replace(MAC_TORCH, version="2.15.0")),
         "macOS: failed",
     ),
     (
@@ -179,11 +181,14 @@ PLANTED = [
 
 HEALTHY = [
     ("Mac", make_mac_facts()),
-    ("Mac whose version of macOS is not known", make_mac_facts(machine=replace(MAC, macos=None))),
+    ("Mac whose version of macOS is not known", make_mac_facts(machine=replace(MAC, macos_version=None))),
     ("Mac on which nothing is set", make_mac_facts(system_status=SystemStatus())),
     ("computer without a GPU", make_cpu_facts(PLAIN, PLAIN_TORCH)),
     ("Mac on request on the CPU", make_cpu_facts(MAC, MAC_TORCH)),
-    ("Mac with an Intel processor", make_cpu_facts(MachineInfo("Darwin", "x86_64", macos=(12, 6)), PLAIN_TORCH)),
+    (
+        "Mac with an Intel processor",
+        make_cpu_facts(MachineInfo("Darwin", "x86_64", macos_version=(12, 6)), PLAIN_TORCH),
+    ),
     (
         "computer with a GPU",
         make_cpu_facts(
@@ -231,7 +236,7 @@ All checks
   PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: {active}
   PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: {active}
   data types                        ok              mps computes with float32, float16, bfloat16, int64; MPS does not support float64
-  known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with dirty memory
+  known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with reused memory
   packages                          ok              9 packages fit together
   memory pressure                   ok              normal
   power                             ok              adapter

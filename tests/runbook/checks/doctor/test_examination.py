@@ -40,9 +40,9 @@ def compute_on_missing_device(device):
     return ComputationCheck(device, device, dtypes={"float32": ""})
 
 
-def run_doctor(computer, compute=compute_on_missing_device):
+def run_doctor(computer, check_device=compute_on_missing_device):
     """Return the report for a simulated machine, without the packages of this one."""
-    return diagnose(replace(collect_facts(computer.session, compute=compute), packages=()))
+    return diagnose(replace(collect_facts(computer.session, check_device=check_device), packages=()))
 
 
 def get_problems(report):
@@ -104,10 +104,10 @@ class TestOtherMachines:
 
         for computer in (computers.mac(), computers.plain(), computers.box()):
             computer.torch.loading = fail
-            assert get_problems(run_doctor(computer, compute=pytest.fail)) == {"torch": FAILED}
+            assert get_problems(run_doctor(computer, check_device=pytest.fail)) == {"torch": FAILED}
 
     def test_packages_are_those_of_this_python(self, computers):
-        facts = collect_facts(computers.plain().session, compute=compute_on_missing_device)
+        facts = collect_facts(computers.plain().session, check_device=compute_on_missing_device)
 
         assert facts.packages == package_findings()
 

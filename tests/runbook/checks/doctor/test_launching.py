@@ -118,7 +118,9 @@ def test_incompatible_setting_is_one_finding(computers, kind, changes, expected)
 )
 def test_mixed_precision_finding_names_reason_on_mac(computers, macos, version, precision, words):
     torch = replace(computers.MAC_TORCH, version=version)
-    (finding,) = launch_findings({**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos=macos), torch)
+    (finding,) = launch_findings(
+        {**PLAIN, "mixed_precision": precision}, replace(computers.MAC, macos_version=macos), torch
+    )
 
     assert words in finding.evidence
 
@@ -172,9 +174,9 @@ def test_missing_file_has_no_finding(computers, tmp_path):
 @pytest.mark.parametrize("write", [yaml.safe_dump, json.dumps])
 def test_doctor_reports_settings_of_file(computers, write, tmp_path):
     computer = computers.mac(HF_HOME=str(tmp_path))
-    assert collect_facts(computer.session, compute=lambda _device: None).launch_settings == ()
+    assert collect_facts(computer.session, check_device=lambda _device: None).launch_settings == ()
     write_settings(tmp_path, write(make_settings("distributed_type: MULTI_GPU, num_processes: 4")))
-    report = diagnose(replace(collect_facts(computer.session, compute=lambda _device: None), packages=()))
+    report = diagnose(replace(collect_facts(computer.session, check_device=lambda _device: None), packages=()))
     assert (
         "accelerate config: num_processes, failed: requests 4; without CUDA GPUs, MULTI_GPU trains an independent model in "
         "each process on mps. Set distributed_type: 'NO' and num_processes: 1." in str(report)

@@ -232,7 +232,7 @@ def test_other_devices_have_no_fallbacks(there):
     with nb.simulated_mps() if there else contextlib.nullcontext(), fallbacks() as log:
         torch.ones(3).mode()
 
-    assert (log.entries, log.device_available) == ((), there)
+    assert (log.entries, log.mps_available) == ((), there)
     assert "No operator ran on MPS" in log.verdict
 
 
@@ -280,13 +280,13 @@ def test_duration_of_operator_counts_once():
     record = make_recorder("aten::t")
     record.record_warning("aten::take")
     record.record_warning("aten::take")
-    log = FallbackLog(device_available=True, simulated=False, _recorder=record)
+    log = FallbackLog(mps_available=True, simulated=False, _recorder=record)
 
     assert [(entry.operator, entry.count, entry.seconds) for entry in log.entries] == [("aten::take", 2, 1.0)]
 
 
 def test_durations_are_in_html_and_json_only():
-    log = FallbackLog(device_available=True, simulated=False, _recorder=make_recorder("aten::mode", "aten::mode"))
+    log = FallbackLog(mps_available=True, simulated=False, _recorder=make_recorder("aten::mode", "aten::mode"))
 
     assert log.to_dict()["entries"][0]["seconds"] == 2.0
     assert "2.0000" in log._repr_html_()

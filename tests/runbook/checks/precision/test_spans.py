@@ -20,13 +20,13 @@ from openmed_nb.runbook.checks.precision.report import (
     score,
 )
 
-D, G = "DISEASE", "GENE"
+DISEASE, GENE = "DISEASE", "GENE"
 
 BOUNDARIES = st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda pair: (pair[0], pair[0] + pair[1]))
-TEXTS = st.dictionaries(BOUNDARIES, st.sampled_from([D, G, "DOSE"]), max_size=8).map(
+ENTITIES = st.dictionaries(BOUNDARIES, st.sampled_from([DISEASE, GENE, "DOSE"]), max_size=8).map(
     lambda labels: [(start, end, label) for (start, end), label in labels.items()]
 )
-"""Entities of one text, with one label for each pair of boundaries."""
+"""Strategy for the entities of one text, with one label for each pair of boundaries."""
 
 
 def parse_entities(text):
@@ -59,7 +59,7 @@ def test_compare_spans_counts_kinds(reference, candidate, counts):
     )
 
 
-@given(TEXTS, TEXTS)
+@given(ENTITIES, ENTITIES)
 def test_compare_spans_counts_each_entity_once(reference, candidate):
     agreement = compare_spans(reference, candidate, text=7)
 
@@ -75,27 +75,31 @@ def test_compare_spans_counts_each_entity_once(reference, candidate):
     assert {change.text for change in agreement.changes} <= {7}
 
 
-@given(TEXTS, TEXTS)
+@given(ENTITIES, ENTITIES)
 def test_compare_spans_is_symmetric(reference, candidate):
-    there, back = compare_spans(reference, candidate), compare_spans(candidate, reference)
+    forward, backward = compare_spans(reference, candidate), compare_spans(candidate, reference)
 
-    assert (there.exact, there.moved, there.label_changed) == (back.exact, back.moved, back.label_changed)
-    assert (there.missing, there.extra) == (back.extra, back.missing)
-    assert there.agreement == back.agreement
+    assert (forward.exact, forward.moved, forward.label_changed) == (
+        backward.exact,
+        backward.moved,
+        backward.label_changed,
+    )
+    assert (forward.missing, forward.extra) == (backward.extra, backward.missing)
+    assert forward.agreement == backward.agreement
 
 
-@given(TEXTS)
+@given(ENTITIES)
 def test_same_entities_are_exact(reference):
     assert compare_spans(reference, reversed(reference)) == EntityAgreement(exact=len(reference))
 
 
 def test_agreement_sum_limits_changes():
-    texts = [compare_spans([(0, 6, D)], [(0, 9, D)], number) for number in range(MAX_CHANGES + 5)]
-    total = sum(texts, EntityAgreement())
+    agreements = [compare_spans([(0, 6, DISEASE)], [(0, 9, DISEASE)], index) for index in range(MAX_CHANGES + 5)]
+    total = sum(agreements, EntityAgreement())
 
     assert total.moved == MAX_CHANGES + 5
     assert [change.text for change in total.changes] == list(range(MAX_CHANGES))
-    fourth = {"text": 3, "kind": "moved", "reference": [0, 6, D], "candidate": [0, 9, D]}
+    fourth = {"text": 3, "kind": "moved", "reference": [0, 6, DISEASE], "candidate": [0, 9, DISEASE]}
     assert json.loads(json.dumps(total.to_dict()))["changes"][3] == fourth
 
 
@@ -107,7 +111,7 @@ def test_agreement_is_relative_to_all_entities():
 
 
 def test_score_requires_exact_boundaries_and_labels():
-    first = score([(0, 6, D), (9, 20, D)], [(0, 6, D), (9, 15, D), (30, 33, D)])
+    first = score([(0, 6, DISEASE), (9, 20, DISEASE)], [(0, 6, DISEASE), (9, 15, DISEASE), (30, 33, DISEASE)])
 
     assert (first.recall, first.precision, first.f1) == (1 / 2, 1 / 3, 2 / 5)
     assert first + EntityScore(1, 1, 1) == EntityScore(3, 4, 2)
@@ -116,8 +120,8 @@ def test_score_requires_exact_boundaries_and_labels():
 
 def test_compare_spans_pairs_many_moved_entities():
     """Regression: a recursive pairing exceeded the stack."""
-    reference = [(10 * place, 10 * place + 10, D) for place in range(2000)]
-    candidate = [(start + 5, end + 5, D) for start, end, _ in reference]
+    reference = [(10 * index, 10 * index + 10, DISEASE) for index in range(2000)]
+    candidate = [(start + 5, end + 5, DISEASE) for start, end, _ in reference]
 
     assert compare_spans(reference, candidate).moved == compare_spans(candidate, reference).moved == 2000
     assert compare_spans(reference[1:], candidate).extra == 1
@@ -125,42 +129,42 @@ def test_compare_spans_pairs_many_moved_entities():
 
 def test_parse_gold_accepts_tuples_and_mappings():
     entities = [
-        (4, 10, D),
-        [4, 10, D],
-        {"start": 4, "end": 10, "label": D},
-        {"start": 4, "end": 10, "entity_group": D, "score": 0.9, "word": "asthma"},
-        {"start": 4, "end": 10, "entity": D},
-        {"start": 4, "end": 10, "entity": "asthma", "label": D},
-        (np.int64(4), torch.tensor(10), D),
+        (4, 10, DISEASE),
+        [4, 10, DISEASE],
+        {"start": 4, "end": 10, "label": DISEASE},
+        {"start": 4, "end": 10, "entity_group": DISEASE, "score": 0.9, "word": "asthma"},
+        {"start": 4, "end": 10, "entity": DISEASE},
+        {"start": 4, "end": 10, "entity": "asthma", "label": DISEASE},
+        (np.int64(4), torch.tensor(10), DISEASE),
     ]
     for entity in entities:
-        assert parse_gold([[], [entity]]) == ((), ((4, 10, D),)), entity
-        assert parse_gold(iter([(entity,)])) == (((4, 10, D),),), entity
+        assert parse_gold([[], [entity]]) == ((), ((4, 10, DISEASE),)), entity
+        assert parse_gold(iter([(entity,)])) == (((4, 10, DISEASE),),), entity
 
 
 def test_parse_gold_rejects_other_values_without_quoting():
-    forms = {
+    invalid_gold = {
         "str is not a valid type for gold": "gold",
         "NoneType is not a valid type for gold": None,
         "dict is not a valid type for gold": {0: []},
         "NoneType is not a valid type for the gold of text 1": [[], None],
         "dict is not a valid type for the gold of text 1": [[], {"start": 1}],
-        "The gold of text 0 has an invalid entity at index 1": [[(0, 6, D), (0, 6)]],
+        "The gold of text 0 has an invalid entity at index 1": [[(0, 6, DISEASE), (0, 6)]],
     }
-    none = [
+    invalid_entities = [
         (0, 6, 5),
-        (6, 6, D),
-        (-1, 6, D),
-        (0.0, 6.0, D),
-        (False, True, D),
-        (np.array([4, 5]), 10, D),
-        (torch.tensor(4.0), 10, D),
+        (6, 6, DISEASE),
+        (-1, 6, DISEASE),
+        (0.0, 6.0, DISEASE),
+        (False, True, DISEASE),
+        (np.array([4, 5]), 10, DISEASE),
+        (torch.tensor(4.0), 10, DISEASE),
         {"start": 4, "end": 10},
         "asthma",
     ]
     for message, gold in [
-        *forms.items(),
-        *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in none),
+        *invalid_gold.items(),
+        *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in invalid_entities),
     ]:
         with pytest.raises(ConfigurationError, match=message) as caught:
             parse_gold(gold)

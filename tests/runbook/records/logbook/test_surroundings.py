@@ -1,4 +1,4 @@
-"""Conditions of a run: loader, seeds, storage, git, other processes, connection times."""
+"""Conditions of a run in the logbook: loader, seeds, storage, git, other processes, connection times."""
 
 import os
 import re
@@ -103,7 +103,7 @@ def test_locate_storage_uses_the_deepest_mount(mounts, path, filesystem, kind):
     assert "erik" not in repr(location)
 
 
-def test_locate_storage_accepts_a_loop_of_links(tmp_path):
+def test_locate_storage_accepts_a_symlink_loop(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (location,) = locate_storage({"model": tmp_path / "loop" / "hub"}, [ROOT])
 
@@ -123,7 +123,7 @@ CLOUD_PATHS = [
 
 @pytest.mark.parametrize(("path", "kind"), CLOUD_PATHS)
 def test_locate_storage_detects_cloud_folders(tmp_path, path, kind):
-    """The folders of iCloud Drive, of other providers, and folders with an attribute of macOS are in a cloud."""
+    """Folders of iCloud Drive and other providers, and folders with a cloud attribute of macOS, are cloud storage."""
     home = tmp_path / "me"
     attributes = {"Desktop": "com.apple.icloud.desktop", "Documents": "com.apple.file-provider-domain-id"}
     for folder in (*attributes, "Documents2"):

@@ -305,7 +305,7 @@ def test_speeds_are_compared_with_a_similar_shipped_report(planted_report, tmp_p
     (tmp_path / "b.json").write_text(json.dumps(shipped.to_dict()), "utf-8")
     sentence, table = compare_speeds(local, find_shipped_report(local.subject, tmp_path))
 
-    assert sentence == "Similar to the shipped report of such a computer: 1 of 2 metrics."
+    assert sentence == "Similar to the shipped report of this type of computer: 1 of 2 metrics."
     assert table.rows == (
         ("sweep, mps: seconds", "2", "1", "2.00"),
         ("sweep, mps: rows per second", "80", "100", "0.80"),

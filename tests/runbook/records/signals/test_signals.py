@@ -28,7 +28,9 @@ from openmed_nb.runbook.records.signals import (
 )
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "signals"
-MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos=(26, 6, 2), gpu_driver=False)
+MAC = MachineInfo(
+    "Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos_version=(26, 6, 2), gpu_driver=False
+)
 BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 SIMULATED_MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
 
