@@ -153,14 +153,12 @@ def read_gold(gold: Any) -> GoldTexts:
         if len(columns) < len(gold.columns):
             raise ConfigurationError("The table of gold entities has several columns of the same name.", TABLE_REMEDY)
         for name in {"note", "start", "end"} & columns.keys():
-            columns[name] = [_as_whole_number(value) for value in columns[name]]
+            # pandas stores integers as floats if a value of the column was missing.
+            columns[name] = [
+                int(value) if isinstance(value, float) and value.is_integer() else value for value in columns[name]
+            ]
         return gold_from_columns(columns)
     return GoldTexts(tuple(GoldText(None, None, spans) for spans in parse_gold(gold)))
-
-
-def _as_whole_number(value: Any) -> Any:
-    """Return a float without decimals as ``int``: pandas stores integers as floats if a value of the column was missing."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def parse_gold(gold: Any) -> tuple[tuple[GoldSpan, ...], ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -34,6 +34,10 @@ MAX_WORD_LENGTH = 100
 
 # Random seed of the word hashes.
 HASH_SEED = np.frombuffer(os.urandom(8), np.uint64)[0]
+
+# The final mixing steps of SplitMix64, a bijection in which each output bit depends on all input bits.
+# Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+MIXING_STEPS = np.array([[30, 0xBF58476D1CE4E5B9], [27, 0x94D049BB133111EB], [31, 1]], np.uint64)
 
 # Approximate number of words after which the cache is cleared.
 MAX_CACHED_WORDS = 1 << 16
@@ -249,10 +253,13 @@ class WordTokenCache:
 
     def _find_added_tokens(self, characters: bytes) -> np.ndarray:
         """Return the positions of added tokens."""
-        added = [_encode_single_byte(token.content) for token in self.tokenizer.added_tokens_decoder.values()]
-        positions = [
-            position for token in added if token.strip(b"\0") for position in _find_occurrences(token, characters)
-        ]
+        positions = []
+        for token in self.tokenizer.added_tokens_decoder.values():
+            content = _encode_single_byte(token.content)
+            position = characters.find(content) if content.strip(b"\0") else -1
+            while position >= 0:
+                positions.append(position)
+                position = characters.find(content, position + 1)
         return np.array(positions, np.int64)
 
 
@@ -262,14 +269,6 @@ def _encode_single_byte(text: str) -> bytes:
         return text.encode("ascii" if text.isascii() else "cp1252")
     except UnicodeEncodeError:
         return bytes(len(text))
-
-
-def _find_occurrences(needle: bytes, haystack: bytes) -> Iterator[int]:
-    """Yield the positions of all occurrences of a byte string, including overlapping occurrences."""
-    position = haystack.find(needle)
-    while position >= 0:
-        yield position
-        position = haystack.find(needle, position + 1)
 
 
 def _find_word_spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -293,22 +292,15 @@ def _hash_words(characters: bytes, starts: np.ndarray, ends: np.ndarray) -> np.n
     words = np.arange(len(starts))
     while len(words):
         num_excess = np.maximum(8 - (ends - starts), 0)
-        keys[words] = _mix_bits(keys[words] ^ (eights[starts] << (8 * num_excess).astype(np.uint64)))
+        mixed = keys[words] ^ (eights[starts] << (8 * num_excess).astype(np.uint64))
+        for shift, factor in MIXING_STEPS:
+            mixed = (mixed ^ (mixed >> shift)) * factor
+        keys[words] = mixed
         is_longer = ends - starts > 8  # noqa: PLR2004 - the bytes of a key
         words = words[is_longer]
         starts = starts[is_longer] + 8
         ends = ends[is_longer]
     return keys
-
-
-def _mix_bits(numbers: np.ndarray) -> np.ndarray:
-    """Apply the final mixing step of SplitMix64, a bijection in which each output bit depends on all input bits.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        numbers = (numbers ^ (numbers >> np.uint64(shift))) * np.uint64(factor)
-    return numbers
 
 
 def _merge_tokens(tokens: Tokens, others: Tokens, in_others: np.ndarray) -> Tokens:

@@ -768,11 +768,6 @@ class Summary(Displayable):
         )
 
 
-def _is_json_scalar(note_id: Any) -> bool:
-    """Return whether JSON can contain an id. It has neither NaN nor infinity."""
-    return isinstance(note_id, (str, int)) or (isinstance(note_id, float) and math.isfinite(note_id))
-
-
 def _are_files(texts: Any) -> bool:
     return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileReference) for text in texts)
 
@@ -922,8 +917,10 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         if _are_files(self.texts):
             texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
         if self.ids is not None:
-            ids = [note_id if _is_json_scalar(note_id) else str(note_id) for note_id in self.ids]
-            texts = [{"id": note_id, **text} for note_id, text in zip(ids, texts, strict=True)]
+            for index, note_id in enumerate(self.ids):
+                # JSON has neither NaN nor infinity.
+                is_number = isinstance(note_id, (int, float)) and math.isfinite(note_id)
+                texts[index] = {"id": note_id if is_number else str(note_id), **texts[index]}
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
