@@ -49,7 +49,7 @@ def test_report_device_is_normalized_and_unique():
     first, second = (extract_metrics(LoaderCheck(device, 0.03, 0.01, 2, 20)) for device in ("cuda", "cpu"))
 
     assert (report_device([first]), report_device([second, second]), report_device([])) == ("cuda:0", "cpu", None)
-    with pytest.raises(ConfigurationError, match="of several devices: cpu, cuda:0"):
+    with pytest.raises(ConfigurationError, match="cover several devices: cpu, cuda:0"):
         report_device([first, second])
 
 
