@@ -64,6 +64,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(deselected)]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def torch_products() -> None:
+    """Keep torch's own matrix products. A change of the library between two tests would change the last digits of scores."""
+    from openmed_nb.annotation.tuning import LINEAR_TUNING
+
+    LINEAR_TUNING.onednn_speedup = 0.0
+
+
 @pytest.fixture(scope="module", autouse=True)
 def simulated_mac(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the tests and fixtures of a file on a simulated Mac in the simulated run."""
