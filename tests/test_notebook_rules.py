@@ -38,16 +38,16 @@ MISUSES = {
 def judged(tmp_path_factory):
     """The result of nbval alone for a notebook that was run and saved with its mistakes, as a user would save it.
 
-    The outcomes of its cells are under "ours" with this conftest.py, and under "alone" without; the rest is the output.
+    The outcomes of its cells are under "with_conftest" with this conftest.py, and under "alone" without; the rest is the output.
     """
     folder = tmp_path_factory.mktemp("misused")
     cells = ["%load_ext openmed_nb", *MISUSES.values(), "1 + 1"]
     notebook = new_notebook(cells=[new_code_cell(source) for source in cells])
     NotebookClient(notebook, allow_errors=True, kernel_name="python3", timeout=None).execute()
-    for name in ("ours", "alone"):
+    for name in ("with_conftest", "alone"):
         (folder / name).mkdir()
         nbformat.write(notebook, folder / name / "misused.ipynb")
-    shutil.copy(ROOT / "conftest.py", folder / "ours")
+    shutil.copy(ROOT / "conftest.py", folder / "with_conftest")
     process = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "nbval.plugin", "--nbval", "--nbval-current-env", "-v", "."],
         cwd=folder,
@@ -62,13 +62,13 @@ def judged(tmp_path_factory):
         check=False,
     )
     outcomes = re.findall(r"(\w+)/misused::ipynb::Cell \d+ ([A-Z]+)", process.stdout)
-    named = {name: [outcome for where, outcome in outcomes if where == name] for name in ("ours", "alone")}
+    named = {name: [outcome for where, outcome in outcomes if where == name] for name in ("with_conftest", "alone")}
     return {**named, "output": process.stdout + process.stderr}
 
 
 def test_misused_magic_fails(judged):
     """Under nbval with our conftest.py a cell that misuses a magic fails, even where its output is as it was saved."""
-    assert judged["ours"] == ["PASSED", *["FAILED"] * len(MISUSES), "PASSED"], judged["output"]
+    assert judged["with_conftest"] == ["PASSED", *["FAILED"] * len(MISUSES), "PASSED"], judged["output"]
 
 
 def test_nbval_alone_would_let_it_pass(judged):

@@ -167,8 +167,8 @@ def _mark_float64(model: Module, example: ModelInputs, recorder: CallRecorder) -
     tensors = [(f"example input {name}", tensor, ModuleLocation()) for name, tensor in named_tensors(example.tensors)]
     for path, module in model.named_modules():
         location = ModuleLocation(path, type(module).__name__)
-        for kind, own in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
-            tensors += ((f"{kind} {name}", tensor, location) for name, tensor in own(recurse=False))
+        for kind, list_tensors in (("parameter", module.named_parameters), ("buffer", module.named_buffers)):
+            tensors += ((f"{kind} {name}", tensor, location) for name, tensor in list_tensors(recurse=False))
     wide = [(name, tensor, location) for name, tensor, location in tensors if tensor.dtype in UNSUPPORTED_DTYPES]
     recorder.wide.update((tensor, True) for _, tensor, _ in wide)
     return [(name, location) for name, _, location in wide]
