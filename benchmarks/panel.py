@@ -20,10 +20,11 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import sync_playwright
 
-BROWSER_TESTS = Path(__file__).parent.parent / "tests" / "browser"
-CONFTEST, SERVERS, FRONTS = (
-    runpy.run_path(str(BROWSER_TESTS / f"{name}.py")) for name in ("conftest", "servers", "fronts")
-)
+TESTS = Path(__file__).parent.parent / "tests"
+sys.path.insert(0, str(TESTS))  # As pytest does, so that the package helpers is found.
+from helpers import front_ends, jupyter_server  # noqa: E402 - only now
+
+CONFTEST = runpy.run_path(str(TESTS / "browser" / "conftest.py"))
 CELLS = ("%load_ext openmed_nb\nimport ipywidgets", "%openmed_panel", "ipywidgets.Button(description='one')")
 CLOSE = "%openmed_panel --close"
 NAMES = ("panel", "one button")
@@ -58,7 +59,7 @@ def main(rounds: int) -> None:
     found = next(filter(None, map(CONFTEST["shutil"].which, (CONFTEST["MAC_BROWSER"], *CONFTEST["BROWSERS"]))))
     with (
         tempfile.TemporaryDirectory() as home,
-        SERVERS["serving"](Path(home)) as server,
+        jupyter_server.serving(Path(home)) as server,
         sync_playwright() as play,
     ):
         browser = play.chromium.launch(executable_path=found, args=CONFTEST["ARGUMENTS"])
@@ -66,7 +67,7 @@ def main(rounds: int) -> None:
         nbformat.write(notebook, server.notebooks / "panel.ipynb")
         page = browser.new_context(viewport=CONFTEST["WIDE"]).new_page()
         page.set_default_timeout(CONFTEST["PATIENCE"])
-        front = FRONTS["Lab"](server, page, "panel.ipynb")
+        front = front_ends.FRONTS["lab"](server, page, "panel.ipynb")
         front.run_all()
         taken = [[opening(front, cell) for cell in (1, 2)] for _ in range(rounds)]
         browser.close()

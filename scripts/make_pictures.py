@@ -13,6 +13,7 @@ import io
 import re
 import runpy
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +25,10 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 ROOT = Path(__file__).parent.parent
-TESTS = ROOT / "tests" / "browser"
-HELD = {name: runpy.run_path(str(TESTS / f"{name}.py")) for name in ("conftest", "servers", "fronts")}
+sys.path.insert(0, str(ROOT / "tests"))  # As pytest does, so that the package helpers is found.
+from helpers import front_ends, jupyter_server  # noqa: E402 - only now
+
+BROWSER_TESTS = runpy.run_path(str(ROOT / "tests" / "browser" / "conftest.py"))
 THEMES = ("light", "dark")
 SIZE, MOVING_SIZE = {"width": 960, "height": 7000}, {"width": 900, "height": 620}
 SHARPNESS, COLORS, MARGIN = 2, 128, 8
@@ -88,15 +91,14 @@ def main() -> None:
 
 def photograph(wanted: list[str], folder: Path) -> None:
     """Start a server and a browser, and take the pictures."""
-    conftest = HELD["conftest"]
-    found = next(filter(None, map(shutil.which, (conftest["MAC_BROWSER"], *conftest["BROWSERS"]))))
+    found = next(filter(None, map(shutil.which, (BROWSER_TESTS["MAC_BROWSER"], *BROWSER_TESTS["BROWSERS"]))))
     with (
         tempfile.TemporaryDirectory() as home,
-        HELD["servers"]["serving"](Path(home)) as server,
+        jupyter_server.serving(Path(home)) as server,
         sync_playwright() as play,
     ):
-        browser = play.chromium.launch(executable_path=found, args=conftest["ARGUMENTS"])
-        expect.set_options(timeout=conftest["PATIENCE"])
+        browser = play.chromium.launch(executable_path=found, args=BROWSER_TESTS["ARGUMENTS"])
+        expect.set_options(timeout=BROWSER_TESTS["PATIENCE"])
         if set(wanted) & set(CELLS):
             still(server, browser, wanted, folder)
         for theme in THEMES if "demo" in wanted else ():
@@ -132,11 +134,11 @@ def layers(theme: str) -> str:
 def opened(server: Any, browser: Browser, theme: str, cells: list[str], **context: Any) -> Any:
     """Open a notebook of some cells in JupyterLab, without side panels."""
     name = f"{theme}{len(cells)}.ipynb"
-    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=HELD["conftest"]["KERNEL"])
+    notebook = new_notebook(cells=[new_code_cell(cell) for cell in cells], metadata=BROWSER_TESTS["KERNEL"])
     nbformat.write(notebook, server.notebooks / name)
     page = browser.new_context(**context).new_page()
-    page.set_default_timeout(HELD["conftest"]["PATIENCE"])
-    front = HELD["fronts"]["FRONTS"]["lab"](server, page, name, theme)
+    page.set_default_timeout(BROWSER_TESTS["PATIENCE"])
+    front = front_ends.FRONTS["lab"](server, page, name, theme)
     page.keyboard.press("ControlOrMeta+b")
     return front
 
