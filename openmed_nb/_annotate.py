@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from ._events.activity import ProgressEvent
+from ._utils.clock import current_time
 from ._utils.text import model_label, short_type_name
 from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
 from .annotation.inputs import read_inputs
@@ -40,8 +41,11 @@ from .session import SESSION, Session
 
 if TYPE_CHECKING:
     from .annotation.pipeline import AnnotationPipeline
-    from .annotation.stream import AnnotationSource
+    from .annotation.stream import AnnotationSource, ProgressCallback
 
+
+# Seconds between two events of a chunk in progress. A batch can take less.
+MIN_EVENT_SECONDS = 0.1
 
 # Whether a run stops at the first error or records errors.
 OnError = Literal["raise", "record"]
@@ -97,8 +101,10 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         progress: Whether to display a progress bar with texts per second for operations longer than half a second.
         resume: File to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
             run resumes after the last text, even if the process was killed. Texts that were in progress are processed again, as
-            are texts that had an error, or that were missing and are available now. Alternatively, the ``annotations`` of an
-            interrupted run.
+            are texts that had an error, or that were missing and are available now. ``True`` resumes the last run of this
+            kernel that was interrupted or raised an error, with its model and options except for ``client``. The kernel
+            stores the results of this run until it finishes, or until :func:`release`. Alternatively, the ``annotations`` of
+            an interrupted run.
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory. ``"record"`` stores the error in
             ``errors`` and continues.
         show_text: Whether to display texts and their words.
@@ -111,8 +117,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     Raises:
         InvalidTextError: If a text cannot be read, with ``on_error="raise"``.
         DeviceUnavailableError: If a text does not fit in memory alone, or if the device fails.
-        ConfigurationError: If ``texts`` is not an iterable of texts, if an option is not valid, or if the file belongs to a
-            different run.
+        ConfigurationError: If ``texts`` is not an iterable of texts, if an option is not valid, if there is no run to resume,
+            or if it has different texts. A generator that was consumed must be created again.
         ClusterError: If workers would return different results, if no worker is left, or if a text crashes every worker that
             processes it, with ``on_error="raise"``.
         RunInterrupted: If the run was interrupted; a ``KeyboardInterrupt``. Every error has an attribute ``annotations`` with the
@@ -129,10 +135,23 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     is_single = isinstance(texts, str)
     check_choice("on_error", on_error, ("raise", "record"))
     check_bool("show_text", show_text)
+    # Options that were passed, for a run that resumes this one.
+    options = {
+        "model": model,
+        "ids": ids,
+        "text_column": text_column,
+        "id_column": id_column,
+        "batch_tokens": batch_tokens,
+        "on_error": None if on_error == "raise" else on_error,
+        "show_text": None if show_text else False,
+    }
+    call = _Call({name: value for name, value in options.items() if value is not None}, arguments)
+    if resume is True:
+        return _resume_interrupted_run(texts, call, client=client, progress=progress)
     batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
         message = f"Invalid type for resume: {short_type_name(resume)}."
-        raise ConfigurationError(message, "Pass the name of a file, or the annotations of an interrupted run.")
+        raise ConfigurationError(message, "Pass True, the name of a file, or the annotations of an interrupted run.")
     notes = read_inputs(texts, ids, text_column, id_column)
     path = resume if isinstance(resume, (str, os.PathLike)) else None
     earlier = resume if isinstance(resume, Annotations) else Annotations(ResultStore(), (), "no model", "no device")
@@ -155,18 +174,93 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
                 run.run(on_error, file)
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
-            return annotations.show(0) if is_single else annotations
+            _forget_finished_run(earlier if path is None else os.path.realpath(path), annotations)
+            return replace(annotations.show(0), seconds=annotations.seconds) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
-            if run and len(run.results) >= len(earlier):  # The error may occur while earlier results are restored.
+            if run and run.is_restored:
                 completed = run.to_annotations(show_text)
+                _remember_run(call, completed, path)
             if isinstance(error, KeyboardInterrupt):
-                count = len(completed) if path is None else max(len(completed), count_results(path))
-                unfinished = replace(completed, unfinished=True)
-                raise RunInterrupted(count, unfinished, "" if path is None else str(path)) from None
+                raise _interrupt_error(completed, path, client) from None
             # A user's exception class may reject new attributes (a frozen dataclass) or define this name, so the value is
             # written to the instance dictionary. ``vars(error)["annotations"]`` is always available.
             vars(error)["annotations"] = replace(completed, unfinished=True)
             raise
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Arguments of a call of ``annotate``, except for texts, ``client``, ``progress`` and ``resume``.
+
+    Attributes:
+        options: Options of ``annotate`` that were passed.
+        arguments: Options of :func:`load_pipeline`.
+    """
+
+    options: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _InterruptedRun:
+    """The last run of this kernel that did not finish.
+
+    Attributes:
+        call: The call of the run.
+        earlier: Its results, or the path of the file that contains them.
+    """
+
+    call: _Call
+    earlier: Annotations | str
+
+
+def _resume_interrupted_run(texts: Any, call: _Call, **options: Any) -> Annotations | AnnotatedText:
+    """Annotate the remaining texts of the interrupted run of the session, with the options of its call."""
+    interrupted: _InterruptedRun | None = SESSION.interrupted_run
+    if interrupted is None:
+        message = "This kernel has no interrupted run."
+        raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
+    arguments = call.arguments
+    if "model" not in call.options:  # Options of one model may not apply to another one.
+        arguments = {**interrupted.call.arguments, **arguments}
+    result: Annotations | AnnotatedText = annotate(
+        texts, resume=interrupted.earlier, **{**interrupted.call.options, **call.options, **options, **arguments}
+    )
+    return result
+
+
+def _remember_run(call: _Call, completed: Annotations, path: str | os.PathLike[str] | None) -> None:
+    """Store a run that did not finish in the session. Texts and ids are not needed to resume it."""
+    if len(completed):
+        results = replace(completed, preview_texts=(), texts=None, row_index=None, ids=None)
+        SESSION.interrupted_run = _InterruptedRun(call, results if path is None else os.path.realpath(path))
+
+
+def _forget_finished_run(earlier: Annotations | str, annotations: Annotations) -> None:
+    """Release the interrupted run of the session if a run has resumed it, or has repeated it from the start."""
+    interrupted: _InterruptedRun | None = SESSION.interrupted_run
+    if interrupted is None:
+        return
+    is_finished = interrupted.earlier == earlier
+    if isinstance(interrupted.earlier, Annotations):
+        fingerprints = interrupted.earlier.results.fingerprints
+        is_finished = is_finished or annotations.results.fingerprints[: len(fingerprints)] == fingerprints
+    if is_finished:
+        SESSION.interrupted_run = None
+
+
+def _interrupt_error(completed: Annotations, path: str | os.PathLike[str] | None, client: object) -> RunInterrupted:
+    """Return the error of an interrupted run, with the line that continues it."""
+    unfinished = replace(completed, unfinished=True)
+    if path is not None:
+        count = max(len(completed), count_results(path))
+        return RunInterrupted(
+            count, unfinished, str(path), resume_hint=f"Repeat the call to continue from {str(path)!r}."
+        )
+    hint = "Repeat the call to start again."
+    if len(completed):
+        hint = f"Run nb.annotate(notes, {'client=client, ' if client else ''}resume=True) to continue."
+    return RunInterrupted(len(completed), unfinished, "", resume_hint=hint)
 
 
 def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
@@ -185,6 +279,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
         session.notify(ProgressEvent("Annotating", model_label(model)))
+        start = current_time()
         annotator = pipe.default_annotator()
         (store,) = annotator.annotate([text])
         (result,) = store.outcomes()
@@ -198,6 +293,7 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
             show_text,
             dropped=dropped,
             known_labels=annotator.decoder.entity_labels,
+            seconds=current_time() - start,
         )
 
 
@@ -221,7 +317,7 @@ def _local_source(
     in_memory = isinstance(references, Sequence)
 
     def annotate_stream(
-        texts: Iterator[object], first_index: int, on_progress: Callable[[int, float], None] | None = None
+        texts: Iterator[object], first_index: int, on_progress: ProgressCallback | None = None
     ) -> Iterator[ResultStore]:
         stores: Iterator[ResultStore] = annotator.annotate(texts, first_index, in_memory, on_progress)
         return stores
@@ -325,10 +421,15 @@ class _AnnotationRun:
         if type(inputs.texts) in {list, tuple} or type(inputs.texts).__module__.startswith("pandas."):
             self._total_size = sum(map(effective_length, inputs.texts))
         self._completed_size = 0
+        self.is_restored = False
+        self._notified_at = 0.0
+        self._start_time: float | None = current_time()
 
     def restore(self, previous: ResultsFile | Annotations) -> None:
         """Restore the results of an earlier run over the same texts."""
         remedy = "Pass the same texts in the same order, or resume from a different file."
+        if isinstance(self.inputs.texts, Iterator):
+            remedy = "Create the generator again: it must yield the texts from the first one on."
         if isinstance(previous, Annotations):
             # Filtered annotations lack entities, annotations pickled without texts lack words, and new texts would lack context.
             changed = changed_settings(
@@ -358,14 +459,18 @@ class _AnnotationRun:
             else:
                 self._completed_size += current.size
                 self.results.add(current.fingerprint, answer, dropped)
+        self.is_restored = True
+        if len(self.results):
+            self._start_time = None  # The duration of a part of the run would be misleading.
 
     def run(self, on_error: OnError, file: ResultsFile | None) -> None:
         """Annotate the remaining texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
 
-        def on_progress(count: int, fraction: float) -> None:
-            """Report the completed fraction of a chunk with the given number of texts."""
-            size = sum(pending.size for pending in islice(self.inputs.pending, count))
-            self._notify(partial_size=int(fraction * size))
+        def on_progress(count: int, text_fraction: float, token_fraction: float) -> None:
+            """Report the completed fractions of a chunk with the given number of texts."""
+            if current_time() - self._notified_at >= MIN_EVENT_SECONDS:
+                size = sum(pending.size for pending in islice(self.inputs.pending, count))
+                self._notify(int(text_fraction * count), int(token_fraction * size))
 
         self._notify()
         for chunk in self.source.annotate(self.inputs, len(self.results), on_progress):
@@ -405,19 +510,25 @@ class _AnnotationRun:
                     if file and succeeded:
                         file.append(succeeded.values(), succeeded)
                     self._completed_size += sum(effective_length(self._retries[index][1]) for index in completed)
-                    self._notify(num_retried=len(results))
+                    self._notify(len(results))
                     if count < len(chunk):
                         raise chunk.errors[count]
         finally:
             self.results = self.results.replace_results(results)
             self._retries.clear()
 
-    def _notify(self, num_retried: int = 0, partial_size: int = 0) -> None:
-        """Report the number of completed texts and their approximate number of characters."""
-        count = len(self.results) - len(self._retries) + num_retried
+    def _notify(self, num_further: int = 0, further_size: int = 0) -> None:
+        """Report the number of completed texts and their approximate number of characters.
+
+        Args:
+            num_further: Number of completed texts that are not in the results yet.
+            further_size: Their approximate number of characters.
+        """
+        self._notified_at = current_time()
+        count = len(self.results) - len(self._retries) + num_further
         name = f"{model_label(self.model)} on {self.source.device}"
-        size = self._completed_size + partial_size
-        SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "text", size, self._total_size))
+        size = self._completed_size + further_size
+        SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "note", size, self._total_size))
 
     def to_annotations(self, show_text: bool) -> Annotations:
         """Return the results so far."""
@@ -435,6 +546,7 @@ class _AnnotationRun:
             row_index=get_row_index(texts),
             ids=None if self.inputs.ids is None else self.inputs.ids[: len(self.results)],
             known_labels=self.source.known_labels,
+            seconds=None if self._start_time is None else current_time() - self._start_time,
         )
 
 

@@ -157,10 +157,6 @@ class OpenMedWarning(UserWarning):
     """A possible problem that does not raise an error, with one suggested action."""
 
 
-# Suggestion for a run without a results file. Python and IPython store the last exception in sys.last_value.
-RESUME_IN_MEMORY = "import sys and repeat the call with resume=sys.last_value.annotations"
-
-
 class RunInterrupted(KeyboardInterrupt):
     """A long run was interrupted. It is not an ``Exception``, so that ``except Exception`` does not catch it.
 
@@ -169,20 +165,19 @@ class RunInterrupted(KeyboardInterrupt):
         annotations: Results of the completed items.
         file: Path of the results file, or an empty string.
         noun: Singular noun for an item.
-        again: Clause that describes how to resume. If empty, the call is repeated with ``resume``.
+        resume_hint: Sentence that describes how to resume.
     """
 
-    def __init__(self, done: int, annotations: object, file: str, noun: str = "text", resume_hint: str = "") -> None:
+    def __init__(self, done: int, annotations: object, file: str, noun: str = "note", resume_hint: str = "") -> None:
         self.done = done
         self.annotations = annotations
         self.file = file
-        resume_hint = resume_hint or (f"repeat the call with resume={file!r}" if file else RESUME_IN_MEMORY)
-        self.message = f"Interrupted after {done:,} {noun if done == 1 else f'{noun}s'}."
-        self.remedy = f"To resume, {resume_hint}."
+        self.message = f"Stopped after {done:,} {noun if done == 1 else f'{noun}s'}."
+        self.remedy = resume_hint
         super().__init__(done, annotations, file)
 
     def __str__(self) -> str:
-        return f"{self.message} {self.remedy}"
+        return f"{self.message} {self.remedy}".rstrip()
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]

@@ -99,6 +99,8 @@ class Session:
         self.subscribe = self._listeners.subscribe
         self.device_manager.on_torch_import = lambda: self.notify(ProgressEvent(IMPORTING, "torch"))
         self.curve: Any = None  # The last memory curve, whose class is in a higher layer.
+        # The last run of ``annotate`` that did not finish, for ``resume=True``. It contains words of notes.
+        self.interrupted_run: Any = None
 
     @property
     def models(self) -> ModelStore:
@@ -311,9 +313,10 @@ class Session:
                 self.active_device = choice.device
 
     def stop(self) -> None:
-        """Clear the override and restore the environment variables that still have the values of the package."""
+        """Clear the override and the interrupted run, and restore the environment variables that the package has set."""
         with self.operation(), self.lock:
             self.end_simulation()
+            self.interrupted_run = None
             self.override = self.active_device = None
             self.device_manager.restore_device_variable()
             self.device_manager.restore_mps_variables()

@@ -2,8 +2,10 @@
 
 import gc
 import io
+import itertools
 import os
 import pty
+import re
 import sys
 import threading
 from contextlib import nullcontext
@@ -20,6 +22,7 @@ from openmed_nb._events.progress import (
     detect_output,
     is_interactive,
 )
+from openmed_nb._utils.clock import use_clock
 from openmed_nb.session import SESSION
 
 
@@ -44,16 +47,16 @@ def text_event(done, total=300):
         ),
         (
             ProgressLine(text_event(300), 4000, "finished", eta_seconds=0.0, rate=25, loading_seconds=12),
-            "Annotating: bundled on cpu ██████████ 300 texts, finished after 1:06:40 (loading took 12 s), 25 texts/s",
+            "Done in 1:06:40 (loading 12 s), 25 texts/s",
         ),
         (ProgressLine(text_event(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
         (
             ProgressLine(ProgressEvent("Moving to mps", "bundled", 1, 2), 0.5, "finished"),
-            "Moving to mps: bundled ██████████ 2 of 2, finished after 0.5 s",
+            "Done in 0.5 s",
         ),
         (
-            ProgressLine(ProgressEvent("Comparing", "bundled", 5, 20, "turn"), 12, "finished"),
-            "Comparing: bundled ██░░░░░░░░ turn 6 of 20, finished after 12 s",
+            ProgressLine(ProgressEvent("Comparing", "bundled", 5, 20, "turn"), 12, "stopped", loading_seconds=3),
+            "Comparing: bundled ██░░░░░░░░ turn 6 of 20, stopped after 12 s (loading 3.0 s)",
         ),
     ],
 )
@@ -75,7 +78,8 @@ def test_line_html_has_pulsing_dot_until_end():
     assert 'aria-hidden="true" style="animation-delay:-0.10s">●</span> Loading: bundled, 12 s</div>' in first
     assert "animation-delay:-0.50s" in next_one
     assert "prefers-reduced-motion" in first
-    assert ProgressLine(event, 12.5, "finished")._repr_html_() == "<div>Loading: bundled, finished after 12 s</div>"
+    finished = ProgressLine(event, 12.5, "finished")._repr_html_()
+    assert re.fullmatch(r'<div style="[^"]*font-size:0.85em[^"]*">Done in 12 s</div>', finished)
 
 
 def make_history(*events):
@@ -120,7 +124,7 @@ def test_loading_time_is_reported():
     line = history.snapshot(20.0, "finished")
 
     assert (line.loading_seconds, line.seconds) == (4, 10)
-    assert "finished after 10 s (loading took 4.0 s)" in str(line)
+    assert str(line).startswith("Done in 10 s (loading 4.0 s), ")
 
 
 def test_finished_line_describes_work_instead_of_loading():
@@ -133,8 +137,7 @@ def test_finished_line_describes_work_instead_of_loading():
     finished = str(history.snapshot(60.0, "finished"))
 
     assert str(history.snapshot(60.0)).startswith("Importing: torch")
-    assert finished.startswith("Sweeping: bundled, 4 rows")
-    assert "finished after 1:00 (loading took 6.0 s)" in finished
+    assert finished == "Done in 1:00 (loading 6.0 s)"
     # The operation in progress at the time of a failure.
     assert str(history.snapshot(60.0, "stopped")).startswith("Importing: torch")
 
@@ -154,7 +157,8 @@ def test_annotate_reports_completed_characters():
     events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 9000]
     stop = SESSION.subscribe(lambda event: events.append(event) if event and event.operation == "Annotating" else None)
     try:
-        nb.annotate(notes, "bundled_small", device="cpu")
+        with use_clock(itertools.count().__next__):  # A second passes between two events.
+            nb.annotate(notes, "bundled_small", device="cpu")
         of_list = events.copy()
         events.clear()
         nb.annotate(iter(notes), "bundled_small", device="cpu")
@@ -164,11 +168,24 @@ def test_annotate_reports_completed_characters():
     assert (of_list[0].size_done, of_list[-1].size_done) == (0, of_list[-1].size)
     assert of_list[-1].size == sum(len(note) + 1 for note in notes)
     assert [event.size_done for event in of_list] == sorted(event.size_done for event in of_list)
-    last = max(event.completed for event in of_list if event.completed < len(notes))
-    assert (
-        len({event.size_done for event in of_list if event.completed == last}) > 3
-    )  # A long text sends several events.
+    # Each batch sends an event, in which both the counter and the size have moved, and not only each chunk of texts.
+    assert len({event.completed for event in of_list}) > 5
+    assert len({event.size_done for event in of_list}) > 10
+    assert [event.completed for event in of_list] == sorted(event.completed for event in of_list)
     assert {event.size for event in events} == {None}
+
+
+def test_annotate_limits_events_of_batches():
+    """Batches send no events if no time passes, only chunks of texts do."""
+    events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40
+    stop = SESSION.subscribe(lambda event: events.append(event) if event and event.operation == "Annotating" else None)
+    try:
+        with use_clock(lambda: 1.0):
+            nb.annotate(notes, "bundled_small", device="cpu", batch_tokens=64)
+    finally:
+        stop()
+
+    assert [event.completed for event in events] == [0, len(notes)]
 
 
 def test_snapshot_is_consistent_during_record():
@@ -434,7 +451,5 @@ def test_terminal_line_is_truncated_and_finished():
     lines = shown.decode().replace("\x1b[K", "").replace("\r", "\n").split("\n")
 
     assert any(line.startswith("Loading: bundled_small, ") for line in lines)
-    ends = [line for line in lines if "finished after" in line]
-    assert len(ends) == 1
-    assert ends[0].startswith("Annotating: bundled_small on cpu, 40 texts, finished after")
+    assert len([line for line in lines if line.startswith("Done in ")]) == 1
     assert max(map(len, lines)) < 80

@@ -1,8 +1,8 @@
 """Progress display: one line with a bar, below the cell of a notebook or at the bottom of a terminal.
 
 An operation only sends events, which costs almost no time. A thread that lives as long as the outermost operation draws the
-line repeatedly, first within half a second, so that a step of several minutes also shows progress. The last line states that
-the operation finished, and remains.
+line repeatedly, first within half a second, so that a step of several minutes also shows progress. The last line remains. It
+is short and small if the operation finished, because the result is displayed below it.
 
 No thread can draw while a library holds the interpreter lock, as torch does for a second during its import, and as the garbage
 collector does. The line is therefore drawn before an import, a release and a full collection. In a notebook a dot pulses in
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
-from .._render.display import escape
+from .._render.display import DETAILS, escape, format_duration
 from .._utils.clock import current_time
 from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
 
@@ -73,7 +73,9 @@ class ProgressLine:
         >>> print(ProgressLine(ProgressEvent("Comparing", "bundled", 7, 20, "round"), 12.6, eta_seconds=18))
         Comparing: bundled ███░░░░░░░ round 8 of 20, 12 s, about 18 s left
         >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 300, 300, "text"), 75.2, "finished", rate=4.2, loading_seconds=3))
-        Annotating: bundled ██████████ 300 texts, finished after 1:15 (loading took 3.0 s), 4.2 texts/s
+        Done in 1:15 (loading 3.0 s), 4.2 texts/s
+        >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 40, 300, "text"), 9.5, "stopped"))
+        Annotating: bundled █░░░░░░░░░ text 41 of 300, stopped after 9.5 s
     """
 
     event: ProgressEvent
@@ -85,30 +87,33 @@ class ProgressLine:
 
     @property
     def fraction(self) -> float | None:
-        """Length of the bar in [0, 1]. After a finished operation, its last step counts as completed."""
-        event = self.event
-        if self.outcome == FINISHED and event.total == event.completed + 1 > 1:
-            return 1.0
-        return event.fraction
+        """Length of the bar in [0, 1]."""
+        return None if self.outcome == FINISHED else self.event.fraction
 
     @property
     def suffix(self) -> str:
         """Text after the bar."""
-        parts = [self.event.counter] if self.event.counter else []
-        time = _format_duration(self.seconds)
-        if not self.outcome:
+        is_finished = self.outcome == FINISHED
+        parts = [self.event.counter] if self.event.counter and not is_finished else []
+        time = format_duration(self.seconds)
+        loading = ""
+        if self.loading_seconds >= 1 and self.event.operation not in LOADING_OPERATIONS:
+            loading = f" (loading {format_duration(self.loading_seconds)})"
+        if is_finished:
+            parts.append(f"Done in {time}{loading}")
+        elif self.outcome:
+            parts.append(f"{self.outcome} after {time}{loading}")
+        else:
             parts.append(time)
             if self.eta_seconds is not None and self.eta_seconds >= 1:
-                parts.append(f"about {_format_duration(self.eta_seconds)} left")
-        elif self.loading_seconds >= 1 and self.event.operation not in LOADING_OPERATIONS:
-            parts.append(f"{self.outcome} after {time} (loading took {_format_duration(self.loading_seconds)})")
-        else:
-            parts.append(f"{self.outcome} after {time}")
+                parts.append(f"about {format_duration(self.eta_seconds)} left")
         if self.rate is not None:
             parts.append(f"{self.rate:.3g} {self.event.unit}s/s")
         return ", ".join(parts)
 
     def __str__(self) -> str:
+        if self.outcome == FINISHED:
+            return self.suffix
         fraction = self.fraction
         bar = ", " if fraction is None else f" {'█' * int(BAR_WIDTH * fraction):░<{BAR_WIDTH}} "
         return f"{self.event.heading}{bar}{self.suffix}"
@@ -118,6 +123,8 @@ class ProgressLine:
 
     def _repr_html_(self) -> str:
         """Return the line as HTML without a widget. The last line looks the same in an untrusted notebook."""
+        if self.outcome == FINISHED:
+            return f'<div style="{DETAILS}">{escape(self.suffix)}</div>'
         fraction = self.fraction
         label = escape(self.event.heading)
         bar = ", "
@@ -126,22 +133,6 @@ class ProgressLine:
         # Each update replaces the previous line, and its dot continues the animation.
         pulse = "" if self.outcome else PULSE_TEMPLATE % (self.seconds % PULSE_SECONDS)
         return f"<div>{pulse}{label}{bar}{escape(self.suffix)}</div>"
-
-
-def _format_duration(seconds: float) -> str:
-    """Return a human-readable duration.
-
-    Example:
-        >>> _format_duration(0.4), _format_duration(12.6), _format_duration(75), _format_duration(3700)
-        ('0.4 s', '12 s', '1:15', '1:01:40')
-    """
-    if seconds < 10:  # noqa: PLR2004 - short durations are displayed with tenths of a second
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
 
 
 class _Sample(NamedTuple):

@@ -60,6 +60,24 @@ def format_milliseconds(seconds: float, digits: int = 2) -> str:
     return f"{1000 * seconds:,.{digits}f} ms"
 
 
+def format_duration(seconds: float) -> str:
+    """Return a human-readable duration.
+
+    Example:
+        >>> format_duration(0.0352), format_duration(0.4), format_duration(12.6), format_duration(75), format_duration(3700)
+        ('35 ms', '0.4 s', '12 s', '1:15', '1:01:40')
+    """
+    if seconds < 0.1:  # noqa: PLR2004 - less than a tenth of a second
+        return f"{max(1, round(1000 * seconds))} ms"
+    if seconds < 10:  # noqa: PLR2004 - short durations are displayed with tenths of a second
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
 def pluralize(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun. Pass the plural if it is irregular.
 
@@ -150,12 +168,16 @@ class Report:
 
     Attributes:
         title: Title.
+        details: Origin of the result, such as its model and device, in a small line below the title.
+        seconds: Duration, at the end of the details. It differs between runs, so only the HTML displays it; see ``metrics``.
         sentences: Sentences below the title.
         tables: Tables.
         segments: Text with highlighted segments.
         metrics: Tables of times and other values that differ between runs. They are in the HTML only, so that the texts of
             two runs can be compared, as nbval does.
         html_sentences: Headline and sentences that replace title and sentences in the HTML; empty to use those.
+        html_tables: Collapsed tables after the sentences, in the HTML only. In the text, a sentence names the command that
+            displays them.
         status: One of :data:`SEVERITY`, displayed as a badge before the HTML headline, or an empty string.
         charts: Charts, which the HTML displays above the tables.
         problems: Problems: sentences in the text, and the first table in the HTML.
@@ -170,6 +192,9 @@ class Report:
     status: str = ""
     charts: tuple[Chart, ...] = ()
     problems: tuple[Finding, ...] = ()
+    details: str = ""
+    seconds: float | None = None
+    html_tables: tuple[Table, ...] = ()
 
 
 # First sentence of every result that was measured in the simulation.
@@ -295,6 +320,9 @@ def _with_suffix(text: str, suffix: str) -> str:
 # Styles that JupyterLab preserves in an untrusted notebook, except tabular-nums. Without it, digits have the width of the font.
 BLOCK = "line-height:1.5"
 HEADLINE = "margin:0 0 0.2em 0;font-size:1.15em"
+DETAILS = (
+    "margin:0 0 0.3em 0;font-size:0.85em;opacity:0.75"  # Gray in both themes, with a contrast of at least 4.5 to 1.
+)
 SENTENCE = "margin:0.1em 0"
 TABLE = "margin:0.5em 0;border-collapse:collapse;font-size:1em;font-variant-numeric:tabular-nums"
 CAPTION = "caption-side:top;text-align:left;font-weight:600;padding:0.2em 0"
@@ -370,14 +398,17 @@ def to_text(report: Report) -> str:
     """Return the report as plain text.
 
     Example:
-        >>> print(to_text(Report("cpu", ("Requested.",), tables=(Table("Others", ("device", "reason"), (("mps", "no Mac"),)),))))
-        cpu
+        >>> others = Table("Others", ("device", "reason"), (("mps", "no Mac"),))
+        >>> print(to_text(Report("1 device", ("Requested.",), (others,), details="torch 2.14")))
+        1 device
+          torch 2.14
           Requested.
         Others
           device  reason
           mps     no Mac
     """
-    lines = [report.title, *(f"  {sentence}" for sentence in (*report.sentences, *report.problems))]
+    details = (report.details,) if report.details else ()
+    lines = [report.title, *(f"  {sentence}" for sentence in (*details, *report.sentences, *report.problems))]
     if report.segments:
         lines.append("".join(map(_text_segment, report.segments)).rstrip())
         if counts := count_labels(report.segments):
@@ -396,14 +427,21 @@ def to_html(report: Report) -> str:
     headline, *sentences = report.html_sentences or (report.title, *report.sentences)
     badge = f"{status_badge(report.status)} " if report.status else ""
     title = f'<p style="{HEADLINE}">{badge}<strong>{escape(headline)}</strong></p>' if headline else ""
+    details = ""
+    if report.details:
+        # Durations differ between runs, as the metrics do.
+        duration = "" if report.seconds is None else f", {format_duration(report.seconds)}"
+        time = f'<span class="openmed-figures">{duration}</span>' if duration else ""
+        details = f'<p style="{DETAILS}">{escape(report.details)}{time}</p>'
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
+    prose += _html_tables(report.html_tables)
     charts = render_charts(*report.charts)
     text = _html_text(report.segments) if report.segments else ""
     tables = _html_tables((findings_table("", report.problems), *report.tables))
     metrics = _html_tables(report.metrics)
     if metrics:
         metrics = f'<div class="openmed-figures">{metrics}</div>'
-    content = f"{title}{prose}{charts}{text}{tables}{metrics}"
+    content = f"{title}{details}{prose}{charts}{text}{tables}{metrics}"
     return f'<div class="openmed-nb tex2jax_ignore" style="{BLOCK}">{content}</div>'
 
 

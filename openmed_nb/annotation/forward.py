@@ -287,7 +287,7 @@ class ForwardRun:
         window_errors: Errors of windows that do not fit in memory even alone, by window id.
         error: Error that ended the run early.
         max_fitting_tokens: Largest number of tokens per batch that may fit in memory.
-        on_progress: Called with the completed fraction of the run. Only used on the CPU.
+        on_progress: Called after each batch with the completed fraction of the windows and of the tokens. Only used on the CPU.
     """
 
     tokens: Tokens
@@ -298,7 +298,7 @@ class ForwardRun:
     window_errors: dict[int, OpenMedError] = field(default_factory=dict)
     error: Exception | None = None
     max_fitting_tokens: int = sys.maxsize
-    on_progress: Callable[[float], None] | None = None
+    on_progress: Callable[[float, float], None] | None = None
 
 
 def start_run(network: TokenClassifier, tokens: Tokens, windows: Windows, batches: Sequence[Batch]) -> ForwardRun:
@@ -329,12 +329,15 @@ def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
             sizes = [batch.num_rows * batch.length for batch, _ in run.pending]
             done = 0
             total = sum(sizes)
+            num_windows = 0
             for size in sizes:
-                _start_batch(network, run, *run.pending.popleft())
+                batch, inputs = run.pending.popleft()
+                _start_batch(network, run, batch, inputs)
                 done += size
+                num_windows += len(batch.window_ids)
                 # An accelerator has only started the work at this point.
                 if run.on_progress and done < total and not device.is_accelerator:
-                    run.on_progress(done / total)
+                    run.on_progress(num_windows / len(run.windows.starts), done / total)
             run.synchronizers[network.device] = device.record_event()
         except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
             run.error = error

@@ -25,6 +25,7 @@ from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
 from .context import CONTEXT_VALUES, context_mark, create_context_finder
+from .headlines import entities_headline, label_noun, origin_details
 from .inputs import make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from spacy import Language
     from spacy.tokens import Doc
 
+    from .._render.drawing import Chart
     from .export.notes import ExportedNote
     from .export.registry import ExportReport
     from .gold import GoldSpan
@@ -515,6 +517,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         dropped: Labeled spans that are not in an entity; see :attr:`Annotations.dropped`.
         known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
+        seconds: Duration without loading the model, or ``None`` if it was not measured for this text.
     """
 
     text: str
@@ -526,6 +529,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     dropped: tuple[DroppedSpan, ...] = ()
     known_labels: tuple[str, ...] | None = None
     filters: tuple[str, ...] = ()
+    seconds: float | None = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.show_text:
@@ -554,16 +558,19 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
 
     def to_report(self) -> Report:
         """Return the text with highlighted entities, or a table of the entities if the text is hidden."""
-        title = f"{pluralize(len(self), 'entity', 'entities')} found by {self.model} on {self.device}"
+        details = origin_details(self.model, self.device)
         if self.missing:
-            return Report(title, (IS_MISSING,))
+            return Report(entities_headline({}, None), (IS_MISSING,), details=details)
+        counts = Counter(entity_span(entity)[2] for entity in self.entities)
+        title = entities_headline(counts, self.known_labels)
+        report = Report(title, self.filters, details=details, seconds=self.seconds)
         if not self.show_text:
-            return Report(title, (HIDDEN_TEXT_NOTICE,), tables=(self._table(),))
+            return replace(report, sentences=(*self.filters, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
         segments = list(_highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
         if len(text) < len(self.text):
             segments.append(TextSegment("…"))
-        return Report(title, long_text_sentence(self.text), segments=tuple(segments))
+        return replace(report, sentences=(*self.filters, *long_text_sentence(self.text)), segments=tuple(segments))
 
     def __str__(self) -> str:
         # The table contains the scores, which highlighted text does not show.
@@ -720,6 +727,8 @@ class Summary(Displayable):
         batch_shapes: Number of batch shapes; see :class:`Annotations`.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         missing: Number of missing values.
+        known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
+        seconds: Duration of the run without loading the model, or ``None`` if unknown.
     """
 
     model: str
@@ -732,6 +741,10 @@ class Summary(Displayable):
     batch_shapes: int | None = None
     filters: tuple[str, ...] = ()
     missing: int = 0
+    known_labels: tuple[str, ...] | None = None
+    seconds: float | None = field(default=None, compare=False)
+
+    JSON_EXCLUDE = ("known_labels", "seconds")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as JSON-compatible data."""
@@ -740,31 +753,41 @@ class Summary(Displayable):
 
     def to_report(self) -> Report:
         """Return the counts as sentences, tables and a chart."""
-        entities = pluralize(sum(count for _label, count in self.labels), "entity", "entities")
+        title = entities_headline(dict(self.labels), self.known_labels, self.texts)
         labels = ", ".join(f"{_display_label(label)} {count:,}" for label, count in self.labels)
-        by_label = f"By label: {labels}." if labels else ""
+        # The title names a single label that is a word.
+        by_label = f"By label: {labels}." if labels and not label_noun(dict(self.labels)) else ""
+        unread = ""
+        if self.errors:
+            unread = f"{pluralize(len(self.errors) + self.missing, 'note')} could not be read"
+            unread += f" ({pluralize(self.missing, 'empty cell')})." if self.missing else "."
+        elif self.missing:
+            unread = f"{pluralize(self.missing, 'note is', 'notes are')} missing."
+        without = pluralize(self.texts_without_entities, "note has", "notes have")
         rest = (
-            f"Texts without entities: {self.texts_without_entities:,}." if self.texts_without_entities else "",
-            f"{pluralize(self.missing, 'text is', 'texts are')} missing." if self.missing else "",
-            f"Texts with errors: {len(self.errors):,}." if self.errors else "",
+            f"{without} no entities." if self.texts_without_entities else "",
+            unread,
             f"Batches had {pluralize(self.batch_shapes, 'shape')}; the device compiles one graph per shape."
             if self.batch_shapes
             else "",
         )
         errors = tuple((str(number), error) for number, error in self.errors[:MAX_TABLE_ROWS])
         words = tuple((word, str(count)) for word, count in self.words[:MAX_TABLE_ROWS])
-        title = f"{entities} found in {pluralize(self.texts, 'text')} by {self.model} on {self.device}"
-        bars = [(_display_label(label), count) for label, count in sorted(self.labels, key=lambda pair: -pair[1])]
-        chart = bar_chart("Entities by label", bars, "{:,}".format)
+        charts: tuple[Chart, ...] = ()
+        if len(self.labels) > 1:
+            bars = [(_display_label(label), count) for label, count in sorted(self.labels, key=lambda pair: -pair[1])]
+            charts = (bar_chart("Entities by label", bars, "{:,}".format),)
         return Report(
             title,
             tuple(filter(None, (*self.filters, by_label, *rest))),
             tables=(
-                Table("Failed texts", ("text", "error"), errors),
+                Table("Notes with errors", ("note", "error"), errors),
                 Table("Most frequent entities", ("text", "count"), words),
             ),
-            html_sentences=(title, *self.filters, *filter(None, rest)),
-            charts=(chart,),
+            html_sentences=(title, *self.filters, *filter(None, rest)) if charts else (),
+            charts=charts,
+            details=origin_details(self.model, self.device),
+            seconds=self.seconds,
         )
 
 
@@ -794,6 +817,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             ``found["a7"]`` and ``found.show("a7")`` select a text by its id.
         unfinished: Whether the results are attached to an error. Results and texts are not pickled then.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
+        seconds: Duration of the run without loading the model, or ``None`` if it was resumed.
     """
 
     results: ResultStore
@@ -808,6 +832,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     ids: Any = None
     unfinished: bool = False
     known_labels: tuple[str, ...] | None = None
+    seconds: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling.
@@ -1023,7 +1048,8 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         Example:
             >>> from openmed_nb import annotate
             >>> print(annotate(["No pain.", "She has asthma."], "bundled_small", device="cpu").show(1))
-            1 entity found by bundled_small on cpu
+            1 disease found
+              Model: bundled_small, device: cpu
             She has [asthma](DISEASE).
             Labels: DISEASE 1
             Entities
@@ -1274,25 +1300,24 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             batch_shapes=self.shapes,
             filters=self.settings.get("only", ()),
             missing=len(self.missing),
+            known_labels=self.known_labels,
+            seconds=self.seconds,
         )
 
     def to_report(self) -> Report:
         """Return the counts, and the first texts with highlighted entities."""
         summary = self.summary().to_report()
+        report = replace(summary, tables=summary.tables[:1], html_sentences=(), charts=())
         if not self.show_text:
-            return Report(summary.title, (*summary.sentences, HIDDEN_TEXT_NOTICE), tables=summary.tables[:1])
+            return replace(report, sentences=(*summary.sentences, HIDDEN_TEXT_NOTICE))
         num_shown = len(self.preview_texts)
-        sentences = summary.sentences
         hints: list[str] = []
         if 0 < num_shown < len(self):
-            sentences = (*sentences, f"Displayed: the first {num_shown} texts.")
-            hints.append(f"The first {num_shown} of {len(self):,} texts.")
+            hints.append(f"Showing {num_shown} of {len(self):,} notes.")
         if num_shown < len(self) and self.texts is not None:
-            target = "another text" if num_shown else "a text"
-            hints.append(f"found.show({num_shown}) displays {target}, where found is this result.")
-        html_sentences = (summary.title, *summary.sentences, " ".join(hints)) if hints else ()
-        segments = tuple(self._segments())
-        return Report(summary.title, sentences, summary.tables[:1], segments, html_sentences=html_sentences)
+            hints.append(f"Use found.show({num_shown}) for {'another' if num_shown else 'a note'}.")
+        sentences = (*summary.sentences, " ".join(hints)) if hints else summary.sentences
+        return replace(report, sentences=sentences, segments=tuple(self._segments()))
 
     def _segments(self) -> Iterator[TextSegment]:
         for index, segments in self.iter_segments(0, len(self.preview_texts), MAX_TEXT_CHARACTERS):

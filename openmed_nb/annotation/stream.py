@@ -57,6 +57,10 @@ PREFETCH_CHUNKS = 3
 CHARACTERS_PER_TOKEN = 4
 
 
+# Called with the number of texts in the current chunk, and the completed fractions of its texts and of its tokens.
+ProgressCallback = Callable[[int, float, float], None]
+
+
 def check_text(text: object, name: str = "The text") -> None:
     """Raise an error if a value is not a string or contains an unpaired surrogate, which cannot be encoded."""
     if not isinstance(text, str):
@@ -262,7 +266,7 @@ class Annotator:
         texts: Iterable[object],
         first_index: int = 0,
         in_memory: bool = False,
-        on_progress: Callable[[int, float], None] | None = None,
+        on_progress: ProgressCallback | None = None,
     ) -> Iterator[ResultStore]:
         """Yield the results of texts chunk by chunk.
 
@@ -270,8 +274,7 @@ class Annotator:
             texts: The texts.
             first_index: Index of the first text for error messages.
             in_memory: Whether the texts are in memory, so that several chunks can be prefetched.
-            on_progress: Called with the number of texts in the current chunk and the completed fraction of the chunk, if the
-                model runs on the CPU.
+            on_progress: Called after each batch, if the model runs on the CPU.
         """
         chunks = iter_chunks(texts, chunk_characters(self.budget), first_index)
         with contextlib.closing(self._tokenize(chunks, in_memory)) as tokenized_chunks:
@@ -317,7 +320,7 @@ class Annotator:
             yield error
 
     def _forward(
-        self, chunks: Iterator[TokenizedChunk | Exception], on_progress: Callable[[int, float], None] | None
+        self, chunks: Iterator[TokenizedChunk | Exception], on_progress: ProgressCallback | None
     ) -> Iterator[tuple[TokenizedChunk, tuple[Predictions, dict[int, OpenMedError]]]]:
         """Yield chunks with the predictions of the model. An asynchronous device already processes the next chunk by then."""
         network = self.network

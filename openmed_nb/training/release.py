@@ -221,6 +221,7 @@ def release(
         displayed = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
         sources["frames of the last error"] = partial(_clear_tracebacks, displayed)
     sources["batches of guards"] = _clear_guard_batches
+    sources["interrupted run"] = _forget_interrupted_run
     if models:
         sources["loaded models"] = SESSION.unload
     with SESSION.operation(progress):
@@ -235,6 +236,8 @@ def release(
             notes.append("%debug and %tb no longer have frames of the last error.")
             if details := OutOfMemoryDetails.parse(last_error):
                 notes.append(f"The last error was {details}.")
+        if SESSION.interrupted_run is not None:
+            notes.append("resume=True can no longer continue the interrupted run.")
         return ReleaseReport(device, tuple(_release_and_measure(device, sources)), tuple(notes), is_mps_simulated())
 
 
@@ -265,6 +268,12 @@ def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any])
     for name in set(names):
         del variables[name]
     gc.collect()
+
+
+def _forget_interrupted_run() -> None:
+    if SESSION.interrupted_run is not None:
+        SESSION.interrupted_run = None
+        gc.collect()
 
 
 def _clear_guard_batches() -> None:

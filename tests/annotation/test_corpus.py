@@ -335,17 +335,16 @@ class TestInterrupt:
         """The message has one line with the number of texts, the action to resume, and the file, if any."""
         with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, interrupting(TEXTS, 1))
-        assert str(caught.value).startswith("Interrupted after 0 texts. ")
-        assert str(caught.value).endswith("repeat the call with resume=sys.last_value.annotations.")
+        assert str(caught.value) == "Stopped after 0 notes. Repeat the call to start again."
         file = tmp_path / "run.jsonl"
         with pytest.raises(RunInterrupted) as caught:
             annotated(pipe, interrupting(TEXTS, 1), resume=file)
-        assert str(caught.value).endswith(f"repeat the call with resume={str(file)!r}.")
+        assert str(caught.value).endswith(f"Repeat the call to continue from {str(file)!r}.")
 
-    @pytest.mark.parametrize(("done", "counted"), [(0, "0 texts"), (1, "1 text."), (1200, "1,200 texts")])
+    @pytest.mark.parametrize(("done", "counted"), [(0, "0 notes"), (1, "1 note."), (1200, "1,200 notes")])
     def test_counts_like_a_person(self, done, counted):
         """One text is singular, and thousands have a comma."""
-        assert f"Interrupted after {counted}" in str(RunInterrupted(done, None, ""))
+        assert f"Stopped after {counted}" in str(RunInterrupted(done, None, ""))
 
     def test_no_except_exception_goes_on_after_it(self, annotated, pipe):
         """Code that catches every ``Exception`` lets it pass."""
@@ -412,7 +411,7 @@ class TestResumeFromMemory:
 class TestOptions:
     """What the other arguments take."""
 
-    @pytest.mark.parametrize("resume", [5, True, ["run.jsonl"], {}, b"run.jsonl"], ids=repr)
+    @pytest.mark.parametrize("resume", [5, False, ["run.jsonl"], {}, b"run.jsonl"], ids=repr)
     def test_resume_from_something_else(self, annotated, pipe, resume):
         """What is neither a file's name nor annotations is refused by its type."""
         with pytest.raises(ConfigurationError, match=f"Invalid type for resume: {type(resume).__name__}"):
@@ -485,17 +484,17 @@ class TestProgress:
         said = progress_messages(texts)
 
         name = f"Annotating: {type(pipe.model).__name__} on {format_device(home)}"
-        assert said[0] == f"{name} (text 1 of 50)"
-        assert said[-1] == f"{name} (50 texts)"
+        assert said[0] == f"{name} (note 1 of 50)"
+        assert said[-1] == f"{name} (50 notes)"
         assert len(said) > 3
 
     def test_progress_of_generator_counts_texts(self, progress_messages):
-        assert [message.rpartition(" (")[2] for message in progress_messages(iter(TEXTS))] == ["0 texts)", "5 texts)"]
+        assert [message.rpartition(" (")[2] for message in progress_messages(iter(TEXTS))] == ["0 notes)", "5 notes)"]
 
     def test_resumed(self, annotated, pipe, progress_messages):
         """Texts with a result of an earlier run count as completed at the start."""
         said = progress_messages(TEXTS, resume=annotated(pipe, TEXTS[:3]))
-        assert [message.rpartition(" (")[2] for message in said] == ["text 4 of 5)", "5 texts)"]
+        assert [message.rpartition(" (")[2] for message in said] == ["note 4 of 5)", "5 notes)"]
 
     def test_prints_nothing(self, progress_messages, capsys):
         """Progress is displayed only in an interactive session."""

@@ -109,8 +109,8 @@ def test_interrupt_says_how_to_go_on(runs, signals):
 
     assert len(said) == list(signals.values()).count("SIGINT")
     for message, done, kept, in_the_file in said:
-        assert message.startswith(f"Interrupted after {done} texts. ")
-        assert message.endswith(f"repeat the call with resume={str(folder / 'run.jsonl')!r}.")
+        assert message.startswith(f"Stopped after {done} notes. ")
+        assert message.endswith(f"Repeat the call to continue from {str(folder / 'run.jsonl')!r}.")
         assert done == in_the_file >= kept > 0  # It may come between the file and what is kept in memory.
 
 

@@ -122,9 +122,9 @@ class TestShownMissing:
         summary = found.summary()
         assert (summary.texts, summary.missing, summary.texts_without_entities, len(summary.errors)) == (13, 11, 0, 1)
         assert summary.to_dict()["missing"] == 11
-        assert str(found).count("missing.") == str(summary).count("missing.") == 1
-        assert "11 texts are missing." in str(found)
-        assert "1 text is missing." in str(found.summary().__class__("m", "cpu", 1, 0, (), (), (), missing=1))
+        assert "12 notes could not be read (11 empty cells)." in str(found)
+        assert str(found).count("empty cell") == str(summary).count("empty cell") == 1
+        assert "1 note is missing." in str(found.summary().__class__("m", "cpu", 1, 0, (), (), (), missing=1))
 
     def test_one_by_one(self, found):
         assert "\n1: (missing)\n" in str(found)

@@ -92,7 +92,8 @@ class TestOneText:
     def test_report_without_entities(self):
         found = one_text()
         assert not found
-        assert str(found) == f"0 entities found by bundled on cpu\n{TEXT}"
+        assert str(found) == f"No entities found\n  Model: bundled, device: cpu\n{TEXT}"
+        assert str(replace(found, known_labels=("DISEASE",))).startswith("No diseases found\n")
         assert TEXT in found._repr_html_()
 
     def test_labels(self):
@@ -317,30 +318,29 @@ class TestManyTextsShown:
         assert repr(found()) == str(found())
         assert found()._repr_html_() == found()._repr_html_()
         assert str(found()) == (
-            "3 entities found in 4 texts by bundled on cpu\n"
-            "  By label: DISEASE 3.\n"
-            "  Texts without entities: 1.\n"
-            "  Texts with errors: 1.\n"
+            "3 diseases found in 4 notes\n"
+            "  Model: bundled, device: cpu\n"
+            "  1 note has no entities.\n"
+            "  1 note could not be read.\n"
             "0: He has [asthma](DISEASE).\n"
             "1: No complaints.\n"
             "2: (error)\n"
             "3: [Type 2 diabetes](DISEASE) and [asthma](DISEASE).\n"
             "Labels: DISEASE 3\n"
-            "Failed texts\n"
-            "  text  error\n"
+            "Notes with errors\n"
+            "  note  error\n"
             f"  2     {FAILURE}"
         )
 
-    def test_report_of_no_texts_has_one_line(self):
-        assert str(annotations((), ())) == "0 entities found in 0 texts by bundled on cpu"
-        assert "0 texts" in annotations((), ())._repr_html_()
+    def test_report_of_no_texts_has_two_lines(self):
+        assert str(annotations((), ())) == "No entities found in 0 notes\n  Model: bundled, device: cpu"
+        assert "0 notes" in annotations((), ())._repr_html_()
 
     def test_only_the_first_texts_are_shown(self):
         texts = [f"note {number} asthma" for number in range(20)]
         many = annotations([[entity(text, "asthma")] for text in texts], texts)
-        assert f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts." in str(many)
-        assert f"The first {MAX_DISPLAYED_TEXTS} of 20 texts." in many._repr_html_()
         for shown in (str(many), many._repr_html_()):
+            assert f"Showing {MAX_DISPLAYED_TEXTS} of 20 notes." in shown
             assert f"note {MAX_DISPLAYED_TEXTS - 1} " in shown
             assert f"note {MAX_DISPLAYED_TEXTS} " not in shown
 
@@ -348,7 +348,7 @@ class TestManyTextsShown:
         """Texts of files are not stored. The HTML explains how to display one, unless texts are hidden."""
         files = replace(found(), preview_texts=(), texts=[Path("a.txt")] * 4)
         assert "found.show(0)" in files._repr_html_()
-        assert "The first 0" not in files._repr_html_()
+        assert "Showing 0" not in files._repr_html_()
         assert "found.show" not in replace(files, show_text=False)._repr_html_() + found()._repr_html_()
 
     def test_texts_stand_apart(self):
@@ -360,7 +360,7 @@ class TestManyTextsShown:
         """The report of 10,000 texts, including 1,000 failed texts, has a few lines."""
         answers = ["an error" if number % 10 == 9 else [entity("asthma", "asthma")] for number in range(10_000)]
         many = annotations(answers, ["asthma"] * MAX_DISPLAYED_TEXTS)
-        assert str(many).startswith("9,000 entities found in 10,000 texts")
+        assert str(many).startswith("9,000 diseases found in 10,000 notes")
         assert len(str(many)) < 1500
         assert len(many._repr_html_()) < 6000
 
@@ -534,7 +534,7 @@ class TestManyHiddenTexts:
         summary = hidden.summary()
         forms = [str(hidden), repr(hidden), hidden._repr_html_(), str(summary), summary._repr_html_()]
         for shown in [*forms, json.dumps(summary.to_dict())]:
-            assert "DISEASE" in shown
+            assert "DISEASE" in shown or "3 diseases" in shown
             assert not any(word in shown for word in ("asthma", "diabetes", "He has", "complaints"))
         assert "(text hidden)" in str(hidden)
         assert FAILURE in str(hidden)
@@ -707,12 +707,13 @@ def test_text_form_of_a_summary():
     summary = summary_of([[("A", "Asthma"), ("B", "pain")], [], "why it failed", [("A", "asthma")]])
 
     assert str(summary) == (
-        "3 entities found in 4 texts by m on cpu\n"
+        "3 entities found in 4 notes\n"
+        "  Model: m, device: cpu\n"
         "  By label: A 2, B 1.\n"
-        "  Texts without entities: 1.\n"
-        "  Texts with errors: 1.\n"
-        "Failed texts\n"
-        "  text  error\n"
+        "  1 note has no entities.\n"
+        "  1 note could not be read.\n"
+        "Notes with errors\n"
+        "  note  error\n"
         "  2     why it failed\n"
         "Most frequent entities\n"
         "  text    count\n"
@@ -749,12 +750,28 @@ def test_plain_values_of_a_summary_survive_json():
 
 def test_html_has_the_counts():
     """The HTML form has the same counts, as tables; the bars of the labels are one."""
-    page = Summary("m", "cpu", 2, 0, ((1, "why"),), (("A", 2),), (("asthma", 2),))._repr_html_()
+    page = Summary("m", "cpu", 2, 0, ((1, "why"),), (("A", 1), ("B", 1)), (("asthma", 2),))._repr_html_()
 
-    assert "2 entities found in 2 texts by m on cpu" in page
+    assert "2 entities found in 2 notes" in page
     assert ">2</td>" in page
     assert page.count("<table ") == 3
     assert ">A<" in page.partition("Entities by label")[2]
+
+
+def test_summary_draws_no_chart_of_a_single_label():
+    page = Summary("m", "cpu", 2, 0, (), (("DISEASE", 2),), ())._repr_html_()
+
+    assert "2 diseases found in 2 notes" in page
+    assert "<table" not in page
+
+
+def test_html_has_the_duration_apart_from_the_compared_text():
+    """Nbval removes elements of this class, because a duration differs between runs."""
+    summary = Summary("m", "cpu", 2, 0, (), (("DISEASE", 2),), (), seconds=0.42)
+
+    assert '<span class="openmed-figures">, 0.4 s</span>' in summary._repr_html_()
+    assert "0.4 s" not in str(summary)
+    assert "seconds" not in summary.to_dict()
 
 
 @pytest.mark.parametrize("length", [100_000, 100_001, 3_000_000])

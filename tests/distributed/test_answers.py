@@ -183,11 +183,12 @@ class TestResults:
             found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
         finally:
             stop()
-        assert str(found).splitlines()[0] == "30 entities found in 30 texts by bundled_small on 2 workers (cpu)"
+        assert str(found).splitlines()[0] == "30 entities found in 30 notes"
+        assert "Model: bundled_small, device: 2 workers (cpu)" in str(found)
         assert found.preview_texts == tuple(numbered(30, spaces=1))[: len(found.preview_texts)] != ()
         messages = [str(event) for event in events]
         assert "workers" in messages[0]
-        assert messages[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 texts)", "None"]
+        assert messages[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 notes)", "None"]
 
     def test_model_is_loaded_once(self, on_pool, pool, numbered):
         for _run in range(2):
@@ -252,7 +253,7 @@ class TestStreaming:
         file = tmp_path / "run.jsonl"
         texts = numbered(3000)
         other_futures = set(pool.client.futures)
-        message = r"Interrupted after \d+ texts\..*repeat the call"
+        message = r"Stopped after \d+ notes\. Repeat the call"
         with pytest.raises(RunInterrupted, match=message) as caught, interrupt_when(lambda: count_lines(file) > 20):
             on_pool(slowly(texts, 0.02), resume=file)
         done = len(caught.value.annotations)
@@ -260,6 +261,18 @@ class TestStreaming:
         assert set(pool.client.futures) <= other_futures
         count = done + 50
         assert get_numbers(on_pool(texts[:count], resume=file)) == [[number] for number in range(count)]
+
+    def test_resume_continues_last_run_of_cluster(self, on_pool, locally, numbered, get_numbers):
+        texts = numbered(90)
+
+        def failing():
+            yield from texts[:60]
+            raise ZeroDivisionError
+
+        for resume_run in (lambda: on_pool(texts, resume=True), lambda: locally(texts, resume=True)):
+            with pytest.raises(ZeroDivisionError):
+                on_pool(failing())
+            assert get_numbers(resume_run()) == [[number] for number in range(90)]
 
     @posix_signals
     def test_interrupt_does_not_cancel_a_call_of_dask(self, pool, interrupt_when):

@@ -13,7 +13,7 @@ def test_entities_are_marked_in_the_text(kernel):
     """The result shows the text with its entities, in text and in HTML, with label and score."""
     reply = kernel.run(f"{SMALL}\n{NOTE}")
 
-    assert reply.text.startswith(f"3 entities found by bundled_small on cpu\n{FOUND}\nLabels: DISEASE 3\n")
+    assert reply.text.startswith(f"3 diseases found\n  Model: bundled_small, device: cpu\n{FOUND}\nLabels: DISEASE 3\n")
     assert reply.html.count("<mark") == 3
     assert 'title="DISEASE 0.' in reply.html
     assert re.search(r"asthma<small[^>]*> DISEASE<span[^>]*> [01]\.\d+</span></small></mark>", reply.html)
@@ -24,7 +24,7 @@ def test_ner_magic_uses_the_bundled_model_by_default(kernel):
     """Without --model the bundled model runs, offline."""
     reply = kernel.run(f"%%openmed_ner\n{NOTE}")
 
-    assert "found by bundled on cpu" in reply.text
+    assert "Model: bundled, device: cpu" in reply.text
     assert "[asthma](DISEASE)" in reply.text
 
 
@@ -80,7 +80,7 @@ def test_line_and_variable_are_annotated(kernel, line):
     kernel.run('patient_note = "Patient\'s asthma; # 2"')
 
     assert kernel.run(line).text.startswith(
-        "1 entity found by bundled_small on cpu\nPatient's [asthma](DISEASE); # 2\nLabels"
+        "1 disease found\n  Model: bundled_small, device: cpu\nPatient's [asthma](DISEASE); # 2\nLabels"
     )
 
 
@@ -90,7 +90,7 @@ def test_variable_with_many_texts_is_annotated(kernel, made):
     kernel.run(f"one = 'She has asthma.'; patient_notes = {made}")
     reply = kernel.run("%openmed_ner --model bundled_small --from patient_notes")
 
-    assert reply.text.startswith("2 entities found in 2 texts by bundled_small on cpu")
+    assert reply.text.startswith("2 diseases found in 2 notes\n  Model: bundled_small, device: cpu")
 
 
 def test_config_lists_the_settings_with_help(kernel):
@@ -109,7 +109,7 @@ def test_show_text_off_hides_the_note_everywhere(kernel):
     kept = kernel.run(f"{SMALL} --out found\n{NOTE}\n")
     shown = reply.text + reply.html + str(kept) + kernel.value("repr(found) + str([found])")
 
-    assert "3 entities found" in reply.text
+    assert "3 diseases found" in reply.text
     assert [word for word in ("asthma", "diabetes", "hypertension", "He has") if word in shown] == []
 
 
@@ -126,7 +126,7 @@ def test_config_sets_the_model_and_the_strategy(kernel):
     kernel.run("%config OpenMedMagics.aggregation_strategy = 'none'")
     text = kernel.run("%%openmed_ner\nHe has asthma.").text
 
-    assert "found by bundled_small" in text
+    assert "Model: bundled_small" in text
     assert "(B-DISEASE)" in text
 
 

@@ -42,7 +42,7 @@ def test_interactive_run_updates_one_output(slow):
     assert first["msg_type"] == "display_data"
     assert {message["msg_type"] for message in updates} == {"update_display_data"}
     assert len({message["content"]["transient"]["display_id"] for message in reply.outputs}) == 1
-    assert text_of(updates[-1]).startswith("Annotating: bundled_small on cpu, 40 texts, finished after ")
+    assert text_of(updates[-1]).startswith("Done in ")
     assert "<div>Annotating: bundled_small on cpu, 40 texts" in updates[-1]["content"]["data"]["text/html"]
 
 

@@ -264,7 +264,7 @@ class BringUpReport(StagedReport):
     OPERATION = "Bringing up"
     TARGET = "model"
     STAGE = "stage"
-    RESUME_ACTION = "call nb.runbook.bring_up() again with the same arguments"
+    RESUME_HINT = "Run nb.runbook.bring_up() with the same arguments to continue."
     FILE = "bring_up.json"
     CONTENT = "a report of nb.runbook.bring_up()"
     REMEDY = "Pass another directory."

@@ -86,7 +86,7 @@ class StagedReport(Displayable):
         OPERATION: Operation in progress events, such as "Reporting".
         TARGET: Target in the final progress event.
         STAGE: Noun for a stage.
-        RESUME_ACTION: Action that resumes an interrupted run.
+        RESUME_HINT: Sentence that describes how to resume an interrupted run.
         FILE: Name of the file with the state.
         CONTENT: Required content of that file.
         REMEDY: Remedy if the file has other content.
@@ -96,7 +96,7 @@ class StagedReport(Displayable):
     OPERATION: ClassVar[str]
     TARGET: ClassVar[str]
     STAGE: ClassVar[str]
-    RESUME_ACTION: ClassVar[str]
+    RESUME_HINT: ClassVar[str]
     FILE: ClassVar[str]
     CONTENT: ClassVar[str]
     REMEDY: ClassVar[str]
@@ -208,7 +208,7 @@ def run_stages(  # noqa: PLR0913, PLR0917 - the arguments are independent
             state, files = measure(stage, state)
         except KeyboardInterrupt:
             count = len(state.finished_stages)
-            raise RunInterrupted(count, state, str(folder), state.STAGE, state.RESUME_ACTION) from None
+            raise RunInterrupted(count, state, str(folder), state.STAGE, state.RESUME_HINT) from None
         save_error = None
         try:
             save_files(folder, {**files, **state.files()}, state.DESCRIPTION)

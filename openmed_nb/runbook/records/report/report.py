@@ -61,7 +61,7 @@ class DeviceReport(ReportData, StagedReport):
     OPERATION = "Reporting"
     TARGET = "this computer"
     STAGE = "step"
-    RESUME_ACTION = "run the same report again"
+    RESUME_HINT = "Run the same report again to continue."
     FILE = JSON_FILE_NAME
     CONTENT = "a report of nb.report()"
     REMEDY = f"Pass a {JSON_FILE_NAME} file of nb.report()."

@@ -207,7 +207,7 @@ def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
 
 def test_interrupt_kills_the_step_and_keeps_results(run_steps, home, tmp_path, interruptible):  # noqa: ARG001
     (home / "pids").unlink(missing_ok=True)  # A process id of an earlier step may be in use again.
-    with pytest.raises(RunInterrupted, match=r"after 1 step\..* run the same report again"):
+    with pytest.raises(RunInterrupted, match=r"after 1 step\. Run the same report again"):
         run_steps(tmp_path, "succeed", "interrupt")
 
     assert [step.step for step in DeviceReport.read(tmp_path / "report.json").steps] == ["succeed"]

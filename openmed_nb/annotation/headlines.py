@@ -1,0 +1,68 @@
+"""Headlines of results, such as "6 diseases found in 3 notes"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .._render.display import pluralize
+
+# Labels that are English words for what they count, with their plurals. Entities with other labels, such as "PER" or
+# "ANATOMY", are counted as entities.
+_PLURALS = {
+    "address": "addresses",
+    "cell": "cells",
+    "chemical": "chemicals",
+    "condition": "conditions",
+    "date": "dates",
+    "disease": "diseases",
+    "disorder": "disorders",
+    "drug": "drugs",
+    "gene": "genes",
+    "hospital": "hospitals",
+    "location": "locations",
+    "medication": "medications",
+    "name": "names",
+    "organization": "organizations",
+    "person": "persons",
+    "problem": "problems",
+    "procedure": "procedures",
+    "protein": "proteins",
+    "species": "species",
+    "symptom": "symptoms",
+    "test": "tests",
+    "treatment": "treatments",
+}
+
+
+def label_noun(labels: Iterable[str]) -> str:
+    """Return the English word that all labels are, or an empty string if they differ or are not a word."""
+    words = {label.casefold() for label in labels}
+    return words.pop() if len(words) == 1 and words <= _PLURALS.keys() else ""
+
+
+def entities_headline(
+    counts: Mapping[str, int], known_labels: Sequence[str] | None, num_notes: int | None = None
+) -> str:
+    """Return a headline with the number of entities, named by their label if all of them have one that is a word.
+
+    Args:
+        counts: Number of entities by label.
+        known_labels: Labels that the model can predict, or ``None`` if unknown. They name what was not found.
+        num_notes: Number of notes, or ``None`` for a single text.
+
+    Example:
+        >>> entities_headline({"DISEASE": 1}, None), entities_headline({"DISEASE": 1205}, ("DISEASE",), 3000)
+        ('1 disease found', '1,205 diseases found in 3,000 notes')
+        >>> entities_headline({}, ("DISEASE",)), entities_headline({}, ("DISEASE", "DRUG"), 1)
+        ('No diseases found', 'No entities found in 1 note')
+    """
+    noun = label_noun(counts or known_labels or ())
+    plural = _PLURALS.get(noun, "entities")
+    total = sum(counts.values())
+    found = pluralize(total, noun or "entity", plural) if total else f"No {plural}"
+    return f"{found} found" if num_notes is None else f"{found} found in {pluralize(num_notes, 'note')}"
+
+
+def origin_details(model: str, device: str) -> str:
+    """Return model and device of a result for the details of its report."""
+    return f"Model: {model}, device: {device}"
