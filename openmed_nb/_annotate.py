@@ -179,6 +179,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         except (KeyboardInterrupt, Exception) as error:
             if run and run.is_restored:
                 completed = run.to_annotations(show_text)
+            if isinstance(error, KeyboardInterrupt) or completed is not earlier:
                 _remember_run(call, completed, path)
             if isinstance(error, KeyboardInterrupt):
                 raise _interrupt_error(completed, path, client) from None
@@ -231,7 +232,9 @@ def _resume_interrupted_run(texts: Any, call: _Call, **options: Any) -> Annotati
 
 def _remember_run(call: _Call, completed: Annotations, path: str | os.PathLike[str] | None) -> None:
     """Store a run that did not finish in the session. Texts and ids are not needed to resume it."""
-    if len(completed):
+    interrupted: _InterruptedRun | None = SESSION.interrupted_run
+    is_known = interrupted is not None and interrupted.earlier is completed
+    if len(completed) and not is_known:
         results = replace(completed, preview_texts=(), texts=None, row_index=None, ids=None)
         SESSION.interrupted_run = _InterruptedRun(call, results if path is None else os.path.realpath(path))
 

@@ -214,6 +214,7 @@ KEPT_CSS = {
     "line-height": LENGTH,
     "max-height": LENGTH,
     "max-width": f"none|{LENGTH}",
+    "opacity": r"0\.\d+",
     "overflow": "auto",
     "overflow-wrap": "break-word",
     "position": "absolute|relative",

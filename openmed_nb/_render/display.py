@@ -176,8 +176,8 @@ class Report:
         metrics: Tables of times and other values that differ between runs. They are in the HTML only, so that the texts of
             two runs can be compared, as nbval does.
         html_sentences: Headline and sentences that replace title and sentences in the HTML; empty to use those.
-        html_tables: Collapsed tables after the sentences, in the HTML only. In the text, a sentence names the command that
-            displays them.
+        html_tables: Tables at the end of the HTML, collapsed below the caption of the first one. In the text, a sentence names
+            the command that displays them.
         status: One of :data:`SEVERITY`, displayed as a badge before the HTML headline, or an empty string.
         charts: Charts, which the HTML displays above the tables.
         problems: Problems: sentences in the text, and the first table in the HTML.
@@ -434,10 +434,12 @@ def to_html(report: Report) -> str:
         time = f'<span class="openmed-figures">{duration}</span>' if duration else ""
         details = f'<p style="{DETAILS}">{escape(report.details)}{time}</p>'
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
-    prose += _html_tables(report.html_tables)
     charts = render_charts(*report.charts)
     text = _html_text(report.segments) if report.segments else ""
     tables = _html_tables((findings_table("", report.problems), *report.tables))
+    if report.html_tables:
+        first, *others = report.html_tables
+        tables += _html_collapsed(escape(first.caption), _html_tables([replace(first, caption=""), *others]))
     metrics = _html_tables(report.metrics)
     if metrics:
         metrics = f'<div class="openmed-figures">{metrics}</div>'

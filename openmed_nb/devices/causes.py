@@ -59,11 +59,13 @@ class RejectionRule(NamedTuple):
         name: Identifier for the checks of the doctor.
         reason: Reason as a clause.
         remedy: Suggested action. It is empty if nothing can be done on this machine; no remedy suggests another machine.
+        is_absent: Whether this machine does not have the hardware, as far as this is known.
     """
 
     name: str
     reason: str
     remedy: str = ""
+    is_absent: bool = False
 
 
 NO_TORCH = "no torch"

@@ -5,7 +5,7 @@ The rules that reject a device are in the class of its type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
@@ -70,30 +70,29 @@ class DeviceChoice(Displayable):
     SIMULATION_MARKERS = ("", "")  # The reason names the simulated chip.
 
     def to_report(self) -> Report:
-        """Return the report: device, reason, dtype, moved models, rejected devices and remedies."""
-        facts = [f"{self.dtype}: {self.dtype_reason}."]
+        """Return the report: device and reason, moved models, and collapsed the reasons why it is not a GPU."""
+        sizes = tuple((model, f"{tokens:,}") for model, tokens in self.tuned_batch_tokens)
+        tuned = Table("Tuned batch sizes", ("model", "tokens per batch"), sizes, collapsed=True)
+        report = Report(self.headline, self.facts, metrics=(tuned,) if sizes else ())
+        return add_gpu_reasons(report, () if get_device(self.device).is_accelerator else self.rejected)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Further facts as sentences: a check that is pending, models that were moved, and tuned batch sizes."""
+        facts = list(self.notices)
         if self.moved_models:
             facts.append(f"Moved to {self.device}: {', '.join(self.moved_models)}.")
-        tables: tuple[Table, ...] = ()
-        metrics: tuple[Table, ...] = ()
         if self.tuned_batch_tokens:
             models = ", ".join(model for model, _ in self.tuned_batch_tokens)
             facts.append(f"Tuned batch sizes on this machine: {models}.")
-            sizes = tuple((model, f"{tokens:,}") for model, tokens in self.tuned_batch_tokens)
-            metrics = (Table("Tuned batch sizes", ("model", "tokens per batch"), sizes, collapsed=True),)
-        if self.rejected:
-            rows = tuple((rejection.device, rejection.reason, rejection.remedy) for rejection in self.rejected)
-            tables = (Table("Rejected devices", ("device", "reason", "suggested action"), rows, collapsed=True),)
-        html_sentences = [self.headline]
-        if not self.confirmed:
-            html_sentences.append(f"Status: {self.status}.")
-        return Report(
-            f"Device: {self.device} ({self.status})",
-            (self.reason, *facts),
-            tables,
-            metrics=metrics,
-            html_sentences=(*html_sentences, *facts),
-        )
+        return tuple(facts)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """A sentence if the device is a GPU that was not checked yet."""
+        if self.confirmed or not get_device(self.device).is_accelerator:
+            return ()
+        return ("The device is checked when it is first used.",)
 
     @property
     def headline(self) -> str:
@@ -121,6 +120,26 @@ class DeviceChoice(Displayable):
     def computer(self) -> str:
         """The machine, as text."""
         return "a SIMULATED Mac" if self.simulated else "this machine"
+
+
+GPU_QUESTION = "Why not a GPU?"
+
+
+def _reasons_table(caption: str, devices: Iterable[Rejection | DeviceStatus]) -> Table:
+    rows = tuple((device.device, device.reason, device.remedy) for device in devices)
+    return Table(caption, ("device", "reason", "suggested action"), rows)
+
+
+def add_gpu_reasons(report: Report, devices: Sequence[Rejection | DeviceStatus]) -> Report:
+    """Return a report with the reasons against the GPUs: in the HTML collapsed, in the text a command."""
+    if not devices:
+        return report
+    return replace(
+        report,
+        sentences=(*report.sentences, f"{GPU_QUESTION} Run %openmed_device --explain."),
+        html_sentences=report.html_sentences or (report.title, *report.sentences),
+        html_tables=(*report.html_tables, _reasons_table(GPU_QUESTION, devices)),
+    )
 
 
 def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
@@ -194,19 +213,23 @@ class DeviceStatus(JsonMixin):
         usable: Whether it can be used, or ``None`` if it has not been tested.
         reason: Reason why it cannot be used or is not tested.
         remedy: Suggested action, empty if there is none.
+        is_absent: Whether this machine does not have the hardware, as far as this is known.
     """
 
     device: str
     usable: bool | None = True
     reason: str = ""
     remedy: str = ""
+    is_absent: bool = False
+
+    JSON_EXCLUDE = ("is_absent",)
 
     @classmethod
     def of(cls, device: Device, facts: DeviceFacts) -> DeviceStatus:
         """Return the status of a device from the available facts. A GPU counts as tested after a device check."""
         rule = next(device.rejection_rules(facts), None)
         if rule is not None:
-            return cls(device.name, False, rule.reason, rule.remedy)
+            return cls(device.name, False, rule.reason, rule.remedy, rule.is_absent)
         if device.is_accelerator and facts.torch.probe_failure(device.name) is None:
             return cls(device.name, None, "not tested yet", f"%openmed_device {device.name}")
         return cls(device.name)
@@ -223,6 +246,17 @@ class DeviceList(Displayable):
 
     devices: tuple[DeviceStatus, ...]
     choice: DeviceChoice | None = None
+
+    @property
+    def unavailable(self) -> tuple[DeviceStatus, ...]:
+        """The GPUs, if none of them can be used."""
+        gpus = tuple(status for status in self.devices if status.device != "cpu")
+        return () if any(status.usable is not False for status in gpus) else gpus
+
+    @property
+    def has_mps(self) -> bool:
+        """Whether this machine has MPS hardware, or may have it."""
+        return not any(status.is_absent and status.device == "mps" for status in self.devices)
 
     def to_dict(self) -> dict[str, object]:
         """Return the devices and the name of the active device as JSON-compatible values."""
@@ -272,8 +306,18 @@ class Explanation(Displayable):
         if isinstance(self.choice, OpenMedError):
             report = Report("Device: none", (self.choice.message, self.choice.remedy))
         else:
-            report = self.choice.to_report()
+            choice = self.choice
+            facts = (f"{choice.dtype}: {choice.dtype_reason}.", *choice.facts)
+            report = replace(
+                choice.to_report(),
+                title=f"Device: {choice.device} ({choice.status})",
+                sentences=(choice.reason, *facts),
+                html_sentences=(choice.headline, f"Status: {choice.status}.", *facts),
+                html_tables=(),
+                tables=(replace(_reasons_table("Rejected devices", choice.rejected), collapsed=True),),
+            )
         variables = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
         torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()
         tables = (order, *report.tables, self.environment.table(), variables)
-        return replace(report, sentences=(*report.sentences, *torch), tables=tables)
+        html_sentences = (*report.html_sentences, *torch) if report.html_sentences else ()
+        return replace(report, sentences=(*report.sentences, *torch), tables=tables, html_sentences=html_sentences)

@@ -61,11 +61,11 @@ class Cuda(Device):
         is_rocm = build.startswith("ROCm")
         vendor = "AMD" if is_rocm else "NVIDIA"
         if machine.system == "Darwin":
-            yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA")
+            yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA", is_absent=True)
         yield from super().rejection_rules(facts)
         if machine.gpu_driver is False and not names:
             remedy = f"Install the driver if there is an {vendor} GPU."
-            yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy)
+            yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy, is_absent=True)
         if torch.gpu_build == "":
             remedy = "Install a CUDA build of torch; see https://pytorch.org/get-started/locally for the command."
             yield RejectionRule(CPU_BUILD, f"torch {torch.version} is a CPU-only build", remedy)

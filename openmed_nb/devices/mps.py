@@ -79,14 +79,14 @@ class Mps(Device):
             reason = "MPS requires macOS; this machine runs Linux on an Apple chip, as in a container on a Mac"
             yield RejectionRule(LINUX_ON_APPLE, reason, RUN_NATIVELY_REMEDY)
         if machine.system != "Darwin":
-            yield RejectionRule(NO_MAC, f"MPS requires macOS; this machine runs {machine.system}")
+            yield RejectionRule(NO_MAC, f"MPS requires macOS; this machine runs {machine.system}", is_absent=True)
         if machine.apple_silicon and not machine.native_apple_silicon:
             reason = (
                 f"this Python is built for {machine.architecture} and runs under Rosetta, which does not support MPS"
             )
             yield RejectionRule(ROSETTA, reason, ARM_PYTHON_REMEDY)
         if not machine.apple_silicon:
-            yield RejectionRule(INTEL, "this Mac has an Intel processor")
+            yield RejectionRule(INTEL, "this Mac has an Intel processor", is_absent=True)
         if machine.macos_version is not None and machine.macos_version < min_macos_for(MIN_TORCH):
             reason = f"macOS {installed_macos} is older than 13, the oldest version on which torch 2.6 supports MPS"
             yield RejectionRule(OLD_MACOS, reason, "Update macOS to 14 or later.")

@@ -10,7 +10,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from keyword import iskeyword
 from pathlib import Path
@@ -34,6 +34,7 @@ from traitlets import Bool, Enum, Unicode
 from .._render.display import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
+from ..devices.choice import DeviceList, add_gpu_reasons
 from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
@@ -42,7 +43,7 @@ from ..session import SESSION
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
     ("%openmed_device", "show the active device and the reason"),
-    ("%openmed_device cpu", "override the device: auto, mps, cuda, cuda:1"),
+    ("%openmed_device cpu", "override the device; auto selects the best one"),
     ("%openmed_device --list", "list all devices and whether they are usable"),
     ("%openmed_device --explain", "explain the device selection and the environment variables"),
     ('%openmed_device --simulate mps --memory "8 GiB"', "simulate a Mac until --simulate off"),
@@ -63,6 +64,9 @@ CHEAT_SHEET_ROWS = (
     ('found.filter("disease", min_score=0.9)', "filter entities"),
     ("nb.compare()", "measure the speedup over the CPU and the time per phase"),
 )
+
+# Lines that a computer without MPS needs only to simulate it.
+MPS_ROWS = tuple(row for row in CHEAT_SHEET_ROWS if "--simulate" in row[0] or "--ops" in row[0])
 
 # A word of a line, which may contain quoted text with spaces.
 _WORD_PATTERN = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[^\s"'])+)""")
@@ -239,18 +243,25 @@ class CheatSheet(Displayable):
     Attributes:
         device: Active device with the reason, or the error, as a sentence.
         models: Names of the loaded models.
+        devices: Devices of this computer.
         simulated: Whether the session runs on a simulated Mac.
     """
 
     device: str
     models: tuple[str, ...]
+    devices: DeviceList
     simulated: bool = False
 
     def to_report(self) -> Report:
-        """Return the state in two sentences, and the table of lines."""
+        """Return the state in two sentences, and the table of lines; those for MPS are collapsed without it."""
         models = ", ".join(self.models) if self.models else "none; loaded on first use"
         sentences = (self.device, f"Loaded models: {models}.")
-        return Report("openmed_nb", sentences, (Table("", ("command", "description"), CHEAT_SHEET_ROWS),))
+        columns = ("command", "description")
+        rows = tuple(row for row in CHEAT_SHEET_ROWS if self.devices.has_mps or row not in MPS_ROWS)
+        report = add_gpu_reasons(Report("openmed_nb", sentences, (Table("", columns, rows),)), self.devices.unavailable)
+        if self.devices.has_mps:
+            return report
+        return replace(report, html_tables=(*report.html_tables, Table("Commands for MPS", columns, MPS_ROWS)))
 
 
 @magics_class
@@ -267,7 +278,8 @@ class OpenMedMagics(Magics):
         """Show the available commands and the state of this session."""
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
-        return CheatSheet(device, SESSION.inventory().names, is_mps_simulated())
+        devices = SESSION.list_devices(confirm=False)
+        return CheatSheet(device, SESSION.inventory().names, devices, is_mps_simulated())
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; omit to show the active device")

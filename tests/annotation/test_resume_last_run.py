@@ -158,6 +158,16 @@ def test_remembered_run_has_no_texts():
     assert (earlier.preview_texts, earlier.texts, earlier.ids, earlier.row_index) == ((), None, None, None)
 
 
+def test_interrupt_of_resumed_run_keeps_earlier_results():
+    """The interrupt arrives while the earlier results are restored."""
+    done = interrupt().annotations
+    for resume in (True, done):
+        with pytest.raises(RunInterrupted, match=rf"after {len(done)} notes\. .*resume=True"):
+            nb.annotate(ending_with(KeyboardInterrupt, at=1), **OPTIONS, resume=resume)
+
+    assert len(nb.annotate(NOTES, resume=True)) == len(NOTES)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, StreamError])
 def test_resume_continues_run_with_file(error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -139,11 +139,10 @@ REGIONS = {
             - text: /%openmed_device.* the chip is .* .SIMULATED/
         - button "auto"
         - button "mps ✓"
-        - button "cuda" [disabled]
         - button "cpu"
         - button "Reset"
         - group:
-          - text: Why is cuda unavailable?
+          - text: All devices
           - table "Devices":
             - caption: Devices
             - rowgroup:
@@ -175,13 +174,16 @@ REGIONS = {
         """,
     "Try it": """
         - heading "Try it" [level=2]
-        - textbox "Text to annotate"
+        - textbox "Text to annotate (Ctrl+Enter)"
         - button "Annotate"
         - status:
-          - paragraph:
-            - strong: /1 entity found by bundled_small on mps .SIMULATED. in [\\d,]+ ms/
-          - text: The patient has
-          - mark: /asthma DISEASE [\\d.]+/
+          - region "Annotated text":
+            - paragraph:
+              - strong: 1 disease found
+            - paragraph: /bundled_small, device. mps .SIMULATED., [\\d.]+ m?s/
+            - paragraph: /SIMULATED/
+            - text: The patient has
+            - mark: /asthma DISEASE [\\d.]+/
         """,
     "Models": """
         - heading "Models" [level=2]

@@ -109,7 +109,7 @@ def test_page_shows_progress_at_all_times(server, new_page, write, slow_model, p
     texts = front.page.locator(".jp-Notebook .jp-Cell").all_inner_texts()
     picture(front.page.locator(".jp-Notebook"), "no_silence")
 
-    assert sum("finished after" in text for text in texts) >= 12
+    assert sum("Done in" in text for text in texts) >= 12
     assert front.page.evaluate(PULSES) == 0
     longest = silences(looks)
     assert longest[0][0] < SILENCE, longest[:10]
@@ -132,7 +132,7 @@ def test_dot_pulses_until_the_operation_ends(server, new_page, write, picture, t
     expect(outputs).to_have_text(
         [
             "● Comparing: bundled  turn 8 of 20, 12 s, about 18 s left",
-            "Comparing: bundled  turn 8 of 20, finished after 12 s",
+            "Done in 12 s",
         ]
     )
     assert front.page.evaluate(PULSES) == 1

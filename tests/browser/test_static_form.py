@@ -25,7 +25,7 @@ def saved(server, new_page, shipped):
     front.run_all()
     front.region("Try it").get_by_role("textbox").fill(NOTE)
     front.button("Annotate").click()
-    expect(front.region("Try it")).to_contain_text("found by bundled_small")
+    expect(front.region("Try it")).to_contain_text("Model: bundled_small")
     front.save()
     front.page.close()
     return nbformat.read(server.notebooks / front.name, as_version=4)

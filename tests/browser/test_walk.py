@@ -23,8 +23,9 @@ REGION = """
   - paragraph:
     - strong: mps (SIMULATED)
 - button "mps ✓"
-- button "cuda" [disabled]
-- group: Why is cuda unavailable?
+- button "cpu"
+- button "Reset"
+- group: All devices
 """
 """Accessibility tree of the device region on a simulated Mac."""
 

@@ -133,7 +133,11 @@ def select(row):
         return next(name for name, kind in ERRORS.items() if type(error) is kind), str(error)
     grade = "confirmed" if choice.confirmed else "planned"
     unprobed = choice.device != "cpu" and torch.probe_failure(choice.device) is None
-    return f"{choice.device} {grade}{' probe' if unprobed else ''}", str(choice)
+    reasons = " ".join(f"{rejection.reason} {rejection.remedy}" for rejection in choice.rejected)
+    return (
+        f"{choice.device} {grade}{' probe' if unprobed else ''}",
+        f"{choice} {choice.reason} {choice.dtype_reason} {reasons}",
+    )
 
 
 def test_select_device_matches_table():
@@ -231,9 +235,10 @@ def test_device_choice_report():
     moved = choice("mps", rejected=(NO_MAC,), moved_models=("a", "b"))
     planned = DeviceChoice("cpu", "auto", "default", "nothing else.", confirmed=False, simulated=True)
 
-    assert moved.to_report().title == "Device: mps (confirmed)"
-    assert "Moved to mps: a, b." in moved.to_report().sentences
-    assert planned.to_report().title == "Device: cpu (SIMULATED, not verified yet; torch is not imported)"
+    assert moved.to_report().title == moved.headline
+    assert moved.to_report().sentences == ("Moved to mps: a, b.",)
+    assert planned.to_report().title.startswith("Device: cpu (SIMULATED) (selected automatically: ")
+    assert planned.to_report().sentences == ()
     assert moved.to_dict() == {
         **vars(moved),
         "rejected": [vars(NO_MAC)],

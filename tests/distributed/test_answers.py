@@ -310,7 +310,7 @@ class TestStreaming:
         blocking = pool.client.map(block, range(2), pure=False)
         wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
         with (
-            pytest.raises(RunInterrupted, match=r"repeat the call") as caught,
+            pytest.raises(RunInterrupted, match=r"Repeat the call|client=client, resume=True") as caught,
             interrupt_when(lambda: sum(pool.client.run(count_waiting).values())),
         ):
             on_pool(["asthma", "diabetes"], "bundled_small", resume=resume)

@@ -25,9 +25,7 @@ from ..._annotate import annotate_text
 from ..._events.activity import ProgressEvent
 from ..._render.display import Report
 from ..._utils.text import short_type_name
-from ...annotation.loading import create_pipeline
 from ...errors import OpenMedError
-from ...models.config import OpenMedConfig
 from ...session import SESSION, Session
 from ...training.release import release
 from .state import PanelState, StateChanges, read_memory, read_state
@@ -309,7 +307,7 @@ class PanelModel(HasTraits):
         return read_state(self.session) if self.session.is_idle() else {}
 
     def _update(self, **changes: Any) -> None:
-        """Replace fields of the state; new memory bars get the history of the old ones."""
+        """Replace fields of the state. New memory bars get the history of the old ones; an outdated answer is cleared."""
         with self._lock:
             if "memory" in changes:
                 histories = {bar.name: bar.history for bar in self.state.memory}
@@ -317,15 +315,13 @@ class PanelModel(HasTraits):
                     replace(bar, history=(*histories.get(bar.name, ()), bar.used)[-MAX_SAMPLES:])
                     for bar in changes["memory"]
                 )
-            self.state = replace(self.state, **changes)
+            state = replace(self.state, **changes)
+            self.state = replace(state, annotation=None) if state.is_annotation_outdated else state
 
     def _annotate_text(self, text: str) -> StateChanges:
         if isinstance(text, str) and not text.strip():
             return {"annotation": None, "result": Report(NO_TEXT)}
-        create_pipeline(self.session, self._name, OpenMedConfig())  # The measured time excludes loading the model.
-        start = time.perf_counter()
-        annotation = annotate_text(self.session, text, self._name, show_text=self._show_text)
-        return {"annotation": annotation, "seconds": time.perf_counter() - start}
+        return {"annotation": annotate_text(self.session, text, self._name, show_text=self._show_text)}
 
     def _set_timer(self, wanted: bool) -> None:
         if self._timer is not None:

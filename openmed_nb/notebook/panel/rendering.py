@@ -15,11 +15,11 @@ from ..._render.display import (
     Table,
     escape,
     format_bytes,
-    format_milliseconds,
     pluralize,
     to_html,
 )
-from ...devices.machine import format_device, is_marked_simulated
+from ...devices.choice import GPU_QUESTION
+from ...devices.machine import is_marked_simulated
 from .state import MEMORY_COLUMNS, PanelState
 
 STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
@@ -32,8 +32,6 @@ CLICK_PENDING_NOTICE = "Waiting for the running cell to finish."
 
 # Every panel contains this text. The style sheet shows only it when the front end marks the kernel as disconnected.
 STALE_PANEL_HTML = '<p role="alert">The kernel was restarted; this panel is no longer connected. <strong>Run this cell again.</strong></p>'
-
-NO_BREAK_MS = "\N{NO-BREAK SPACE}ms"
 
 # Size of the sparkline in SVG units, and the margin for half of its stroke.
 WIDTH = 120
@@ -55,14 +53,16 @@ def status(state: PanelState) -> str:
 
 
 def devices(state: PanelState) -> str:
-    """Render a collapsed table of the devices, with status, reason and suggested action."""
+    """Render a collapsed table of the devices; without MPS hardware, its variables are there too."""
     table = replace(state.devices.to_report().tables[0], caption="Devices")
-    unavailable = [status.device for status in state.devices.devices if status.usable is False]
-    return _details(f"Why is {' or '.join(unavailable)} unavailable?" if unavailable else "All devices", table)
+    environment_tables = () if state.devices.has_mps else state.environment_tables
+    return _details(GPU_QUESTION if state.devices.unavailable else "All devices", table, *environment_tables)
 
 
 def environment(state: PanelState) -> str:
-    """Render the tables of the variables, collapsed unless a variable has a suggested action."""
+    """Render the tables of the variables, collapsed unless a variable has a suggested action; nothing without MPS."""
+    if not state.devices.has_mps:
+        return ""
     settings = state.explanation.environment.settings
     counts = Counter(setting.effect for setting in settings)
     effects = ", ".join(f"{count} {effect}" for effect, count in counts.items())
@@ -127,19 +127,14 @@ def message(state: PanelState) -> str:
 
 
 def annotation(state: PanelState) -> str:
-    """Render the last annotated text with its time and device; empty if no text was annotated."""
+    """Render the last annotated text in a box that the keyboard can scroll; empty if no text was annotated."""
     if state.annotation is None:
         return ""
     report = state.annotation.to_report()
-    notices = [SIMULATION_NOTICE] if is_marked_simulated(state.annotation.device) else []
-    if state.is_annotation_outdated:
-        active_device = "no device" if state.choice is None else format_device(state.choice.device)
-        computed_on = f"This result was computed on {state.annotation.device}"
-        notices.append(f"{computed_on}; the active device is now {active_device}. Click Annotate to update it.")
-    seconds = state.seconds or 0.0
-    time = format_milliseconds(seconds, 0) if seconds >= 0.001 else "less than 1 ms"  # noqa: PLR2004 - one millisecond
-    title = f"{report.title} in {time.replace(' ms', NO_BREAK_MS)}"
-    return f'<div role="status">{to_html(replace(report, title=title, sentences=(*notices, *report.sentences)))}</div>'
+    if is_marked_simulated(state.annotation.device):
+        report = replace(report, sentences=(SIMULATION_NOTICE, *report.sentences))
+    box = '<div class="openmed-answer" role="region" aria-label="Annotated text" tabindex="0">'
+    return f'<div role="status">{box}{to_html(report)}</div></div>'
 
 
 def _nowrap_sizes(text: str) -> str:
@@ -186,4 +181,5 @@ CONTENT_RENDERERS = {"Device": status, "Memory": memory, "Models": models, "Envi
 def top(name: str, state: PanelState) -> str:
     """Render the heading of a region and its content."""
     render = CONTENT_RENDERERS.get(name)
-    return f'<h2 class="openmed-heading">{escape(name)}</h2>' + (render(state) if render else "")
+    content = render(state) if render else ""
+    return f'<h2 class="openmed-heading">{escape(name)}</h2>{content}' if content or not render else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import Displayable, JsonObject, Report, Table, format_bytes
-from ...devices.choice import DeviceChoice, DeviceList, Explanation
+from ...devices.choice import DeviceChoice, DeviceList, Explanation, add_gpu_reasons
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
@@ -154,7 +154,6 @@ class PanelState(Displayable):
         error: Error of the last click, if it failed.
         result: Result of the last click.
         annotation: Last annotated text. Static forms do not show it, because they are saved in the notebook.
-        seconds: Time of the annotation, without loading the model.
         notice: Reason why the static form is shown; empty for the panel itself.
     """
 
@@ -170,7 +169,6 @@ class PanelState(Displayable):
     error: OpenMedError | None = None
     result: Report | None = None
     annotation: AnnotatedText | None = None
-    seconds: float | None = None
     notice: str = ""
 
     @property
@@ -186,12 +184,14 @@ class PanelState(Displayable):
 
     @property
     def buttons(self) -> tuple[DeviceButton, ...]:
-        """The button of ``auto`` and of each device."""
+        """The button of ``auto`` and of each device that this computer may have."""
         active_device = normalize_device(self.choice.device) if self.choice else ""
         is_auto = self.choice is not None and self.choice.requested == "auto"
         buttons = [DeviceButton("auto", pressed=is_auto, reason="The best available device")]
         for status in self.devices.devices:
             is_active = normalize_device(status.device) == active_device
+            if status.is_absent and not is_active:
+                continue
             buttons.append(
                 DeviceButton(
                     status.device,
@@ -210,9 +210,7 @@ class PanelState(Displayable):
         choice = self.explanation.choice
         if isinstance(choice, OpenMedError):
             return NO_DEVICE, choice.message, choice.remedy
-        if choice.confirmed:
-            return (f"{choice.headline}.",)
-        return f"{choice.headline}.", f"Status: {choice.status}."
+        return f"{choice.headline}.", *choice.notices
 
     @property
     def environment_tables(self) -> tuple[Table, ...]:
@@ -232,15 +230,17 @@ class PanelState(Displayable):
 
     def to_report(self) -> Report:
         """Return the static form, with the commands that replace the controls."""
-        devices = replace(self.devices.to_report().tables[0], caption="Devices")
+        present = tuple(status for status in self.devices.devices if not status.is_absent)
+        devices = replace(DeviceList(present, self.choice).to_report().tables[0], caption="Devices")
         models = replace(self.models.table(), caption="Models")
-        environment = (replace(table, collapsed=True) for table in self.environment_tables)
+        environment = [replace(table, collapsed=True) for table in self.environment_tables if self.devices.has_mps]
         memory = Table("Memory", MEMORY_COLUMNS, tuple(bar.row for bar in self.memory))
         commands = Table("Equivalent commands", ("command", "description"), COMMANDS)
         sentences = (*self.status, *filter(None, (self.notice,)))
         tables = (devices, *environment, memory, models, commands)
         title = "openmed_nb: device, environment, memory and models"
-        return Report(title, sentences, tables=tables, html_sentences=sentences)
+        report = Report(title, sentences, tables=tables, html_sentences=sentences)
+        return add_gpu_reasons(report, self.devices.unavailable)
 
 
 def read_state(session: Session) -> StateChanges:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from anywidget import AnyWidget
 from ipywidgets import HTML, Box, Button, Checkbox, HBox, Textarea, VBox, Widget
 from traitlets import Unicode, dlink
 
 from ..._render.display import Report, StaticReprMixin
+from ...annotation.results import AnnotatedText
 from . import rendering
 from .model import IMMEDIATE_SECONDS, REFRESH_SECONDS, PanelModel
 
@@ -22,6 +24,9 @@ WidgetT = TypeVar("WidgetT")
 
 # A synthetic example.
 EXAMPLE_TEXT = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
+
+# CSS class of the button that Ctrl+Enter clicks.
+ANNOTATE_CLASS = "openmed-annotate"
 
 # Displayed with the static form in a saved notebook.
 RERUN_NOTICE = "Saved output. Run this cell to get an interactive panel."
@@ -34,6 +39,33 @@ class TextBox(Textarea):
     """
 
     value = Unicode().tag(sync=True, echo_update=False)
+
+
+class Shortcut(AnyWidget):
+    """An invisible widget: Ctrl+Enter or Cmd+Enter in the text box of its panel clicks the button of a CSS class.
+
+    The listener is on the window, because JupyterLab handles Ctrl+Enter on the document, where it runs the cell. It has to be
+    removed with the view.
+    """
+
+    _esm = """
+    function render({ el, model }) {
+      function onKeyDown(event) {
+        const panel = el.closest(".openmed-panel");
+        const isShortcut = event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing;
+        if (!isShortcut || !panel?.contains(event.target) || !event.target.matches("textarea")) return;
+        event.preventDefault();
+        event.stopImmediatePropagation();
+        event.target.dispatchEvent(new Event("change", { bubbles: true }));
+        panel.querySelector(`.${model.get("button")}`)?.click();
+      }
+      window.addEventListener("keydown", onKeyDown, true);
+      return () => window.removeEventListener("keydown", onKeyDown, true);
+    }
+    export default { render };
+    """
+
+    button = Unicode().tag(sync=True)
 
 
 class Region(VBox):
@@ -91,7 +123,7 @@ class PanelView(StaticReprMixin, VBox):
         self.styles: dict[Callable[..., object], Widget] = {}
         self._clicked: Widget | None = None
         self._clicked_at = 0.0
-        self._displayed: tuple[object, ...] = ()
+        self._displayed: AnnotatedText | None = None
         super().__init__(_dom_classes=("openmed-panel",))
         self.devices = self._make(NamedButtons, self._device_button, name="named")
         self.table = self._make(HTML)
@@ -105,15 +137,18 @@ class PanelView(StaticReprMixin, VBox):
             indent=False,
             disabled=model.cells.loop is None,
         )
-        self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate", rows=2, continuous_update=False)
-        tooltip = "Annotate the text, which stays in this kernel."
+        self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate (Ctrl+Enter)", rows=2)
+        tooltip = "Annotate the text, which stays in this kernel (Ctrl+Enter or Cmd+Enter in the text box)."
         self.annotate = self._button("Annotate", tooltip, partial(model.annotate_deferred, lambda: self.text.value))
+        self.annotate.add_class(ANNOTATE_CLASS)
+        # Hidden in a box, because a front end without anywidget displays an error in place of the shortcut.
+        shortcut = self._make(HBox, [self._make(Shortcut, button=ANNOTATE_CLASS)], name="shortcut")
         self.annotation = self._make(HTML)
         self.models = self._make(NamedButtons, self._unload_button, name="named")
         self.regions = (
             Region("Device", self._make, [self.devices, reset], after=[self.table]),
             Region("Memory", self._make, [refresh, release, self.automatic]),
-            Region("Try it", self._make, [self.annotate], before=[self.text], after=[self.annotation]),
+            Region("Try it", self._make, [self.annotate], before=[self.text, shortcut], after=[self.annotation]),
             Region("Models", self._make, [self.models]),
             Region("Environment", self._make),
         )
@@ -211,9 +246,8 @@ class PanelView(StaticReprMixin, VBox):
         """Show the annotation of the text in the box, or nothing if it is of another text; render it only if it changed."""
         state = self.model.state
         is_current = state.annotation is not None and state.annotation.text == self.text.value
-        outdated_by = state.choice if state.is_annotation_outdated else None
-        displayed = (state.annotation, state.seconds, outdated_by) if is_current else ()
-        if displayed != self._displayed:
+        displayed = state.annotation if is_current else None
+        if displayed is not self._displayed:
             self._displayed = displayed
             self.annotation.value = rendering.annotation(state) if is_current else ""
 

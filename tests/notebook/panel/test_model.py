@@ -177,7 +177,7 @@ def test_annotation_has_time_device_and_model(panel):
 
     assert [entity["word"] for entity in panel.state.annotation] == ["asthma"]
     assert (panel.state.annotation.model, panel.state.annotation.device) == (SMALL, "cpu")
-    assert 0 < panel.state.seconds < 60
+    assert 0 < panel.state.annotation.seconds < 60
     assert panel.state.models.names == (SMALL,)
     said = [f"Annotating: {SMALL}", "Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}"]
     assert panel.activities == said

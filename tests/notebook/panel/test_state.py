@@ -16,6 +16,7 @@ from helpers.processes import run_python
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import OpenMedError
+from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.state import COMMANDS, NO_DEVICE, PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
@@ -84,20 +85,41 @@ def test_buttons_and_device_table_agree(make, pressed, active, disabled):
 
     assert [button.device for button in buttons if button.pressed] == ([pressed] if pressed else [])
     assert [button.device for button in buttons if button.active] == active_devices
-    assert {button.device for button in buttons if not button.enabled} == disabled
+    absent = {status.device for status in state.devices.devices if status.is_absent}
+    assert {button.device for button in buttons if not button.enabled} == disabled - absent
     assert (buttons[0].device, buttons[0].enabled) == ("auto", True)
     assert len({button.device for button in buttons}) == len(buttons)
-    assert disabled <= {row[0] for row in table.rows if row[2]}
+    assert {button.device for button in buttons} - {"auto"} <= {row[0] for row in table.rows}
+    assert disabled - absent <= {row[0] for row in table.rows if row[2]}
+
+
+@pytest.mark.parametrize(
+    ("make", "absent", "question"),
+    [
+        (lambda c: c.plain(), {"mps", "cuda"}, True),
+        (lambda c: c.mac(), {"cuda"}, False),
+        (lambda c: c.box(), {"mps"}, False),
+        (make_computer_without_torch, {"mps"}, True),
+    ],
+    ids=["no GPU", "Mac", "NVIDIA", "no torch"],
+)
+def test_state_hides_hardware_that_the_computer_does_not_have(make, absent, question):
+    """It is behind one question in the HTML, and the text names the command that shows it."""
+    state = make_state(make(computers))
+    text, html = str(state), state._repr_html_()
+
+    assert {status.device for status in state.devices.devices if status.is_absent} == absent
+    assert ("Why not a GPU? Run %openmed_device --explain." in text) == question
+    assert html.count(">Why not a GPU?</summary>") == question
+    for name in ("PYTORCH_ENABLE_MPS_FALLBACK", "\n  mps "):
+        assert (name in text) == ("mps" not in absent)
+    assert ("<h2" in rendering.top("Environment", state)) == ("mps" not in absent)
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" in rendering.devices(state) + rendering.environment(state)
 
 
 TOOLTIPS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
     "auto": (lambda c: c.plain(), "auto", "The best available device."),
     "usable": (lambda c: c.plain(), "cpu", "Use cpu."),
-    "a reason alone": (
-        lambda c: c.plain(),
-        "mps",
-        "macOS",
-    ),
     "a remedy too": (make_computer_without_torch, "cpu", "torch is not installed. "),
 }
 
@@ -112,13 +134,14 @@ def test_tooltip_shows_reason_or_action(make, device, tooltip):
 @pytest.mark.parametrize(
     ("make", "first", "second"),
     [
-        (lambda c: c.mac(), "mps", "Status: "),
+        (lambda c: c.mac(), "mps", "The device is checked "),
         (lambda c: confirm_device(c.mac()), "mps", ""),
-        (lambda c: use_device(c.mac(), "cpu"), "cpu", "Status: "),
+        (lambda c: use_device(c.mac(), "cpu"), "cpu", ""),
+        (lambda c: c.plain(), "cpu", ""),
         (lambda c: c.mac(OPENMED_DEVICE="mpss"), NO_DEVICE, "'mpss'"),
         (make_computer_without_torch, NO_DEVICE, "'auto'"),
     ],
-    ids=["planned", "confirmed", "by magic", "nonsense", "no torch"],
+    ids=["planned", "confirmed", "by magic", "no GPU", "nonsense", "no torch"],
 )
 def test_status_shows_device_and_confirmation_or_error(make, first, second):
     status = make_state(make(computers)).status
@@ -159,7 +182,7 @@ def test_read_state_lists_gpus_of_imported_torch_without_probing():
     here.torch.inspect_imported_torch()
     state = PanelState(**read_state(here.session))
 
-    assert [button.device for button in state.buttons] == ["auto", "mps", "cuda:0", "cuda:1", "cpu"]
+    assert [button.device for button in state.buttons] == ["auto", "cuda:0", "cuda:1", "cpu"]
     assert here.torch.probed == []
     assert state.choice is not None
     assert not state.choice.confirmed
