@@ -192,6 +192,10 @@ def inspect_imported_torch() -> TorchInfo:
     ``torch.backends.mps.is_available`` does not read the watermarks. Memory queries would (torch's ``MPSAllocator.mm``).
     """
     torch = import_torch()
+    cuda_names = [f"GPU {index}" for index in range(torch.cuda.device_count())]
+    for index in range(len(cuda_names)):
+        with suppress(RuntimeError):  # If the driver does not start, the device check reports why.
+            cuda_names[index] = str(torch.cuda.get_device_name(index))
     mps = torch.backends.mps
     metal_device = ""
     # torch reads the number of cores from a driver of Apple, since release 2.9 (pytorch#160414).
@@ -204,17 +208,9 @@ def inspect_imported_torch() -> TorchInfo:
         gpu_build=gpu_build(torch.version.cuda, getattr(torch.version, "hip", None)),
         mps_built=mps.is_built(),
         mps_available=mps.is_available(),
-        cuda_names=tuple(_gpu_name(torch, index) for index in range(torch.cuda.device_count())),
+        cuda_names=tuple(cuda_names),
         metal_device=metal_device,
     )
-
-
-def _gpu_name(torch: ModuleType, index: int) -> str:
-    """Return the name of a GPU. If the driver does not start, the name has the index, and the device check reports why."""
-    try:
-        return str(torch.cuda.get_device_name(index))
-    except RuntimeError:
-        return f"GPU {index}"
 
 
 # Start of the failure of a device check with incorrect results.
