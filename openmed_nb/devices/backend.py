@@ -110,8 +110,9 @@ class TorchBackend(Protocol):
 
 
 def is_torch_imported() -> bool:
-    """Return whether torch is already imported, without importing it."""
-    return "torch" in sys.modules
+    """Return whether torch is already imported, without importing it or waiting for a thread that imports it."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return "torch" in sys.modules and not getattr(spec, "_initializing", False)
 
 
 def inspect_installed_torch() -> TorchInfo:
@@ -180,10 +181,15 @@ def import_torch() -> ModuleType:
             torch = importlib.import_module("torch")
     except Exception as error:
         # A damaged installation can raise any error: missing libraries, other versions of numpy, incomplete files.
-        message = f"torch cannot be imported: {describe_error(error)}."
-        raise TorchImportError(message, reinstall_remedy(inspect_installed_torch().version)) from error
+        raise torch_import_error(error) from error
     check_not_shadowed(torch, "Tensor", TorchImportError)
     return torch
+
+
+def torch_import_error(error: Exception) -> TorchImportError:
+    """Return the error for a failed import of torch."""
+    message = f"torch cannot be imported: {describe_error(error)}."
+    return TorchImportError(message, reinstall_remedy(inspect_installed_torch().version))
 
 
 def inspect_imported_torch() -> TorchInfo:

@@ -60,6 +60,9 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
             # IPython's own magics are proxies that import their module on attribute access.
             if isinstance(method, MethodType) and isinstance(method.__self__, OpenMedMagics):
                 del magics[name]
+    for configurable in shell.configurables:
+        if isinstance(configurable, OpenMedMagics) and configurable is not keep:
+            configurable.preloader.stop()
     shell.configurables[:] = [
         configurable
         for configurable in shell.configurables

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import (
     Magics,
     line_cell_magic,
@@ -38,6 +39,7 @@ from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
+from .preload import Preloader
 
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
@@ -259,12 +261,18 @@ class OpenMedMagics(Magics):
 
     default_model = Unicode("bundled", help="Default model for %%openmed_ner.").tag(config=True)
     aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="Default aggregation strategy.").tag(config=True)
+    preload = Bool(True, help="Import torch and transformers in the background after %openmed_device.").tag(config=True)
     show_text = Bool(True, help="Show the text in results. Outputs are saved in the notebook.").tag(config=True)
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.preloader = Preloader(shell, lambda: self.preload)
 
     @magic_arguments()
     @_parsed_line_magic
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
         """Show the available commands and the state of this session."""
+        self.preloader.schedule()
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
         return CheatSheet(device, SESSION.inventory().names, is_mps_simulated())
@@ -295,6 +303,7 @@ class OpenMedMagics(Magics):
         if len(requested) > 1:
             message = f"%openmed_device accepts only one of {' and '.join(requested)}."
             raise MagicError(message, "Use one of them.")
+        self.preloader.schedule()
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
         if arguments.simulate == "off":
@@ -368,6 +377,7 @@ class OpenMedMagics(Magics):
         if arguments.close:
             close_panels()
             return None
+        self.preloader.schedule()
         return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
 
     @magic_arguments()
