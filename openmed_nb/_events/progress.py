@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
-from .._render.display import escape
 from .._utils.clock import current_time
 from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
 
@@ -118,6 +117,8 @@ class ProgressLine:
 
     def _repr_html_(self) -> str:
         """Return the line as HTML without a widget. The last line looks the same in an untrusted notebook."""
+        from .._render.display import escape
+
         fraction = self.fraction
         label = escape(self.event.heading)
         bar = ", "

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from .._render.display import Displayable, Report, Table
+from .._render.values import Displayable, Report, Table
 from .._utils.validation import closest_match
 from .backend import parse_release
 from .request import mask_secrets

@@ -61,7 +61,8 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
             if isinstance(method, MethodType) and isinstance(method.__self__, OpenMedMagics):
                 del magics[name]
     for configurable in shell.configurables:
-        if isinstance(configurable, OpenMedMagics) and configurable is not keep:
+        is_removed = isinstance(configurable, OpenMedMagics) and configurable is not keep
+        if is_removed and "preloader" in vars(configurable):  # Otherwise no magic has used it.
             configurable.preloader.stop()
     shell.configurables[:] = [
         configurable

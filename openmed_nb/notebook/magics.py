@@ -11,13 +11,12 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import (
     Magics,
     line_cell_magic,
@@ -32,14 +31,16 @@ from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
-from .._render.display import Displayable, Json, Report, Table, pluralize, to_plain_data
+from .._render.values import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
 from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
-from .preload import Preloader
+
+if TYPE_CHECKING:
+    from .preload import Preloader
 
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
@@ -264,9 +265,12 @@ class OpenMedMagics(Magics):
     preload = Bool(True, help="Import torch and transformers in the background after %openmed_device.").tag(config=True)
     show_text = Bool(True, help="Show the text in results. Outputs are saved in the notebook.").tag(config=True)
 
-    def __init__(self, shell: InteractiveShell) -> None:
-        super().__init__(shell)
-        self.preloader = Preloader(shell, lambda: self.preload)
+    @cached_property
+    def preloader(self) -> Preloader:
+        """Import of torch and transformers in the background. Its code is imported on first use."""
+        from .preload import Preloader
+
+        return Preloader(self.shell, lambda: self.preload)
 
     @magic_arguments()
     @_parsed_line_magic
