@@ -124,7 +124,7 @@ def print_loads(rounds: int) -> None:
 
 
 def run_cells(*cells: str, pause: float = 0.0) -> tuple[float, float, str]:
-    """Run cells in a fresh kernel as a user does, and return what the last one took and printed.
+    """Run cells in a fresh kernel as a user does, and return the times and the output of the last one.
 
     Args:
         cells: The cells.

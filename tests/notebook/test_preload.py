@@ -107,6 +107,7 @@ def test_preload_warns_of_late_variables(running_kernel):
     assert warning.count("OpenMedWarning: HF_HOME changed") == 1
     assert "HF_TOKEN" not in warning
     assert "patients" not in warning
+    assert "She has asthma" not in warning, "Python adds the line of the user, which contains the note."
 
 
 def test_device_change_causes_no_warning(running_kernel):
