@@ -1,8 +1,9 @@
-"""``python -m openmed_nb``: annotate diseases in a note, offline, with the bundled model, and show the device.
+"""``openmed-nb`` or ``python -m openmed_nb``: annotate diseases in a note, offline, with the bundled model.
 
-``python -m openmed_nb doctor`` diagnoses the machine; its exit status is 1 if a check failed.
-``python -m openmed_nb report`` benchmarks the machine and writes a report to a folder.
-``python -m openmed_nb bring-up`` brings up a model in five stages and stops at the first stage that does not pass.
+``openmed-nb doctor`` diagnoses the machine; its exit status is 1 if a check failed.
+``openmed-nb report`` benchmarks the machine and writes a report to a folder.
+``openmed-nb bring-up`` brings up a model in five stages and stops at the first stage that does not pass.
+``openmed-nb data`` lists the files that the package keeps on this computer, and removes them with ``--clear``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from . import __version__
 from ._annotate import annotate_text
 from ._events.activity import ProgressEvent
-from ._render.display import Json
+from ._render.values import Json
 from ._utils.text import describe_error, parser_problem, short_type_name
 from .annotation.references import FileReference, raise_if_error, read_text
 from .annotation.tables import reader_by_name
@@ -25,10 +27,8 @@ from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
-# The names of the subcommands. A note in a file of that name is passed as ``./doctor``.
-DOCTOR = "doctor"
-REPORT = "report"
-BRING_UP = "bring-up"
+# Name of the program for its help: that of the script, which may not be on the path of the shell, or of the module.
+PROGRAM = "openmed-nb" if Path(sys.argv[0]).stem == "openmed-nb" else "python -m openmed_nb"
 
 # Exit status after Ctrl-C, as in a shell for a program that SIGINT terminated.
 EXIT_SIGINT = 130
@@ -50,7 +50,14 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run a command, print its result, and return the exit status, which is 2 for an ``OpenMedError``."""
     words = sys.argv[1:] if arguments is None else arguments
-    commands = {DOCTOR: run_doctor, REPORT: run_report, BRING_UP: run_bring_up}
+    # A note in a file with the name of a command is passed as ``./doctor``.
+    commands = {
+        "annotate": annotate,
+        "doctor": run_doctor,
+        "report": run_report,
+        "bring-up": run_bring_up,
+        "data": run_data,
+    }
     run = annotate
     if words and words[0] in commands:
         run = commands[words[0]]
@@ -86,10 +93,13 @@ def main(arguments: list[str] | None = None) -> int:
 def annotate(arguments: list[str]) -> tuple[str, int]:
     """Annotate a note, and return the device and the entities as text, and the exit status."""
     command = _Parser(
-        "python -m openmed_nb",
+        PROGRAM,
+        usage="%(prog)s [annotate] [note] [options], or %(prog)s COMMAND [options]",
         description="Annotate diseases in a note, offline.",
-        epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model. See 'python -m openmed_nb report --help'.",
+        epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model, "
+        f"'data' lists and removes stored files. See '{PROGRAM} report --help'.",
     )
+    command.add_argument("--version", action="version", version=f"openmed_nb {__version__}")
     command.add_argument(
         "note", nargs="?", type=Path, default=EXAMPLE_NOTE, help="text file (default: a synthetic note)"
     )
@@ -108,7 +118,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
 
 def run_doctor(arguments: list[str]) -> tuple[str, int]:
     """Return the findings of the doctor or the forecast of a model, and the exit status, 1 for a failed check."""
-    command = _Parser("python -m openmed_nb doctor", description="Diagnose problems and suggest fixes.")
+    command = _Parser(f"{PROGRAM} doctor", description="Diagnose problems and suggest fixes.")
     models = command.add_mutually_exclusive_group()
     models.add_argument("model", nargs="?", help="alias, Hub id or folder of a model to check")
     models.add_argument(
@@ -128,7 +138,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
     from .runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
     command = _Parser(
-        "python -m openmed_nb report",
+        f"{PROGRAM} report",
         description="Benchmark this computer; each step runs in a separate process.",
         epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
     )
@@ -149,7 +159,7 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     from .runbook.records.bring_up import DEFAULT_FOLDER, DEFAULT_SECONDS, bring_up
 
     command = _Parser(
-        "python -m openmed_nb bring-up",
+        f"{PROGRAM} bring-up",
         description="Bring up a model on the device in five stages, each with an exit criterion.",
         epilog="Rerun the command to continue at the first stage that has not passed. Exits with status 1 until all pass.",
     )
@@ -163,6 +173,32 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help=time_limit)
     result = bring_up(**vars(command.parse_args(arguments)))
     return str(result), result.exit_code
+
+
+def run_data(arguments: list[str]) -> tuple[str, int]:
+    """Return the files that the package keeps, or remove them; the exit status is 1 if the user does not confirm."""
+    command = _Parser(f"{PROGRAM} data", description="List the files that openmed_nb keeps on this computer.")
+    command.add_argument("--clear", action="store_true", help="remove the files after a confirmation")
+    command.add_argument("--yes", action="store_true", help="remove the files without a question")
+    options = command.parse_args(arguments)
+    from .models.records import record_store
+
+    store = record_store(os.environ)
+    stored = store.stored_data()
+    if not options.clear or not stored.count:
+        return str(stored), 0
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise ConfigurationError("There is no terminal to confirm the removal.", "Add --yes.")
+        print(stored)
+        try:
+            answer = input("Remove these files? [y/N] ")
+        except (EOFError, KeyboardInterrupt):
+            answer = ""
+        if answer.strip().lower() not in ("y", "yes"):
+            return "Nothing was removed.", 1
+    store.clear()
+    return f"{stored}\n\nThe files were removed.", 0
 
 
 def print_progress(event: ProgressEvent | None) -> None:

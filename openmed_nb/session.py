@@ -485,6 +485,7 @@ class Session:
 #   (``annotation.tuning.LINEAR_TUNING``);
 # - the active simulated MPS device, of which torch supports one (``devices.machine.ACTIVE_SIMULATIONS``);
 # - the locks for tensor work and tokenization (``devices.backend.TENSOR_LOCK`` and ``TOKENIZER_LOCK``);
+# - the thread that imports torch in the background (``notebook.preload``);
 # - cached facts of torch, signatures and files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
 #   ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.operators.table``);
 # - changes of clusters to the process while they run (``distributed.starting``, ``distributed.ssh``), and in a worker the

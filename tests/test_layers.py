@@ -138,7 +138,12 @@ def test_lowest_layer_imports_nothing():
     assert list(package_imports(PACKAGE / "_utils" / "text.py")) == []
     assert set(package_imports(PACKAGE / "errors.py")) == {"_utils.text"}
     assert list(package_imports(PACKAGE / "_render" / "drawing.py")) == []
-    assert set(package_imports(PACKAGE / "_render" / "display.py")) == {"_render.drawing", "_utils.text"}
+    assert set(package_imports(PACKAGE / "_render" / "display.py")) == {
+        "_render.drawing",
+        "_render.values",
+        "_utils.text",
+    }
+    assert set(package_imports(PACKAGE / "_render" / "values.py")) == {"_render.drawing"}
 
 
 def test_package_is_imported_relatively():

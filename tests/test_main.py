@@ -157,6 +157,77 @@ def test_terminal_shows_progress_of_report_once(terminal, monkeypatch):
     assert stream.getvalue() == ("" if terminal else "Reporting: doctor (2 of 13)\n")
 
 
+@pytest.mark.parametrize("arguments", [[], ["annotate"]])
+def test_annotate_is_the_default_command(arguments, capsys):
+    assert main([*arguments, "--model", "bundled_small", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["model"] == "bundled_small"
+
+
+def test_file_named_like_a_command_is_passed_with_its_folder(tmp_path, monkeypatch, capsys):
+    """The word alone is the command."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").write_text("She has asthma.", "utf-8")
+
+    assert main(["./data", "--model", "bundled_small"]) == 0
+    assert "[asthma](DISEASE)" in capsys.readouterr().out
+    assert main(["data"]) == 0
+    assert "asthma" not in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+
+    assert capsys.readouterr().out == f"openmed_nb {nb.__version__}\n"
+
+
+@pytest.fixture
+def data_folder(tmp_path, monkeypatch):
+    """Return the folder of stored data, with one file of each kind and one of the user."""
+    monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "openmed_nb"))
+    folder = tmp_path / "openmed_nb" / "validation_records"
+    folder.mkdir(parents=True)
+    (folder / "1.json").write_bytes(b"x" * 2048)
+    (folder / "2.batch_size").write_bytes(b"x" * 10)
+    (folder / "mine.txt").write_text("mine", "utf-8")
+    return folder
+
+
+def test_data_lists_what_is_stored(data_folder, capsys):
+    assert main(["data"]) == 0
+
+    printed = capsys.readouterr().out
+    assert str(data_folder) in printed
+    assert "2.0 KiB" in printed
+    assert "10 bytes" in printed
+    assert len(list(data_folder.iterdir())) == 3
+
+
+def test_data_is_removed_only_after_a_confirmation(data_folder, monkeypatch, capsys):
+    """The files are named before the question. Without a terminal, --yes is required. Files of the user stay."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    assert main(["data", "--clear"]) == 2
+    assert "--yes" in capsys.readouterr().err
+
+    for answer, status, num_files in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 1)):
+        terminal = io.StringIO(answer)
+        terminal.isatty = lambda: True
+        monkeypatch.setattr(sys, "stdin", terminal)
+        assert main(["data", "--clear"]) == status
+        assert str(data_folder) in capsys.readouterr().out
+        assert len(list(data_folder.iterdir())) == num_files
+
+
+def test_clearing_data_leaves_no_empty_folder(data_folder, capsys):
+    (data_folder / "mine.txt").unlink()
+
+    assert main(["data", "--clear", "--yes"]) == 0
+    assert not data_folder.parent.exists()
+    assert main(["data", "--clear"]) == 0
+    assert "0 files" in capsys.readouterr().out
+
+
 def test_doctor_as_json(capsys):
     """``doctor --json`` prints one JSON object."""
     main(["doctor", "--json"])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -208,3 +209,16 @@ def test_pins_can_be_installed(python, platform, system):
     }
     pins = {canonicalize_name(requirement.name): str(requirement.specifier) for requirement in seen_by(python, system)}
     assert {name: found.get(name) for name in pins} == pins
+
+
+def test_citation_has_the_facts_of_the_package():
+    """CITATION.cff repeats what the package says of itself, and no other facts."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    holder = re.search(r"Copyright \d+ (.+)", (ROOT / "NOTICE").read_text("utf-8"))[1]
+
+    assert citation["version"] == openmed_nb.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["abstract"] == PROJECT["description"]
+    assert citation["authors"] == [{"name": holder}]
+    assert {*citation["keywords"]} <= {*PROJECT["keywords"]}
+    assert citation["cff-version"] == "1.2.0"

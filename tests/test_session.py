@@ -27,6 +27,7 @@ from openmed_nb.errors import (
     DeviceUnavailableError,
     InvalidTextError,
     OpenMedError,
+    TorchImportError,
     UnknownDeviceError,
     UnknownModelError,
 )
@@ -42,6 +43,45 @@ def test_device_check_runs_once():
         assert here.session.device(spelling).confirmed
 
     assert here.torch.probed == ["cuda"]
+
+
+@pytest.mark.parametrize("name", ["plain", "box", "mac", "rosetta"])
+@pytest.mark.parametrize("environ", [{}, {"OPENMED_DEVICE": "cpu"}])
+def test_torch_import_of_another_thread_keeps_device(name, environ):
+    """The device that was planned or confirmed before is confirmed afterwards."""
+    here = getattr(computers, name)(**environ)
+    before = here.session.device()
+    here.torch.inspect_imported_torch()
+    after = here.session.device()
+
+    assert (after.device, after.requested_by) == (before.device, before.requested_by)
+    assert after.confirmed
+
+
+def test_torch_use_is_reported_once_and_before_its_facts():
+    here = computers.plain()
+    reports = []
+    here.session.device_manager.on_torch_use = lambda: reports.append(here.torch.is_torch_imported())
+    here.session.device()
+    assert reports == []
+    here.session.device_manager.load_torch()
+    here.session.device_manager.load_torch()
+    assert reports == [False]
+
+
+def test_torch_import_error_of_another_thread_is_raised_once():
+    """The next use tries again, because the user may have repaired the installation."""
+
+    def fail():
+        raise TorchImportError("torch cannot be imported.", "Reinstall it.")
+
+    here = computers.plain()
+    here.session.device_manager.on_torch_use = fail
+    with pytest.raises(TorchImportError):
+        here.session.device_manager.load_torch()
+    assert not here.torch.is_torch_imported()
+    here.session.device_manager.load_torch()
+    assert here.torch.is_torch_imported()
 
 
 def test_cpu_is_confirmed_after_torch_import():

@@ -1,9 +1,12 @@
 import json
+import os
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import openmed_nb
 from helpers.processes import run_python
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +46,13 @@ def test_wheel_carries_models_types_and_licences(wheel):
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
 
 
+def test_wheel_has_one_console_script(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (file,) = [name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt")]
+
+    assert archive.read(file).decode().split("\n")[:2] == ["[console_scripts]", "openmed-nb = openmed_nb.__main__:main"]
+
+
 def test_wheel_passes_twine(wheel):
     """The wheel's description is one that a package index renders."""
     done = run_python("-m", "twine", "check", "--strict", wheel)
@@ -59,8 +69,13 @@ def test_wheel_does_the_main_job(wheel, tmp_path):
     environ = {"PYTHONPATH": str(target)}
     done = run_python("-m", "openmed_nb", "--json", cwd=tmp_path, environ=environ)
     where = run_python("-c", "import openmed_nb; print(openmed_nb.__file__)", cwd=tmp_path, environ=environ)
+    script = next(target.glob("[bS]*/openmed-nb*"))  # "bin", or "Scripts" on Windows.
+    version = subprocess.run(
+        [script, "--version"], env={**os.environ, **environ}, capture_output=True, text=True, check=True
+    )
     answer = json.loads(done.stdout)
 
     assert where.stdout.startswith(str(target))
+    assert version.stdout == f"openmed_nb {openmed_nb.__version__}\n"
     assert answer["choice"]["device"] == "cpu"
     assert "type 2 diabetes mellitus" in [entity["word"] for entity in answer["entities"]]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Protocol, TypeVar
 
-from .._render.display import pluralize
+from .._render.values import pluralize
 from .._utils.text import short_type_name
 from .._utils.validation import check_bool
 from .._utils.warning import warn

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
-from .._render.display import DETAILS, escape, format_duration
+from .._render.values import format_duration
 from .._utils.clock import current_time
 from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
 
@@ -123,6 +123,8 @@ class ProgressLine:
 
     def _repr_html_(self) -> str:
         """Return the line as HTML without a widget. The last line looks the same in an untrusted notebook."""
+        from .._render.display import DETAILS, escape
+
         if self.outcome == FINISHED:
             return f'<div style="{DETAILS}">{escape(self.suffix)}</div>'
         fraction = self.fraction

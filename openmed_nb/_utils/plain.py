@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .._render.display import to_plain_data
 from .._render.drawing import Chart
+from .._render.values import to_plain_data
 from ..errors import ConfigurationError
 from .text import describe_error, describe_file, short_type_name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import warnings
 from collections.abc import Iterable
@@ -10,8 +11,17 @@ from ..errors import OpenMedWarning
 
 
 def warn(message: str) -> None:
-    """Issue a warning at the line of the user's code. Python displays a warning once per line."""
-    warnings.warn(message, OpenMedWarning, stacklevel=stacklevel_outside(SKIPPED_PACKAGES))
+    """Issue a warning at the line of the user's code. Python displays a warning once per line.
+
+    Python displays the line too. That of a magic is omitted, because it contains the note.
+    """
+    level = stacklevel_outside(SKIPPED_PACKAGES)
+    frame = sys._getframe(level - 1)  # noqa: SLF001 - traceback and inspect would read source files
+    if "get_ipython().run_" not in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        warnings.warn(message, OpenMedWarning, stacklevel=level)
+        return
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, OpenMedWarning, "<cell>", frame.f_lineno, registry=registry)
 
 
 # Packages without code of the user: this package and packages that call it.

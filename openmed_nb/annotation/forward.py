@@ -118,14 +118,8 @@ def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> l
         return list(_plan_few_shapes(order, lengths, budget, max_length))
     if not budget.allow_padding:
         budget = replace(budget, max_padding=0)
-    return list(_plan_by_length(order, lengths, budget))
-
-
-def _plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget) -> Iterator[Batch]:
-    """Yield batches, longest windows first.
-
-    A batch ends before its padding exceeds the cost of launching another batch, or its number of text tokens.
-    """
+    # A batch ends before its padding exceeds the cost of launching another batch, or its number of text tokens.
+    batches: list[Batch] = []
     position = 0
     while position < len(order):
         length = int(lengths[order[position]])
@@ -133,8 +127,9 @@ def _plan_by_length(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget)
         text_tokens = np.cumsum(lengths[rows])
         padding = length * np.arange(1, len(rows) + 1) - text_tokens
         rows = rows[: np.argmax(np.append(padding > np.minimum(text_tokens, budget.max_padding), True))]
-        yield Batch(rows, length, len(rows))
+        batches.append(Batch(rows, length, len(rows)))
         position += len(rows)
+    return batches
 
 
 def _plan_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget, max_length: int) -> Iterator[Batch]:

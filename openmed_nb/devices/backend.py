@@ -110,8 +110,9 @@ class TorchBackend(Protocol):
 
 
 def is_torch_imported() -> bool:
-    """Return whether torch is already imported, without importing it."""
-    return "torch" in sys.modules
+    """Return whether torch is already imported, without importing it or waiting for a thread that imports it."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return "torch" in sys.modules and not getattr(spec, "_initializing", False)
 
 
 def inspect_installed_torch() -> TorchInfo:
@@ -180,10 +181,15 @@ def import_torch() -> ModuleType:
             torch = importlib.import_module("torch")
     except Exception as error:
         # A damaged installation can raise any error: missing libraries, other versions of numpy, incomplete files.
-        message = f"torch cannot be imported: {describe_error(error)}."
-        raise TorchImportError(message, reinstall_remedy(inspect_installed_torch().version)) from error
+        raise torch_import_error(error) from error
     check_not_shadowed(torch, "Tensor", TorchImportError)
     return torch
+
+
+def torch_import_error(error: Exception) -> TorchImportError:
+    """Return the error for a failed import of torch."""
+    message = f"torch cannot be imported: {describe_error(error)}."
+    return TorchImportError(message, reinstall_remedy(inspect_installed_torch().version))
 
 
 def inspect_imported_torch() -> TorchInfo:
@@ -192,6 +198,10 @@ def inspect_imported_torch() -> TorchInfo:
     ``torch.backends.mps.is_available`` does not read the watermarks. Memory queries would (torch's ``MPSAllocator.mm``).
     """
     torch = import_torch()
+    cuda_names = [f"GPU {index}" for index in range(torch.cuda.device_count())]
+    for index in range(len(cuda_names)):
+        with suppress(RuntimeError):  # If the driver does not start, the device check reports why.
+            cuda_names[index] = str(torch.cuda.get_device_name(index))
     mps = torch.backends.mps
     metal_device = ""
     # torch reads the number of cores from a driver of Apple, since release 2.9 (pytorch#160414).
@@ -204,17 +214,9 @@ def inspect_imported_torch() -> TorchInfo:
         gpu_build=gpu_build(torch.version.cuda, getattr(torch.version, "hip", None)),
         mps_built=mps.is_built(),
         mps_available=mps.is_available(),
-        cuda_names=tuple(_gpu_name(torch, index) for index in range(torch.cuda.device_count())),
+        cuda_names=tuple(cuda_names),
         metal_device=metal_device,
     )
-
-
-def _gpu_name(torch: ModuleType, index: int) -> str:
-    """Return the name of a GPU. If the driver does not start, the name has the index, and the device check reports why."""
-    try:
-        return str(torch.cuda.get_device_name(index))
-    except RuntimeError:
-        return f"GPU {index}"
 
 
 # Start of the failure of a device check with incorrect results.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
+from .._render.values import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
 from ..errors import DeviceUnavailableError, OpenMedError
 from .causes import DeviceFacts, RejectionRule
 from .device import Device

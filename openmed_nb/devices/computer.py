@@ -45,6 +45,8 @@ class DeviceManager:
         self._read_machine = read_machine
         self._torch_backend = torch_backend
         self.on_torch_import: Callable[[], None] = _do_nothing  # Called before torch is imported, which takes seconds.
+        # Called once, before torch is used for the first time. It may raise the error of an import in the background.
+        self.on_torch_use: Callable[[], None] | None = None
         self._torch: TorchInfo | None = None
         self._memory_fractions: dict[str, float] = {}
         # State of torch and values of the MPS variables that it may have read, as of the last check.
@@ -61,6 +63,7 @@ class DeviceManager:
         """Facts of torch, from its files or, once another module imported it, from torch itself."""
         if self._torch_backend.is_torch_imported():
             if self._torch is None or not self._torch.is_imported:
+                self._report_torch_use()
                 self._torch = self._torch_backend.inspect_imported_torch()
         elif self._torch is None:
             self._torch = self._torch_backend.inspect_installed_torch()
@@ -114,8 +117,16 @@ class DeviceManager:
         if not self.torch.is_imported:
             if not self._torch_backend.is_torch_imported():
                 self.on_torch_import()
+            self._report_torch_use()
             self._torch = self._torch_backend.inspect_imported_torch()
             self.track_variable_reads()
+
+    def _report_torch_use(self) -> None:
+        """Call ``on_torch_use`` once."""
+        report = self.on_torch_use
+        self.on_torch_use = None
+        if report is not None:
+            report()
 
     def list_devices(self, chosen: str = "cpu") -> tuple[DeviceStatus, ...]:
         """Return every device of this machine with its status."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .._render.display import pluralize
+from .._render.values import pluralize
 from .backend import TENSOR_LOCK, TorchInfo, import_torch, is_torch_imported
 from .causes import DeviceFacts, RejectionRule
 from .device import Capability, Device, MemoryStats

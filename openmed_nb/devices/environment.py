@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from .._render.display import Displayable, Report, Table
+from .._render.values import Displayable, Report, Table
 from .._utils.validation import closest_match
 from .backend import parse_release
 from .request import mask_secrets
@@ -196,11 +196,7 @@ def plan_mps_variables(
             watermark_error = "" if name == FALLBACK_VARIABLE else conflict
             setting = _with_effect(setting, environ, watermark_error, state or TorchState())
         settings.append(setting)
-    return EnvPlan((*settings, *_ignored_variables(environ, device, torch)))
-
-
-def _ignored_variables(environ: Mapping[str, str], device: str, torch: str | None) -> Iterator[EnvSetting]:
-    """Yield the MPS variables of the user that this torch ignores."""
+    # Further MPS variables of the user that this torch ignores.
     supported = {
         name for name, since in SUPPORTED_SINCE.items() if torch is None or parse_release(since) <= parse_release(torch)
     }
@@ -213,7 +209,8 @@ def _ignored_variables(environ: Mapping[str, str], device: str, torch: str | Non
             suggestion = closest_match(name, supported, cutoff=0.8)
             remedy = f"Use {suggestion}, or unset it." if suggestion else "Unset it."
             setting = replace(setting, effect=IGNORED, remedy=remedy)
-        yield setting
+        settings.append(setting)
+    return EnvPlan(tuple(settings))
 
 
 def _watermark_defaults(environ: Mapping[str, str]) -> dict[str, str]:

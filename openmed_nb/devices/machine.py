@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
-from .._render.display import SIMULATED_SUFFIX
+from .._render.values import SIMULATED_SUFFIX
 from .._utils.text import describe_value
 from .._utils.validation import check_not_shadowed
 from ..errors import ConfigurationError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .._render.display import JsonMixin, format_bytes
+from .._render.values import JsonMixin, format_bytes
 from .._utils.text import describe_error
 from ..errors import DeviceUnavailableError
 from .registry import DEVICE_TYPES, get_device

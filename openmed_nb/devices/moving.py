@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._render.display import pluralize
+from .._render.values import pluralize
 from .._utils.text import describe_error, short_type_name
 from .._utils.warning import warn
 from ..errors import ConfigurationError, DtypeOverflowError

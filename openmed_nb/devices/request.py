@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 
-from .._render.display import JsonMixin
+from .._render.values import JsonMixin
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import invalid_value
 from ..errors import ConfigurationError, UnknownDeviceError

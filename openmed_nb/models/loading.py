@@ -29,6 +29,7 @@ from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, ModelError
 from . import files, limits
 from .config import OpenMedConfig, normalize_dtype
+from .importing import import_model_code
 from .registry import ModelReference, download_model, find_model
 
 if TYPE_CHECKING:
@@ -169,8 +170,7 @@ def import_transformers() -> None:
     import_torch()
     try:
         with defer_interrupts():
-            import transformers.modeling_utils  # noqa: F401
-            from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
+            import_model_code()
     except Exception as error:
         # A damaged installation or an earlier interrupted import can raise any error.
         message = f"transformers cannot be imported: {describe_error(error)}."

@@ -19,7 +19,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
+from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, format_bytes, pluralize
 from .._utils.plain import Minimum, atomic_write, from_json_data, utc_timestamp
 from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.warning import warn
@@ -35,6 +35,7 @@ from .store import ModelKey
 
 # Names the directory for the records of the user. If it is not set, the user data directory of the system is used.
 DATA_VARIABLE = "OPENMED_NB_DATA"
+DATA_FOLDER = "openmed_nb"  # Name of the data folder in that of the system.
 
 # The changes that make a record expire, as text. A record of another device stays valid on that device.
 CHANGE_MESSAGES = {
@@ -252,6 +253,50 @@ Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
 FILE_SUFFIXES = {ValidationRecord: ".json", TunedBatchSize: ".batch_size"}
 
 
+_KIND_NAMES = {ValidationRecord: "validation record", TunedBatchSize: "batch size"}
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """Files of one kind in the data folder.
+
+    Attributes:
+        kind: Name of one file.
+        count: Number of files.
+        size: Total size in bytes.
+    """
+
+    kind: str
+    count: int
+    size: int
+
+
+@dataclass(frozen=True, repr=False)
+class StoredData(Displayable):
+    """Files that the package keeps on this computer after a session.
+
+    Attributes:
+        folder: Directory of the files.
+        kinds: Number and size of the files by kind.
+    """
+
+    folder: str
+    kinds: tuple[StoredFiles, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of files."""
+        return sum(files.count for files in self.kinds)
+
+    def to_report(self) -> Report:
+        """Return the directory and a table of its files."""
+        models = "Downloaded models are in the cache of the Hugging Face Hub, which other programs use too."
+        rows = tuple((f"{files.kind}s", f"{files.count:,}", format_bytes(files.size)) for files in self.kinds)
+        tables = (Table("Files", ("kind", "number", "size"), rows),) if self.count else ()
+        headline = f"{pluralize(self.count, 'file')} of openmed_nb on this computer"
+        return Report(headline, (f"Folder: {self.folder}", models), tables)
+
+
 class RecordStore:
     """The records of a user, one file each, in a directory that need not exist. Other files there are not touched."""
 
@@ -289,6 +334,25 @@ class RecordStore:
             record = _read(file, TunedBatchSize)
             if isinstance(record, TunedBatchSize):
                 yield record
+
+    def stored_data(self) -> StoredData:
+        """Return the number and size of the files of each kind."""
+        kinds = []
+        for kind, suffix in FILE_SUFFIXES.items():
+            sizes = [file.lstat().st_size for file in self.folder.glob(f"*{suffix}")]
+            kinds.append(StoredFiles(_KIND_NAMES[kind], len(sizes), sum(sizes)))
+        return StoredData(str(self.folder), tuple(kinds))
+
+    def clear(self) -> None:
+        """Delete all records, and the directories of the package that are then empty."""
+        with self._writing():
+            for suffix in FILE_SUFFIXES.values():
+                for file in self.folder.glob(f"*{suffix}"):
+                    file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # It has other files, or does not exist.
+            self.folder.rmdir()
+            if self.folder.parent.name == DATA_FOLDER:
+                self.folder.parent.rmdir()
 
     def explain_missing(self, identity: ModelIdentity) -> str:
         """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""
@@ -357,7 +421,7 @@ def record_store(environ: Mapping[str, str]) -> RecordStore:
 
     named = environ.get(DATA_VARIABLE)
     try:
-        folder = Path(named).expanduser() if named else platformdirs.user_data_path("openmed_nb", appauthor=False)
+        folder = Path(named).expanduser() if named else platformdirs.user_data_path(DATA_FOLDER, appauthor=False)
     except RuntimeError as error:  # pathlib raises it for a user without a home directory.
         message = f"{DATA_VARIABLE} is {named!r}, but the home directory cannot be determined."
         raise ConfigurationError(message, f"Set {DATA_VARIABLE} to the absolute path of a directory.") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._events.activity import LOADING, ProgressEvent
-from .._render.display import Displayable, Report, Table, format_bytes, pluralize
+from .._render.values import Displayable, Report, Table, format_bytes, pluralize
 from .._utils.text import model_label
 from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import format_device

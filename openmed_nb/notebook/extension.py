@@ -60,6 +60,10 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
             # IPython's own magics are proxies that import their module on attribute access.
             if isinstance(method, MethodType) and isinstance(method.__self__, OpenMedMagics):
                 del magics[name]
+    for configurable in shell.configurables:
+        is_removed = isinstance(configurable, OpenMedMagics) and configurable is not keep
+        if is_removed and "preloader" in vars(configurable):  # Otherwise no magic has used it.
+            configurable.preloader.stop()
     shell.configurables[:] = [
         configurable
         for configurable in shell.configurables

@@ -11,10 +11,10 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property, wraps
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import (
@@ -31,7 +31,7 @@ from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
 from traitlets import Bool, Enum, Unicode
 
-from .._render.display import Displayable, Json, Report, Table, pluralize, to_plain_data
+from .._render.values import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
 from ..devices.choice import DeviceList, add_gpu_reasons
@@ -39,6 +39,9 @@ from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
+
+if TYPE_CHECKING:
+    from .preload import Preloader
 
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
@@ -270,12 +273,21 @@ class OpenMedMagics(Magics):
 
     default_model = Unicode("bundled", help="Default model for %%openmed_ner.").tag(config=True)
     aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="Default aggregation strategy.").tag(config=True)
+    preload = Bool(True, help="Import torch and transformers in the background after %openmed_device.").tag(config=True)
     show_text = Bool(True, help="Show the text in results. Outputs are saved in the notebook.").tag(config=True)
+
+    @cached_property
+    def preloader(self) -> Preloader:
+        """Import of torch and transformers in the background. Its code is imported on first use."""
+        from .preload import Preloader
+
+        return Preloader(self.shell, lambda: self.preload)
 
     @magic_arguments()
     @_parsed_line_magic
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
         """Show the available commands and the state of this session."""
+        self.preloader.schedule()
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
         devices = SESSION.list_devices(confirm=False)
@@ -307,6 +319,7 @@ class OpenMedMagics(Magics):
         if len(requested) > 1:
             message = f"%openmed_device accepts only one of {' and '.join(requested)}."
             raise MagicError(message, "Use one of them.")
+        self.preloader.schedule()
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
         if arguments.simulate == "off":
@@ -380,6 +393,7 @@ class OpenMedMagics(Magics):
         if arguments.close:
             close_panels()
             return None
+        self.preloader.schedule()
         return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
 
     @magic_arguments()

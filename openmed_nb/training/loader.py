@@ -428,27 +428,24 @@ def benchmark_workers(  # noqa: PLR0913 - each argument is an independent option
         raise ConfigurationError(message, "Pass a list, a Dataset with a length, or an IterableDataset.")
     settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
     if max(counts) and method in IMPORTING_START_METHODS:
-        _check_picklable(settings)
+        for name, value in settings.items():  # A worker process that starts empty receives each of them.
+            cell_names = sorted(set(find_main_definitions(value)))
+            if cell_names and is_interactive_main():
+                message = (
+                    f"{name} cannot be imported by a worker process: {', '.join(cell_names)} is defined in a cell."
+                )
+                raise ConfigurationError(message, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
+            try:
+                multiprocessing.reduction.ForkingPickler.dumps(value)
+            # pickle raises these for unsupported objects.
+            except (pickle.PicklingError, TypeError, AttributeError) as error:
+                message = f"{name} cannot be sent to a worker process: {describe_error(error)}."
+                remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
+                raise ConfigurationError(message, remedy) from None
     with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
         tracked_counts = SESSION.track("Timing", "the loader", sorted(set(counts)), "setting")
         timings = tuple(_time_workers(settings, count, batches, method) for count in tracked_counts)
     return WorkerBenchmark(timings, batch_size)
-
-
-def _check_picklable(settings: Mapping[str, Any]) -> None:
-    """Raise an error if an argument of a ``DataLoader`` cannot be sent to a worker process that starts empty."""
-    for name, value in settings.items():
-        cell_names = sorted(set(find_main_definitions(value)))
-        if cell_names and is_interactive_main():
-            message = f"{name} cannot be imported by a worker process: {', '.join(cell_names)} is defined in a cell."
-            raise ConfigurationError(message, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
-        try:
-            multiprocessing.reduction.ForkingPickler.dumps(value)
-        # pickle raises these for unsupported objects.
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            message = f"{name} cannot be sent to a worker process: {describe_error(error)}."
-            remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
-            raise ConfigurationError(message, remedy) from None
 
 
 def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> WorkerTiming:

@@ -18,7 +18,7 @@ from ....devices.registry import get_device
 from ....errors import ConfigurationError, InvalidModelError
 from ....models.config import normalize_dtype
 from ....models.files import hash_model_files
-from ....models.loading import LoadSpec, load_from_spec, model_folder
+from ....models.loading import load_from_spec, model_folder
 from ....models.records import (
     MIN_SPEEDUP,
     REDUCED_DTYPES,
@@ -31,7 +31,7 @@ from ....models.records import (
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ...bench.timing import interleave
-from .parity import ModelPair, check_texts, normalize_text, pair_from_files, run_parity
+from .parity import check_texts, normalize_text, pair_from_files, run_parity
 from .policy import AcceptanceCriteria, RejectionReason
 from .report import ParityReport, rejection_reasons
 
@@ -192,7 +192,11 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         verdict = judge(report, identity)
         if verdict.accepted and not identity.simulated:
             with without_autocast(target_device):
-                speedup = measure_speedup(float32_on_device(pair, spec, target_device), pair.candidate, unique_texts)
+                baseline = pair.reference  # Float32 on the device of the candidate.
+                if get_device(target_device).is_accelerator:
+                    float32_model = load_from_spec(spec.in_dtype("float32"), target_device).model
+                    baseline = pair.candidate.with_model(float32_model)
+                speedup = measure_speedup(baseline, pair.candidate, unique_texts)
             verdict = judge(report, identity, speedup)
         if replace(identity, **asdict(hash_model_files(model_folder(spec)))) != identity:
             message = f"The files of {identity.model!r} changed during the validation."
@@ -248,13 +252,6 @@ def judge(
     )
     record = ValidationRecord(identity, evidence, date or utc_timestamp()[:10], asdict(criteria))
     return PrecisionVerdict(report, criteria, (), record)
-
-
-def float32_on_device(pair: ModelPair, spec: LoadSpec, device: str) -> Annotator:
-    """Load the model in float32 on the device of the candidate. On the CPU, return the reference."""
-    if not get_device(device).is_accelerator:
-        return pair.reference
-    return pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), device).model)
 
 
 def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[str]) -> float:

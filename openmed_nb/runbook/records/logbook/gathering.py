@@ -151,7 +151,19 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         length = check_optional_integer("length", length, maximum=MAX_INTEGER - 1)
         reported_device = report_device(map(extract_metrics, reports))
         dataset_identity = None if dataset is None else privacy.fingerprint_dataset(dataset)
-        run = _add_strategies(sections.Run(batch_size=batch_size, length=length), strategies)
+        run = sections.Run(batch_size=batch_size, length=length)
+        for strategy in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
+            if isinstance(strategy, ActivationCheckpointing):
+                run = replace(run, checkpointed=", ".join(strategy.modules))
+            elif isinstance(strategy, GradientAccumulation):
+                run = replace(run, accumulation=int(strategy.steps))
+            elif isinstance(strategy, Precision):
+                run = replace(run, autocast=strategy.dtype)
+            else:
+                raise ConfigurationError(
+                    f"{short_type_name(strategy)} is not a training strategy.",
+                    "Pass a result of checkpoint_activations(), GradientAccumulation() or precision() of nb.training.",
+                )
         run_loader = describe_loader(loader)
         named_seeds = _normalize_seeds(seeds)
         rejected_hypotheses = privacy.validate_hypotheses(hypotheses, dataset)
@@ -337,27 +349,6 @@ def describe_loader(loader: DataLoader[Any] | None) -> sections.Loader | None:
         message = f"{short_type_name(loader)} is not a DataLoader."
         raise ConfigurationError(message, "Pass the data loader of the training.") from None
     return description
-
-
-def _add_strategies(run: sections.Run, strategies: Strategy | Sequence[Strategy]) -> sections.Run:
-    """Return a run with the strategies of a training.
-
-    Raises:
-        ConfigurationError: If a value is not a training strategy.
-    """
-    for strategy in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
-        if isinstance(strategy, ActivationCheckpointing):
-            run = replace(run, checkpointed=", ".join(strategy.modules))
-        elif isinstance(strategy, GradientAccumulation):
-            run = replace(run, accumulation=int(strategy.steps))
-        elif isinstance(strategy, Precision):
-            run = replace(run, autocast=strategy.dtype)
-        else:
-            raise ConfigurationError(
-                f"{short_type_name(strategy)} is not a training strategy.",
-                "Pass a result of checkpoint_activations(), GradientAccumulation() or precision() of nb.training.",
-            )
-    return run
 
 
 SEED_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -126,8 +127,15 @@ class Logbook(LogbookData, Displayable):
         if suffix not in {".json", ".md"}:
             message = f"A logbook cannot be written as {file.suffix or 'a file without an extension'!r}."
             raise ConfigurationError(message, "Use .json or .md.")
-        if file.exists() and not _is_logbook(file):
-            raise ConfigurationError(f"{describe_file(file)} already exists and is not a logbook.", "Use another name.")
+        if file.exists():
+            is_logbook = False
+            with contextlib.suppress(OSError, ValueError, RecursionError, LookupError, TypeError):
+                text = file.read_text("utf-8-sig")
+                is_logbook = MARKDOWN_HEADER_PATTERN.match(text) is not None
+                is_logbook = is_logbook or str(json.loads(text)["schema"]).startswith(SCHEMA_PREFIX)
+            if not is_logbook:
+                message = f"{describe_file(file)} already exists and is not a logbook."
+                raise ConfigurationError(message, "Use another name.")
         # A logbook that was built by the caller may contain an unpaired surrogate, which save_text reports.
         save_text(file, to_json(self) if suffix == ".json" else self.to_markdown())
         return str(file)
@@ -261,15 +269,6 @@ def escape_markdown(text: str) -> str:
     """
     line = collapse_whitespace(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
-
-
-def _is_logbook(file: Path) -> bool:
-    """Return whether a file is a logbook of any schema version."""
-    try:
-        text = file.read_text("utf-8-sig")
-        return bool(MARKDOWN_HEADER_PATTERN.match(text)) or str(json.loads(text)["schema"]).startswith(SCHEMA_PREFIX)
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):
-        return False
 
 
 FINGERPRINT_CHARACTERS = 12  # Number of displayed characters of a fingerprint.

@@ -1,0 +1,236 @@
+"""Import of torch and transformers in the background, so that the first entities of a fresh kernel take less time.
+
+A magic requests it, and a thread starts once the cell has returned. The thread only imports: it neither computes nor changes
+the session, so it needs no lock. An import of torch or transformers in a later cell waits for the lock of that module.
+
+The thread starts only in a kernel whose cells a user runs. Programs that execute notebooks, such as nbval and nbconvert, do not
+answer ``input()``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from .._events.progress import DISABLED_VALUES, is_interactive
+from .._utils.text import describe_names
+from .._utils.warning import warn
+from ..devices.backend import torch_import_error
+from ..session import SESSION
+
+PRELOAD_VARIABLE = "OPENMED_NB_PRELOAD"
+
+# torch holds the interpreter lock for a second while its libraries are loaded. The kernel first sends the result of the cell.
+START_DELAY_SECONDS = 0.3
+
+# Maximum time that the exit of Python or a fork waits for an import.
+MAX_WAIT_SECONDS = 20
+
+# Variables that torch, transformers or their libraries read while they are imported. Tokens are read when they are used.
+_READ_AT_IMPORT_PATTERN = re.compile(r"CUDA_VISIBLE_DEVICES|(?:HF|MKL|OMP|PYTORCH|TRANSFORMERS)_(?!TOKEN$)\w+")
+
+# Modules of transformers that the pipeline and the bundled models need.
+_MODEL_MODULES = (
+    "transformers.pipelines.token_classification",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.bert.tokenization_bert_legacy",
+)
+
+_RUNNING_THREADS: list[threading.Thread] = []
+
+
+def _wait_before_fork() -> None:
+    """Wait for the imports, because a child process has neither the thread nor the modules that it has started to import."""
+    caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001 - traceback would read source files
+    if caller == "pty":  # A command after "!", which replaces the child process.
+        return
+    for thread in _RUNNING_THREADS.copy():
+        if thread is not threading.current_thread():
+            thread.join(MAX_WAIT_SECONDS)
+
+
+@functools.cache
+def _register_fork_hook() -> None:
+    """Register the wait once, after the modules whose own functions hold a lock during a fork, so that it runs before them."""
+    importlib.import_module("concurrent.futures.thread")
+    importlib.import_module("filelock")
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=_wait_before_fork)
+
+
+class Preloader:
+    """Starts the imports after a cell, and reports at the first use of torch what went wrong in the meantime.
+
+    Args:
+        shell: Shell of the kernel.
+        is_enabled: Function that returns the setting of the user.
+    """
+
+    def __init__(self, shell: InteractiveShell, is_enabled: Callable[[], bool]) -> None:
+        self._shell = shell
+        self._is_enabled = is_enabled
+        self._thread: threading.Thread | None = None
+        self._variables: Mapping[str, str] = {}
+        self._torch_error: Exception | None = None
+        self._torch_finished = threading.Event()
+        self._stopped = threading.Event()
+
+    def schedule(self) -> None:
+        """Start the imports when the current cell has returned."""
+        if self._thread is None:
+            self._shell.events.register("post_run_cell", self._start)
+
+    def stop(self) -> None:
+        """Do not start the imports, or end them after the current one."""
+        self._stopped.set()
+        with contextlib.suppress(ValueError):  # Not scheduled.
+            self._shell.events.unregister("post_run_cell", self._start)
+        SESSION.device_manager.on_torch_use = None
+
+    def _start(self, _result: object) -> None:
+        self._shell.events.unregister("post_run_cell", self._start)
+        is_disabled = os.environ.get(PRELOAD_VARIABLE, "").strip().lower() in DISABLED_VALUES
+        has_kernel = hasattr(self._shell, "kernel")
+        if is_disabled or not self._is_enabled() or not has_kernel or not is_interactive(self._shell.get_parent()):
+            return
+        self._variables = _variables_read_at_import()
+        SESSION.device_manager.on_torch_use = self._check
+        self._thread = threading.Thread(target=self._run, name="openmed_nb preload", daemon=True)
+        # A daemon thread does not survive the end of Python, which could crash in the middle of an import.
+        atexit.register(self._finish, self._thread)
+        self._thread.start()
+
+    def _finish(self, thread: threading.Thread) -> None:
+        self._stopped.set()
+        thread.join(MAX_WAIT_SECONDS)
+
+    def _run(self) -> None:
+        """Import torch, transformers and the pipeline."""
+        thread = threading.current_thread()
+        try:
+            if self._stopped.wait(START_DELAY_SECONDS):
+                return
+            _register_fork_hook()
+            _RUNNING_THREADS.append(thread)
+            try:
+                importlib.import_module("torch")
+            except Exception as error:  # noqa: BLE001 - a damaged installation can raise any error
+                self._torch_error = error
+                return
+            finally:
+                self._torch_finished.set()
+            # The first use repeats any other import that fails, and reports why.
+            with contextlib.suppress(Exception):
+                self._import_transformers()
+                if not self._stopped.is_set():
+                    importlib.import_module("openmed_nb.annotation.pipeline")
+        finally:
+            self._torch_finished.set()
+            with contextlib.suppress(ValueError):
+                _RUNNING_THREADS.remove(thread)
+
+    def _import_transformers(self) -> None:
+        """Import transformers and the modules that a load needs as one import, for which other threads wait.
+
+        Two threads that import parts of transformers at the same time could see modules that are half imported, because these
+        modules import each other.
+        """
+        from ..models.importing import import_model_code
+
+        def import_parts() -> None:
+            import_model_code()
+            for name in _MODEL_MODULES:
+                if self._stopped.is_set():
+                    return
+                importlib.import_module(name)
+
+        if self._stopped.is_set():
+            return
+        if "transformers" in sys.modules:
+            import_parts()
+            return
+        finder = _LongImportFinder("transformers", import_parts)
+        sys.meta_path.insert(0, finder)  # It removes itself.
+        importlib.import_module("transformers")
+
+    def _check(self) -> None:
+        """Wait for torch, raise the error of its import, and warn of variables that were set too late.
+
+        Raises:
+            TorchImportError: If torch could not be imported. The next use tries again.
+        """
+        self._torch_finished.wait()
+        error = self._torch_error
+        self._torch_error = None
+        if error is not None:
+            raise torch_import_error(error) from error
+        variables = _variables_read_at_import()
+        changed = sorted(
+            name for name in {*self._variables, *variables} if self._variables.get(name) != variables.get(name)
+        )
+        if changed:
+            message = f"{describe_names(changed)} changed after torch and transformers were imported in the background"
+            warn(
+                f"{message}, and may have no effect. Restart the kernel and set it before the first line of openmed_nb."
+            )
+
+
+def _variables_read_at_import() -> dict[str, str]:
+    """Return the variables of the user that torch or transformers read while they are imported."""
+    environ = SESSION.device_manager.user_environ
+    return {name: value for name, value in environ.items() if _READ_AT_IMPORT_PATTERN.fullmatch(name)}
+
+
+class _LongImportFinder(MetaPathFinder, Loader):
+    """Extends the import of a package in this thread by a function, so that other threads wait for both."""
+
+    _loader: Loader  # The loader of the package.
+
+    def __init__(self, package: str, import_parts: Callable[[], None]) -> None:
+        self._package = package
+        self._import_parts = import_parts
+        self._thread = threading.current_thread()
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of the package with this object as its loader."""
+        if name != self._package or threading.current_thread() is not self._thread:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            self._loader = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Return the module of the original loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the package with its original loader, and then call the function."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        # transformers replaces its module. A thread that has waited for the import receives the original one from Python.
+        replacement = sys.modules[self._package]
+        if replacement is not module:
+            vars(module)["__getattr__"] = functools.partial(getattr, replacement)
+        with contextlib.suppress(Exception):  # The package itself is imported.
+            self._import_parts()

@@ -1,0 +1,207 @@
+"""The import of torch and transformers in the background, in real kernels."""
+
+import contextlib
+import os
+import sys
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+from openmed_nb.notebook.preload import _READ_AT_IMPORT_PATTERN
+
+pytestmark = pytest.mark.real_computer
+
+ASK = "%load_ext openmed_nb\nchoice = %openmed_device"
+
+THREADS = "[thread for thread in __import__('threading').enumerate() if thread.name == 'openmed_nb preload']"
+
+JOIN = f"for thread in {THREADS}:\n    thread.join()"
+
+IS_RUNNING = f"bool({THREADS})"
+
+NER = "%openmed_ner --model bundled_small She has asthma."
+
+
+@pytest.mark.parametrize("line", ["choice = %openmed_device", "sheet = %openmed", "panel = %openmed_panel"])
+def test_preload_starts_when_cell_has_returned(running_kernel, line):
+    """The next cell finds the thread, and after it the modules for the first text. Load and first text need no other import."""
+    with running_kernel() as kernel:
+        first = kernel.run(f"%load_ext openmed_nb\n{line}\nprint({IS_RUNNING})", interactive=True)
+        assert (first.status, first.streams) == ("ok", {"stdout": "False\n"})
+        assert kernel.value(IS_RUNNING)
+        assert kernel.run(JOIN).streams == {}
+        assert kernel.value("'openmed_nb.annotation.pipeline' in __import__('sys').modules")
+        assert "transformers.models.bert.modeling_bert" in kernel.value("sorted(__import__('sys').modules)")
+        reply = kernel.run(NER, interactive=True)
+        assert "asthma" in reply.text
+        assert "stderr" not in reply.streams
+
+
+def test_preload_keeps_device(running_kernel):
+    """The device is planned while torch is imported, without a wait, and confirmed afterwards; it is the same device."""
+    with running_kernel() as kernel:
+        kernel.run(ASK, interactive=True)
+        during = kernel.run("choice = %openmed_device\nprint(choice.device, choice.confirmed)", interactive=True)
+        kernel.run(JOIN)
+        after = kernel.run("choice = %openmed_device\nprint(choice.device, choice.confirmed)", interactive=True)
+    assert during.streams["stdout"] in {"cpu False\n", "cpu True\n"}
+    assert after.streams == {"stdout": "cpu True\n"}
+
+
+DISABLED = {
+    "a program executes the notebook": (ASK, False, {}),
+    "environment variable": (ASK, True, {"OPENMED_NB_PRELOAD": "0"}),
+    "setting": (f"{ASK}\n%config OpenMedMagics.preload = False", True, {}),
+    "unload in the same cell": (f"{ASK}\n%unload_ext openmed_nb", True, {}),
+    "other magics": ("%load_ext openmed_nb\n%openmed_device --help\n%openmed_panel --close", True, {}),
+}
+
+
+@pytest.mark.parametrize("case", DISABLED)
+def test_preload_can_be_disabled(running_kernel, case):
+    code, interactive, environ = DISABLED[case]
+    with running_kernel(**environ) as kernel:
+        assert kernel.run(code, interactive=interactive).status == "ok"
+        assert not kernel.value(IS_RUNNING)
+        assert not kernel.value("'torch' in __import__('sys').modules")
+
+
+def test_preload_needs_a_kernel(run_ipython):
+    process = run_ipython(f"{ASK}\nget_ipython().events.trigger('post_run_cell', None)\nprint({IS_RUNNING})")
+    assert (process.stdout, process.returncode) == ("False\n", 0), process.stderr
+
+
+def test_preload_ends_after_unload(running_kernel):
+    with running_kernel() as kernel:
+        kernel.run(ASK, interactive=True)
+        kernel.run("%unload_ext openmed_nb")
+        kernel.run(JOIN)
+        assert not kernel.value("'openmed_nb.annotation.pipeline' in __import__('sys').modules")
+        assert kernel.run("import torch").status == "ok"
+
+
+IMPORTS = ("import torch", "import torch.nn", "from transformers import pipeline", "import transformers.pipelines")
+
+
+@pytest.mark.parametrize("code", IMPORTS)
+def test_user_import_waits_for_preload(running_kernel, code):
+    """The user's own imports work at any time of the preload, also those of transformers, which replaces its module."""
+    with running_kernel() as kernel:
+        kernel.run(ASK, interactive=True)
+        for statement in (code, *IMPORTS):
+            reply = kernel.run(statement, interactive=True)
+            assert (reply.status, reply.streams) == ("ok", {}), (statement, reply.error)
+        assert kernel.value("pipeline.__module__") == "transformers.pipelines"
+        assert "asthma" in kernel.run(NER, interactive=True).text
+
+
+def test_preload_warns_of_late_variables(running_kernel):
+    """A variable that changes after the start has one warning, at the first use. A token is read later, and has none."""
+    with running_kernel() as kernel:
+        kernel.run(ASK, interactive=True)
+        set_variables = "import os\nos.environ['HF_HOME'] = 'patients'\nos.environ['HF_TOKEN'] = 'hf_secret'"
+        assert kernel.run(set_variables, interactive=True).streams == {}
+        kernel.run(JOIN)
+        warning = kernel.run(NER, interactive=True).streams["stderr"]
+        assert "stderr" not in kernel.run(NER, interactive=True).streams
+    assert warning.count("OpenMedWarning: HF_HOME changed") == 1
+    assert "HF_TOKEN" not in warning
+    assert "patients" not in warning
+    assert "She has asthma" not in warning, "Python adds the line of the user, which contains the note."
+
+
+def test_device_change_causes_no_warning(running_kernel):
+    """The variables that the session itself sets are not those of the user."""
+    with running_kernel() as kernel:
+        kernel.run(ASK, interactive=True)
+        kernel.run(JOIN)
+        for line in ("choice = %openmed_device auto", "choice = %openmed_device --reset", NER):
+            assert "stderr" not in kernel.run(line, interactive=True).streams
+
+
+BROKEN_TORCH = """
+import builtins
+builtins.attempts = getattr(builtins, "attempts", 0) + 1
+raise RuntimeError(f"attempt {builtins.attempts} without numpy")
+"""
+
+
+def test_preload_reports_import_error_at_first_use(running_kernel, tmp_path):
+    """Nothing is shown before the first use, which reports the error of the thread and not that of a second attempt."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(BROKEN_TORCH, "utf-8")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    with running_kernel(PYTHONPATH=path) as kernel:
+        assert kernel.run(ASK, interactive=True).streams == {}
+        assert kernel.run(JOIN, interactive=True).streams == {}
+        assert kernel.run("choice = %openmed_device", interactive=True).status == "ok"
+        name, message, _ = kernel.run(NER, interactive=True).error
+        assert name == "TorchImportError"
+        assert "attempt 1" in message
+        assert "attempt 2" in kernel.run(NER, interactive=True).error[1]
+
+
+FORK = """
+import multiprocessing
+
+def compute(queue):
+    import torch
+    queue.put(int(torch.ones(3).sum()))
+
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+process = context.Process(target=compute, args=(queue,))
+process.start()
+print(queue.get(timeout=120))
+process.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_fork_waits_for_preload(running_kernel):
+    """A forked process has all modules. It would wait forever for a lock that a thread of its parent holds."""
+    with running_kernel() as kernel:
+        kernel.run(ASK, interactive=True)
+        kernel.run("import time; time.sleep(0.5)")
+        reply = kernel.run(FORK, interactive=True)
+    assert (reply.status, reply.streams.get("stdout")) == ("ok", "3\n"), reply
+    # Python 3.12 warns of a fork with threads, and ipykernel always has threads.
+    assert "Exception ignored" not in reply.streams.get("stderr", "")
+
+
+def test_kernel_exits_during_preload(tmp_path):
+    manager = KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv[0] = sys.executable
+    manager.start_kernel(env={**os.environ, "OPENMED_DEVICE": "cpu", "IPYTHONDIR": str(tmp_path)}, cwd=str(tmp_path))
+    client = manager.blocking_client()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=240)
+        client.execute_interactive(f"{ASK}\nimport time", allow_stdin=True, timeout=240)
+        client.execute_interactive("time.sleep(0.5)", timeout=240)
+        client.shutdown()
+        assert manager.provisioner.process.wait(120) == 0
+    finally:
+        client.stop_channels()
+        with contextlib.suppress(RuntimeError):
+            manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [
+        ("CUDA_VISIBLE_DEVICES", True),
+        ("OMP_NUM_THREADS", True),
+        ("MKL_NUM_THREADS", True),
+        ("HF_HOME", True),
+        ("TRANSFORMERS_CACHE", True),
+        ("PYTORCH_CUDA_ALLOC_CONF", True),
+        ("HF_TOKEN", False),
+        ("HF_TOKEN_PATH", True),
+        ("OPENMED_TORCH_DEVICE", False),
+        ("MY_HF_HOME", False),
+    ],
+)
+def test_variables_that_are_read_at_import(name, is_read):
+    assert bool(_READ_AT_IMPORT_PATTERN.fullmatch(name)) is is_read
