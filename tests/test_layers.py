@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "openmed_nb"
 
 HEAVY = {
     *("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "huggingface_hub", "safetensors"),
-    *("tokenizers", "openmed", "ipywidgets", "matplotlib", "numpy", "psutil"),
+    *("tokenizers", "openmed", "anywidget", "ipywidgets", "matplotlib", "numpy", "psutil"),
     *("dask", "distributed", "asyncssh", "pandas"),
 }
 LAYERS = (
@@ -106,6 +106,7 @@ def test_imports_have_no_cycles():
 
 ALLOWED = {
     "annotation": {"numpy"},
+    "annotation.browser_view": {"anywidget"},
     "annotation.pipeline": {"numpy", "torch", "transformers"},
     "notebook.panel.view": {"ipywidgets"},
     "runbook.checks.doctor.silent_errors": {"torch"},

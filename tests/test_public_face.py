@@ -126,10 +126,10 @@ def test_reports_are_rendered_in_one_place():
         f"{cls.__name__}.{name}" for cls in package_classes for name in rendering_methods if name in vars(cls)
     }
 
-    # NotePages adds a widget to the text and the HTML that Displayable renders.
+    # LiveNotes adds a widget to the text and the HTML that Displayable renders.
     assert overridden_methods == {
         "AnnotatedText.__str__",
         "Gates.__str__",
         "Lanes.__str__",
-        "NotePages._repr_mimebundle_",
+        "LiveNotes._repr_mimebundle_",
     }

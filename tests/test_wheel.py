@@ -38,6 +38,8 @@ def test_wheel_carries_models_types_and_licences(wheel):
         "runbook/records/logbook/logbook.schema.json",
         "runbook/records/report/report.schema.json",
         "notebook/panel/panel.css",
+        "annotation/browser.css",
+        "annotation/browser.js",
     }
     read.add("runbook/records/reports/README.md")
     read |= {f"runbook/records/handoff/templates/{name}" for name in ("README.md", "run.sh", "openmed_nb.plist.txt")}

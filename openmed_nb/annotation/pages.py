@@ -1,26 +1,56 @@
-"""Pages of annotated notes: in a notebook with buttons and a slider, elsewhere the first page."""
+"""Notes in a notebook: a live view if a user runs the cell, elsewhere a page of text."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import WIDGET_MIME_TYPE, Displayable, Report, TextSegment, to_html
+from .._events.progress import is_interactive
+from .._render.display import WIDGET_MIME_TYPE, Displayable, Report, TextSegment
 from .._utils.validation import check_integer
 
 if TYPE_CHECKING:
-    from ipywidgets import VBox
+    from ipywidgets import DOMWidget
 
     from .export.notes import Saveable
 
 NOTES_PER_PAGE = 5
 
 
+class LiveNotes(Displayable):
+    """Mixin for values with a live view of notes, in addition to text and HTML for saved notebooks."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def create_view(self) -> DOMWidget:
+        """Return a widget with the notes."""
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
+        static = {"text/plain": str(self), "text/html": self._repr_html_()}
+        ipython = sys.modules.get("IPython")
+        shell: Any = None if ipython is None else ipython.get_ipython()
+        if len(self) <= 1 or shell is None or not shell.has_trait("kernel"):
+            return static
+        parent = shell.get_parent()
+        # Voila runs the cells itself, and displays widgets.
+        is_voila = os.environ.get("SERVER_SOFTWARE", "").startswith("voila/")
+        if not (is_voila or is_interactive(parent)):
+            return static
+        from .browser_view import replace_views
+
+        view = self.create_view()
+        replace_views(parent, view)
+        return {WIDGET_MIME_TYPE: {"version_major": 2, "version_minor": 0, "model_id": view.model_id}, **static}
+
+
 @dataclass(frozen=True, repr=False, eq=False)
-class NotePages(Displayable):
-    """Pages of notes with highlighted entities.
+class NotePages(LiveNotes):
+    """Pages of notes with highlighted entities. In a notebook, they are displayed as a browser of notes.
 
     Attributes:
         annotations: The annotations.
@@ -58,37 +88,6 @@ class NotePages(Displayable):
             yield from segments
             yield TextSegment("\n")
 
-    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
-        static = {"text/plain": str(self), "text/html": self._repr_html_()}
-        ipython = sys.modules.get("IPython")
-        shell: Any = None if ipython is None else ipython.get_ipython()
-        if len(self) == 1 or shell is None or not shell.has_trait("kernel"):
-            return static
-        view = self.create_view()
-        widget = {"version_major": 2, "version_minor": 0, "model_id": view.model_id}
-        return {WIDGET_MIME_TYPE: widget, **static}
-
-    def create_view(self) -> VBox:
-        """Return a widget with the current page. Its controls work by mouse and by keyboard."""
-        from ipywidgets import HTML, Button, HBox, IntSlider, VBox
-
-        content = HTML(to_html(self.page(0)))
-        slider = IntSlider(1, 1, len(self), description="Page", continuous_update=False)
-        previous = Button(description="Previous page", disabled=True)
-        following = Button(description="Next page", disabled=len(self) == 1)
-
-        def show_page(change: Any) -> None:
-            content.value = to_html(self.page(change["new"] - 1))
-            previous.disabled = change["new"] == slider.min
-            following.disabled = change["new"] == slider.max
-
-        def show_previous(_button: Button) -> None:
-            slider.value -= 1
-
-        def show_next(_button: Button) -> None:
-            slider.value += 1
-
-        slider.observe(show_page, "value")
-        previous.on_click(show_previous)
-        following.on_click(show_next)
-        return VBox([HBox([previous, following, slider]), content])
+    def create_view(self) -> DOMWidget:
+        """Return a browser of the notes."""
+        return self.annotations.create_view()

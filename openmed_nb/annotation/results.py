@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
 import operator
@@ -46,20 +47,23 @@ from .masking import (
     strip_bio_prefix,
     validate_policy,
 )
-from .pages import NotePages
+from .pages import LiveNotes, NotePages
 from .references import MISSING_FINGERPRINT, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+    from ipywidgets import DOMWidget
     from spacy import Language
     from spacy.tokens import Doc
 
     from .._render.drawing import Chart
+    from .browsing import EntityColumns
     from .export.notes import ExportedNote
     from .export.registry import ExportReport
     from .gold import GoldSpan
+    from .review import Review
     from .scores import ScoredSpan, Scores
 
 
@@ -468,6 +472,17 @@ class ResultStore(Sequence[list[Entity]]):
         """The words of all entities, in the order of the texts."""
         return [self._strings[string_id] for string_id in self._columns["word"][: self._text_offsets[-1]]]
 
+    def entity_columns(self) -> EntityColumns:
+        """Return all entities as columns of numbers."""
+        import numpy as np
+
+        from .browsing import EntityColumns
+
+        count = self._text_offsets[-1]
+        notes = np.repeat(np.arange(len(self)), np.diff(np.array(self._text_offsets)))
+        labels, words = (np.array(self._columns[name], np.int64)[:count] for name in ("label", "word"))
+        return EntityColumns(notes, labels, words, np.array(self._columns["score"])[:count], self._strings)
+
     def columns(self) -> dict[str, Any]:
         """Return all entities as columns: the index of the note, and the values of each entity."""
         import numpy as np
@@ -796,7 +811,7 @@ def _are_files(texts: Any) -> bool:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
+class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with one list per text, in the order of the texts.
 
     ``found[17]`` contains the entities of one text, :meth:`show` displays this text with highlighted entities, and :meth:`filter`
@@ -915,6 +930,11 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """The indices of missing values such as ``None`` or NaN. They have no entities."""
         return self.results.missing
 
+    @property
+    def num_stored(self) -> int:
+        """Number of texts that can be read again; only the first texts of a generator are stored."""
+        return len(self.preview_texts) if self.texts is None else len(self)
+
     @cached_property
     def sources(self) -> tuple[str | None, ...]:
         """The file path of each text, or ``None`` for a text that is not a file.
@@ -1024,6 +1044,21 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             except OpenMedError:
                 text = None
             yield text
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of all texts and their order."""
+        return hashlib.blake2b(self.results.fingerprints.tobytes(), digest_size=8).hexdigest()
+
+    def entity_columns(self) -> EntityColumns:
+        """Return all entities as columns."""
+        return self.results.entity_columns()
+
+    def create_view(self) -> DOMWidget:
+        """Return a browser of the notes, with a search box and filters."""
+        from .browser_view import create_view
+        from .browsing import NoteListing
+
+        return create_view(NoteListing(self))
 
     @overload
     def show(self, number: None = None, *, context: bool = False) -> NotePages: ...
@@ -1286,16 +1321,20 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
 
     def summary(self) -> Summary:
         """Return the number of texts, the number of entities by label, and the most frequent words."""
-        words = Counter(word.lower() for word in self.results.words)
+        columns = self.entity_columns()
+        words: Counter[str] = Counter()
+        for word, count in columns.count_by("words").items():
+            words[word.lower()] += count
         return Summary(
             model=self.model,
             device=self.device,
             texts=len(self),
-            texts_without_entities=sum(1 for count in self.results.counts() if not count)
+            texts_without_entities=len(self)
+            - len({*columns.notes.tolist()})
             - len(self.results.errors)
             - len(self.missing),
             errors=tuple(sorted(self.results.errors.items())),
-            labels=tuple(sorted(Counter(self.results.labels).items())),
+            labels=tuple(sorted(columns.count_by("labels").items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
             batch_shapes=self.shapes,
             filters=self.settings.get("only", ()),
@@ -1330,19 +1369,25 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
     ) -> Iterator[tuple[int, list[TextSegment]]]:
         """Yield the index of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
         for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
-            if index in self.results.errors:  # The text may not be displayable, such as an unpaired surrogate.
-                segments = [TextSegment("(error)")]
-            elif self.results.is_missing(index):
-                segments = [TextSegment("(missing)")]
-            elif text is None:
-                segments = [TextSegment("(changed or not stored)")]
-            else:
-                preview = text[:max_characters]
-                entities = [entity for entity in self[index] if entity["end"] <= len(preview)]
-                segments = list(_highlight_entities(preview, entities))
-                if len(preview) < len(text):
-                    segments.append(TextSegment("…"))
-            yield index, segments
+            yield index, self.note_segments(index, text, self[index], max_characters)
+
+    def note_segments(
+        self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None
+    ) -> list[TextSegment]:
+        """Return the start of a text with highlighted entities; all of it if ``max_characters`` is ``None``."""
+        if not self.show_text:
+            return [TextSegment(HIDDEN_TEXT_NOTICE)]
+        if index in self.results.errors:  # The text may not be displayable, such as an unpaired surrogate.
+            return [TextSegment("(error)")]
+        if self.results.is_missing(index):
+            return [TextSegment("(missing)")]
+        if text is None:
+            return [TextSegment("(changed or not stored)")]
+        preview = text[:max_characters]
+        segments = list(_highlight_entities(preview, [entity for entity in entities if entity["end"] <= len(preview)]))
+        if len(preview) < len(text):
+            segments.append(TextSegment("…"))
+        return segments
 
     def iter_named_segments(
         self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
@@ -1350,14 +1395,14 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """Yield the index and the id of each text of a range as a name, and the highlighted text, or a notice if it is hidden."""
         for index, segments in self.iter_segments(start, stop, max_characters):
             name = f"{index}" if self.ids is None else f"{index} ({self.ids[index]})"
-            yield name, segments if self.show_text else [TextSegment(HIDDEN_TEXT_NOTICE)]
+            yield name, segments
 
     @property
     def _keys(self) -> Sequence[Any]:
         """The ids of the texts, or their positions if there are no ids."""
         return range(len(self)) if self.ids is None else self.ids
 
-    def _spans(self, index: int) -> list[GoldSpan]:
+    def note_spans(self, index: int) -> list[GoldSpan]:
         """Return the entities of a text as spans, or raise an error if they are tokens."""
         from .gold import GoldSpan
 
@@ -1370,7 +1415,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
         """Return the scores of the entities against gold entities of the same texts.
 
         Args:
-            gold: Result of :func:`read_annotations`. Alternatively, a list with the true entities of each text, as
+            gold: A :meth:`review`, of which the reviewed notes are scored, or the result of :func:`read_annotations`. Alternatively, a list with the true entities of each text, as
                 ``(start, end, label)`` or as mappings with ``start``, ``end`` and ``label`` or ``entity_group``. Or a DataFrame
                 with one row per entity and the columns ``start``, ``end``, ``label``, and ``id`` or ``note``.
             seed: Seed of the resampling for the intervals.
@@ -1392,9 +1437,12 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
             (0.5, [(1, 3)])
         """
         from .gold import align_gold, read_gold
+        from .review import Review
         from .scores import score_spans
 
         seed = check_integer("seed", seed, 0)
+        if isinstance(gold, Review):
+            gold = gold.gold_of(self)
         aligned = align_gold(read_gold(gold), self._keys)
         for index, text in enumerate(self.iter_note_texts()):
             expected = aligned.get(index)
@@ -1408,11 +1456,47 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 raise ConfigurationError(message, "Pass offsets in characters of the text.")
         return score_spans(
             self.model,
-            {index: None if index in self.results.errors else self._spans(index) for index in aligned},
+            {index: None if index in self.results.errors else self.note_spans(index) for index in aligned},
             {index: text.spans for index, text in aligned.items()},
             self._show_span,
             seed,
         )
+
+    def review(self, path: str | os.PathLike[str] | None = None, *, sample: int | None = 20, seed: int = 0) -> Review:
+        """Return a review of a random sample of the notes, in which you mark right, wrong and missed entities.
+
+        In a notebook, it is displayed as a browser of these notes. Mark each entity, add the entities that the model missed, and
+        then mark the note as reviewed. Only reviewed notes count. Ticks of the entities alone measure precision, but no recall. The
+        sample is uniform and without replacement, over the notes that have no error and are not missing.
+
+        Args:
+            path: File in which the review is saved after each change, and from which it continues. It contains offsets, labels,
+                marks and fingerprints, but no text. If ``None``, the review is not saved.
+            sample: Number of notes, at least 1. A larger sample contains the smaller ones with the same seed. If ``None``, all notes are
+                listed, in random order.
+            seed: Seed of the sample.
+
+        Returns:
+            The review, with ``gold`` and ``score()``. Other results of the same notes can be scored with ``other.score(review)``.
+
+        Raises:
+            ConfigurationError: If the file is a review of other notes or has another seed, if the texts are hidden or not stored, or
+                if the results are not entities.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["She has asthma.", "Unwell."], "bundled_small", device="cpu")
+            >>> review = found.review(sample=2)
+            >>> review.mark(0, 8, 14, "DISEASE", right=True)
+            >>> review.mark(1, 0, 6, "DISEASE")  # a missed entity
+            >>> review.finish(0), review.finish(1)
+            (None, None)
+            >>> review.score().total.strict.recall
+            0.5
+        """
+        from .review import Review
+
+        return Review(self, path, sample, seed)
 
     def _show_span(self, span: ScoredSpan) -> AnnotatedText:
         """Return a text in which only one span is highlighted."""
@@ -1535,7 +1619,7 @@ class Annotations(_CompleteCopyMixin, Displayable, Sequence[list[Entity]]):
                 yield None
                 continue
             scores = tuple(float(entity["score"]) for entity in self[index])
-            yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self._spans(index)), scores)
+            yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self.note_spans(index)), scores)
 
 
 @dataclass(frozen=True, repr=False)

@@ -29,6 +29,7 @@ from .._utils.validation import check_path
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError
 from ..models.loading import packed_layers
+from .json_lines import append_checksum, to_json_line
 from .references import MISSING_FINGERPRINT
 from .results import DroppedSpan, FingerprintedResult, ResultStore, is_entity
 from .tables import parse_json_line
@@ -284,14 +285,3 @@ def count_results(path: str | os.PathLike[str]) -> int:
             return max(0, sum(line.endswith(b"\n") and not line.startswith(REPLACEMENT_PREFIX) for line in file) - 1)
     except (OSError, ConfigurationError):
         return 0
-
-
-def to_json_line(value: Mapping[str, Any]) -> bytes:
-    """Encode a value as a line of JSON."""
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
-
-
-def append_checksum(line: bytes) -> bytes:
-    """Return a line of JSON with the checksum of its contents added as the last value."""
-    body = line.removesuffix(b"}\n")
-    return body + b', "checksum": "%08x"}\n' % zlib.crc32(body)

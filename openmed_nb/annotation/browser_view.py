@@ -1,0 +1,62 @@
+"""The widget of the browser of notes: it displays the state of a :class:`NoteListing`, and passes on what a user does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+from traitlets import Dict
+
+from .browsing import NoteListing
+
+FOLDER = Path(__file__).parent
+
+# The views of each cell, with the execution that displayed them. ipywidgets keeps a widget, and with it the notes, until it is closed.
+OPEN_VIEWS: dict[str, tuple[str, list[BrowserView]]] = {}
+
+
+class BrowserView(anywidget.AnyWidget):
+    """A browser of notes."""
+
+    _esm = (FOLDER / "browser.js").read_text("utf-8")
+    _css = (FOLDER / "browser.css").read_text("utf-8")
+    state = Dict().tag(sync=True)
+
+    def __init__(self, listing: NoteListing) -> None:
+        self.listing = listing
+        super().__init__(state=listing.state(), _dom_classes=("openmed-notes",))
+        self.on_msg(self._handle)
+
+    def __repr__(self) -> str:
+        return "openmed_nb browser of notes"
+
+    def _handle(self, _view: BrowserView, event: Mapping[str, Any], _buffers: object) -> None:
+        self.listing.handle(event)
+        self.state = self.listing.state()
+        self.send({"handled": True})  # The state may be the same as before.
+
+
+def create_view(listing: NoteListing) -> BrowserView:
+    """Return the widget of a listing."""
+    return BrowserView(listing)
+
+
+def replace_views(parent: Mapping[str, Any], view: BrowserView) -> None:
+    """Close the views of earlier executions of a cell, whose output the front end removes.
+
+    Args:
+        parent: Parent message of the kernel.
+        view: View that the cell displays now.
+    """
+    cell = parent.get("metadata", {}).get("cellId")
+    if cell is None:
+        return
+    execution = parent["header"]["msg_id"]
+    earlier, views = OPEN_VIEWS.get(cell, (execution, []))
+    if earlier != execution:
+        for outdated in views:
+            outdated.close()
+        views = []
+    OPEN_VIEWS[cell] = (execution, [*views, view])

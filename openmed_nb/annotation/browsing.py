@@ -1,0 +1,241 @@
+"""A browser of notes without its widget: the listed notes, the filters, and the displayed note."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from .._render.display import Report, TextSegment, label_color, pluralize, to_html
+
+if TYPE_CHECKING:
+    from .gold import GoldSpan
+    from .scores import Scores
+
+# Number of notes in the list. A browser displays further notes when it gets there.
+NUM_LISTED = 100
+
+TEXTS_NOT_SEARCHED = "Only the entities were searched in notes whose text is not stored: {:,}."
+
+
+class EntityColumns(NamedTuple):
+    """All entities as columns.
+
+    Attributes:
+        notes: Index of the note of each of ``E`` entities, an int64 array of shape ``(E,)``.
+        labels: Index of its label in ``strings``.
+        words: Index of its word in ``strings``.
+        scores: Its score.
+        strings: Distinct labels and words.
+    """
+
+    notes: np.ndarray
+    labels: np.ndarray
+    words: np.ndarray
+    scores: np.ndarray
+    strings: Sequence[str]
+
+    def count_by(self, name: Literal["labels", "words"]) -> dict[str, int]:
+        """Return the number of entities of each label or word."""
+        indices, counts = np.unique(getattr(self, name), return_counts=True)
+        return {self.strings[index]: count for index, count in zip(indices.tolist(), counts.tolist(), strict=True)}
+
+
+class AnnotatedNotes(Protocol):
+    """Annotations, which import this module."""
+
+    @property
+    def show_text(self) -> bool:
+        """Whether texts are displayed."""
+        ...
+
+    @property
+    def ids(self) -> Any:
+        """One id per note, or ``None``."""
+        ...
+
+    @property
+    def known_labels(self) -> tuple[str, ...] | None:
+        """Labels that the model can predict."""
+        ...
+
+    @property
+    def num_stored(self) -> int:
+        """Number of notes whose texts can be read."""
+        ...
+
+    @property
+    def errors(self) -> Mapping[int, str]:
+        """Errors by index of the note."""
+        ...
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The indices of missing notes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+    def entity_columns(self) -> EntityColumns:
+        """Return all entities as columns."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Return a fingerprint of all texts."""
+        ...
+
+    def iter_note_texts(self, start: int = 0) -> Iterator[str | None]:
+        """Yield the texts."""
+        ...
+
+    def note_spans(self, index: int) -> list[GoldSpan]:
+        """Return the entities of a note as spans."""
+        ...
+
+    def note_segments(
+        self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None
+    ) -> list[TextSegment]:
+        """Return the segments of a note."""
+        ...
+
+    def score(self, gold: object, *, seed: int = 0) -> Scores:
+        """Return the scores against gold entities."""
+        ...
+
+
+class NoteListing:
+    """The notes that a browser lists, and the displayed note.
+
+    Attributes:
+        found: The annotations.
+        query: Searched text, or an empty string.
+        hidden_labels: Labels that are not displayed.
+        min_score: Minimum score of a displayed entity.
+        matches: Indices of the notes in the list.
+        position: Position of the displayed note in the list.
+    """
+
+    def __init__(self, found: AnnotatedNotes) -> None:
+        self.found = found
+        self.query = ""
+        self.hidden_labels: frozenset[str] = frozenset()
+        self.min_score = 0.0
+        self.position = 0
+        self._columns = found.entity_columns()
+        self._hits: np.ndarray | None = None
+        self._num_unsearched = 0
+        self._unavailable = {**dict.fromkeys(found.errors, "error"), **dict.fromkeys(found.missing, "missing")}
+        self._labels = self._columns.count_by("labels")
+        self.update()
+
+    @property
+    def note(self) -> int | None:
+        """Index of the displayed note, or ``None`` if the list is empty."""
+        return int(self.matches[self.position]) if len(self.matches) else None
+
+    def update(self) -> None:
+        """Apply the search and the filters. The same note stays displayed if it is still in the list."""
+        columns = self._columns
+        displayed = self.note if hasattr(self, "matches") else None
+        kept = columns.scores >= self.min_score
+        for label in self.hidden_labels:
+            kept &= columns.labels != columns.strings.index(label)
+        self._counts = np.bincount(columns.notes[kept], minlength=len(self.found))
+        listed = np.ones(len(self.found), bool) if self._hits is None else self._hits.copy()
+        if self.hidden_labels or self.min_score:
+            listed &= self._counts > 0
+        self.matches = np.flatnonzero(listed)
+        self.position = int(np.flatnonzero(self.matches == displayed)[0]) if displayed in self.matches else 0
+
+    def search(self, query: str) -> None:
+        """List only the notes whose text or entities contain a query, in upper or lower case.
+
+        Texts are read from where they are, such as files. Texts of a generator are not stored.
+        """
+        self.query = query
+        self._num_unsearched = 0
+        self._hits = None
+        folded = query.casefold()
+        if folded:
+            columns = self._columns
+            has_query = np.array([folded in string.casefold() for string in columns.strings], bool)
+            self._hits = np.zeros(len(self.found), bool)
+            self._hits[columns.notes[has_query[columns.words]]] = True
+            for index, text in enumerate(self.found.iter_note_texts()):
+                if text is not None:
+                    self._hits[index] |= folded in text.casefold()
+                elif index not in self._unavailable:
+                    self._num_unsearched += 1
+        self.update()
+
+    def handle(self, event: Mapping[str, Any]) -> None:
+        """Apply what a user did in the widget."""
+        action = event["action"]
+        if action == "move":
+            self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
+        elif action == "find":
+            positions = np.flatnonzero(self.matches == int(event["note"]))
+            self.position = int(positions[0]) if len(positions) else self.position
+        elif action == "search" and self.found.show_text:
+            self.search(str(event["query"]))
+        elif action == "filter":
+            self.hidden_labels = frozenset(event["hidden"]) & self._labels.keys()
+            self.min_score = float(event["min_score"])
+            self.update()
+
+    def state(self) -> dict[str, Any]:
+        """Return the content of the widget as JSON-compatible data."""
+        count = len(self.matches)
+        start = max(0, min(self.position - NUM_LISTED // 2, count - NUM_LISTED))
+        rows = [self.row(int(index)) for index in self.matches[start : start + NUM_LISTED]]
+        state: dict[str, Any] = {
+            "count": count,
+            "total": len(self.found),
+            "position": self.position,
+            "note": self.note,
+            "first": start,
+            "rows": rows,
+            "html": "",
+            "status": f"{count:,} of {pluralize(len(self.found), 'note')}.",
+            "alert": "",
+            "query": self.query if self.found.show_text else None,
+            "min_score": self.min_score,
+            "labels": [
+                {"name": label, "count": total, "color": label_color(label), "shown": label not in self.hidden_labels}
+                for label, total in self._labels.items()
+            ],
+            "review": None,
+        }
+        if self._num_unsearched:
+            state["status"] += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
+        if self.note is None:
+            return state
+        name, detail = rows[self.position - start]
+        state["status"] = f"Note {name}: {detail}. {state['status']}"
+        text = next(self.found.iter_note_texts(self.note), None)
+        segments = self.found.note_segments(self.note, text, self.displayed_entities(self.note), None)
+        html = to_html(Report("", segments=tuple(segments)))
+        # The parser of HTML would change these characters, and with them the offsets of a selection.
+        state["html"] = html.replace("\r", "&#13;").replace("\0", "\N{REPLACEMENT CHARACTER}")
+        return state
+
+    def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
+        """Return the entities of a note that are displayed."""
+        return [
+            entity
+            for entity in self.found[index]
+            if entity["score"] >= self.min_score and _label(entity) not in self.hidden_labels
+        ]
+
+    def row(self, index: int) -> tuple[str, str]:
+        """Return name and details of a note in the list."""
+        name = f"{index}" if self.found.ids is None else f"{index} ({self.found.ids[index]})"
+        detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
+        return name, detail
+
+
+def _label(entity: Mapping[str, Any]) -> str:
+    return str(entity["entity_group"] if "entity_group" in entity else entity["entity"])

@@ -1,0 +1,257 @@
+"""Reviews: a random sample of notes, marks that become gold, and the file that continues."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.annotation.gold import GoldSpan
+from openmed_nb.annotation.review import Review, ReviewListing
+from openmed_nb.errors import ConfigurationError
+
+TEXT = "She has asthma 🩺 and knee pain.\r\nNo flu."
+NOTES = [f"{number}. {TEXT}" for number in range(10)]
+
+
+def annotate(notes=NOTES, **options):
+    return nb.annotate(notes, "bundled_small", device="cpu", progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return annotate()
+
+
+def finish(review, note):
+    for span in review.entities[note]:
+        review.mark(note, *span)
+    review.finish(note)
+
+
+def test_sample_is_random_seeded_and_grows(found):
+    notes = found.review(sample=4).notes
+    assert len({*notes}) == 4
+    assert found.review(sample=4).notes == notes
+    assert found.review(sample=7).notes[:4] == notes
+    assert found.review(sample=4, seed=1).notes != notes
+    assert sorted(found.review(sample=None).notes) == [*range(10)]
+    assert len(found.review(sample=99).notes) == 10
+
+
+def test_sample_is_uniform(found):
+    counts = [sum(number in found.review(sample=3, seed=seed).notes for seed in range(400)) for number in range(10)]
+    assert all(80 < count < 160 for count in counts)
+
+
+def test_sample_excludes_missing_and_failed_notes():
+    found = annotate(["She has asthma.", None, "Not read.", "No flu.", ""])
+    found.results.errors[2] = "It cannot be read."
+    assert sorted(found.review().notes) == [0, 3, 4]
+
+
+def test_marks_become_gold(found):
+    review = found.review(sample=None)
+    asthma = review.entities[3][0]
+    review.mark(3, *asthma)
+    assert review.gold.texts == ()
+    with pytest.raises(ConfigurationError, match="not marked"):
+        review.finish(3)
+    for span in review.entities[3]:
+        review.mark(3, *span, right=span == asthma)
+    review.mark(3, 24, 33, "SYMPTOM")
+    review.finish(3)
+    (text,) = review.gold
+    assert text.id == "3"
+    assert text.spans == (asthma, GoldSpan(24, 33, "SYMPTOM"))
+    assert review.num_reviewed == 1
+    review.finish(3, finished=False)
+    assert len(review.gold) == 0
+
+
+def test_removed_mark_ends_the_review_of_the_note(found):
+    review = found.review(sample=1)
+    (note,) = review.notes
+    finish(review, note)
+    review.mark(note, *review.entities[note][0], right=None)
+    assert not review.is_reviewed(note)
+
+
+def test_score_counts_reviewed_notes_only(found):
+    review = found.review(sample=None)
+    with pytest.raises(ConfigurationError, match="No note"):
+        review.score()
+    for note in (2, 5):
+        finish(review, note)
+    review.mark(5, 0, 1, "DISEASE")
+    scores = found.score(review)
+    assert scores == review.score()
+    assert scores.num_texts == 2
+    assert scores.total.strict.missed == 1
+    assert scores.total.strict.spurious == 0
+    assert scores.total.strict.correct == len(found[2]) + len(found[5])
+
+
+def test_review_scores_other_results_of_the_same_notes(found):
+    review = found.review(sample=None)
+    finish(review, 2)
+    assert annotate(ids=[f"n{number}" for number in range(10)]).score(review).total.strict.recall == 1
+    assert found.filter(min_score=1).score(review).total.strict.recall == 0
+    with pytest.raises(ConfigurationError, match="other notes"):
+        annotate(NOTES[1:]).score(review)
+
+
+def test_file_continues_without_texts(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=3)
+    finish(review, review.notes[0])
+    review.mark(review.notes[1], 0, 1, "DISEASE")
+    again = annotate().review(path, sample=5)
+    assert again.num_reviewed == 1
+    assert again.gold.texts == review.gold.texts
+    assert again.marked_spans(again.notes[1]) == {GoldSpan(0, 1, "DISEASE"): True}
+    content = path.read_text("utf-8")
+    assert "asthma" not in content
+    assert "knee" not in content
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_marks_of_other_entities_continue(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    fewer = found.filter(min_score=1).review(path, sample=None)
+    assert fewer.is_reviewed(0)
+    assert fewer.gold.texts == review.gold.texts
+
+
+@pytest.mark.parametrize("lost", [1, 20])
+def test_incomplete_last_line_is_removed(found, tmp_path, lost):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    complete = path.read_bytes()
+    review.mark(1, 0, 1, "DISEASE")
+    path.write_bytes(path.read_bytes()[:-lost])
+    assert found.review(path, sample=None).num_reviewed == 1
+    assert path.read_bytes() == complete
+
+
+@pytest.mark.parametrize("length", [0, 1, 30])
+def test_incomplete_header_is_completed(found, tmp_path, length):
+    path = tmp_path / "review.jsonl"
+    found.review(path)
+    header = path.read_bytes()
+    path.write_bytes(header[:length])
+    found.review(path)
+    assert path.read_bytes() == header
+
+
+def test_other_files_are_refused(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    finish(found.review(path, sample=None), 0)
+    with pytest.raises(ConfigurationError, match="other notes"):
+        annotate(NOTES[1:]).review(path)
+    with pytest.raises(ConfigurationError, match="seed=0"):
+        found.review(path, seed=1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1].replace(b"DISEASE", b"DRUG") + lines[2])
+    with pytest.raises(ConfigurationError, match="corrupt at line 2"):
+        found.review(path)
+    for content in (b"notes\n", b"", json.dumps({"format": "other"}).encode() + b"\n"):
+        other = tmp_path / "other.jsonl"
+        other.write_bytes(content)
+        if content:
+            with pytest.raises(ConfigurationError, match="not a review"):
+                found.review(other)
+            assert other.read_bytes() == content
+    with pytest.raises(ConfigurationError):
+        found.review(tmp_path)
+    with pytest.raises(ConfigurationError):
+        found.review(tmp_path / "no" / "review.jsonl")
+
+
+def test_killed_process_loses_no_mark(tmp_path):
+    path = tmp_path / "review.jsonl"
+    code = f"""
+import os, signal, openmed_nb as nb
+review = nb.annotate({NOTES!r}, "bundled_small", device="cpu", progress=False).review({str(path)!r}, sample=None)
+review.mark(4, 0, 1, "DISEASE")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert annotate().review(path, sample=None).marked_spans(4) == {GoldSpan(0, 1, "DISEASE"): True}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: annotate(iter(NOTES)),
+        lambda: annotate(show_text=False),
+        lambda: annotate([]),
+        lambda: annotate([None]),
+        lambda: annotate(aggregation_strategy="none"),
+    ],
+)
+def test_notes_without_texts_or_entities_cannot_be_reviewed(make):
+    with pytest.raises(ConfigurationError):
+        make().review()
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("mark", (99, 0, 1, "DISEASE")),
+        ("mark", (0, 1, 1, "DISEASE")),
+        ("mark", (0, 0, 1, 5)),
+        ("mark", (0, 0, 1, "DISEASE", "yes")),
+        ("finish", (99,)),
+    ],
+)
+def test_invalid_marks_are_rejected(found, method, arguments):
+    with pytest.raises(ConfigurationError):
+        getattr(found.review(sample=None), method)(*arguments)
+
+
+@pytest.mark.parametrize("sample", [0, -1, 1.5, "all", True])
+def test_invalid_sample_is_rejected(found, sample):
+    with pytest.raises(ConfigurationError):
+        found.review(sample=sample)
+
+
+def test_clicks_change_the_review(found):
+    review = found.review(sample=None)
+    listing = ReviewListing(review)
+    note = listing.note
+    text = NOTES[note]
+    start = text.index("knee")
+    missed = {"text": "", "start": None, "end": None, "label": "SYMPTOM"}
+    listing.handle({"action": "finish", "finished": True})
+    assert "not marked" in listing.state()["alert"]
+    listing.handle({"action": "all right"})
+    assert listing.state()["review"]["unmarked"] == 0
+    listing.handle({"action": "add", **missed, "text": "knee ", "start": start - 1, "end": start + 5})
+    listing.handle({"action": "add", **missed, "text": "No"})
+    listing.handle({"action": "add", **missed, "text": "asthma"})
+    assert "does not contain" in listing.state()["alert"]
+    listing.handle({"action": "finish", "finished": True})
+    state = listing.state()
+    assert state["alert"] == ""
+    assert state["review"]["finished"]
+    assert state["rows"][0][1].endswith(", reviewed")
+    added = [(entity["text"], entity["label"]) for entity in state["review"]["entities"] if entity["missed"]]
+    assert added == [("knee", "SYMPTOM"), ("No", "SYMPTOM")]
+    assert "SYMPTOM" in state["html"]
+    listing.handle({"action": "mark", "start": start, "end": start + 4, "label": "SYMPTOM", "right": None})
+    assert "knee" not in [entity["text"] for entity in listing.state()["review"]["entities"]]
+
+
+def test_review_is_displayed_with_its_progress(found):
+    review = found.review(sample=2)
+    finish(review, review.notes[0])
+    assert isinstance(review, Review)
+    assert str(review).startswith("1 of 2 notes reviewed.")
+    assert "recall" in review._repr_html_()
+    assert review.to_dict() == {"num_notes": 2, "num_reviewed": 1}
+    assert "asthma" not in str(review)
