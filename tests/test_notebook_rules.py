@@ -176,34 +176,34 @@ def test_binder_installs_what_a_notebook_imports(notebook):
 
 
 WRONG = [
-    ("05", "keep this device", "move to MLX"),
-    ("05", "No action is needed.", "Buy a new computer."),
-    ("05", "all required metrics were measured", "data dominates"),
-    ("05", "forward dominates", "data dominates"),
-    ("05", "on cpu", "on mps"),
-    ("05", "Only the CPU is available", "There is a GPU"),
-    ("05", "speedup from 22 % to 30 %", "speedup from 22 % to 3 %"),
-    ("04", "0 failed", "3 failed"),
-    ("04", "correct; the result is on cpu", "wrong; the result is on cpu"),
-    ("04", "9 packages are compatible", "9 packages are not compatible"),
-    ("04", "cpu computes with float32", "cpu does not compute with float32"),
-    ("04", "Accepted: bundled|bundled in bfloat16 on cpu", "Rejected: bundled"),
-    ("04", "System status", "Sounds"),
-    ("04", "memory pressure", "blood pressure"),
-    ("10", "2 entities masked", "3 entities masked"),
-    ("10", "Masking is not guaranteed", "Masking is guaranteed"),
+    ("worth_it", "keep this device", "move to MLX"),
+    ("worth_it", "No action is needed.", "Buy a new computer."),
+    ("worth_it", "all required metrics were measured", "data dominates"),
+    ("worth_it", "forward dominates", "data dominates"),
+    ("worth_it", "on cpu", "on mps"),
+    ("worth_it", "Only the CPU is available", "There is a GPU"),
+    ("worth_it", "speedup from 22 % to 30 %", "speedup from 22 % to 3 %"),
+    ("right_numbers", "0 failed", "3 failed"),
+    ("right_numbers", "correct; the result is on cpu", "wrong; the result is on cpu"),
+    ("right_numbers", "9 packages are compatible", "9 packages are not compatible"),
+    ("right_numbers", "cpu computes with float32", "cpu does not compute with float32"),
+    ("right_numbers", "Accepted: bundled|bundled in bfloat16 on cpu", "Rejected: bundled"),
+    ("right_numbers", "System status", "Sounds"),
+    ("right_numbers", "memory pressure", "blood pressure"),
+    ("masking", "2 entities masked", "3 entities masked"),
+    ("masking", "Masking is not guaranteed", "Masking is guaranteed"),
 ]
 
 
-@pytest.mark.parametrize(("number", "right", "wrong"), WRONG, ids=[wrong for _, _, wrong in WRONG])
-def test_wrong_output_is_noticed(number, right, wrong):
+@pytest.mark.parametrize(("name", "right", "wrong"), WRONG, ids=[wrong for _, _, wrong in WRONG])
+def test_wrong_output_is_noticed(name, right, wrong):
     """What nbval leaves out of its comparison hides no other headline, verdict, or row of the doctor."""
     patterns = get_sanitize_patterns((ROOT / "tests" / "nbval_sanitize.cfg").read_text("utf-8"))
 
     def compared(text):
         return functools.reduce(lambda text, pattern: re.sub(*pattern, text), patterns, text)
 
-    (notebook,) = (nbformat.read(path, as_version=4) for path in NOTEBOOKS if path.name.startswith(number))
+    (notebook,) = (nbformat.read(path, as_version=4) for path in NOTEBOOKS if name in path.name)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     texts = [text for output in outputs for text in (output.get("text", ""), *output.get("data", {}).values())]
     said = [text for text in texts if isinstance(text, str) and re.search(right, text)]
