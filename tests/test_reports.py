@@ -227,6 +227,9 @@ KEPT_CSS = {
 # CSS that JupyterLab drops, and reports can do without.
 DROPPED_CSS = {"font-variant-numeric"}
 
+# Attributes of a box with a scroll bar that JupyterLab drops too. The box looks the same without them.
+DROPPED_ATTRIBUTES = {"div role", "div aria-label", "div tabindex"}
+
 # Elements that JupyterLab keeps, with the attributes in addition to class, dir, style and title.
 KEPT_TAGS = {
     **{tag: set() for tag in ("br", "caption", "code", "details", "figcaption", "figure", "mark", "p", "small")},
@@ -250,7 +253,8 @@ class SanitizerCheck(HTMLParser):
         if tag not in KEPT_TAGS:
             self.dropped.append(tag)
         for name, value in attributes:
-            if name not in {"class", "dir", "style", "title", *KEPT_TAGS.get(tag, ())}:
+            kept = {"class", "dir", "style", "title", *KEPT_TAGS.get(tag, ())}
+            if name not in kept and f"{tag} {name}" not in DROPPED_ATTRIBUTES:
                 self.dropped.append(f"{tag} {name}")
             for declaration in value.split(";") if name == "style" else ():
                 css_property, _, css_value = declaration.partition(":")
