@@ -316,6 +316,7 @@ class Verdict(Displayable):
         )
         descriptions = "; ".join(metric.description for metric in reason.metrics)
         supporting = (f"Metrics: {descriptions}.",) if descriptions else ()
+        missing = (self.missing_summary,) if self.missing_summary else ()
         conditions = tuple(f"Condition during the measurement: {condition}" for condition in self.slow_conditions)
         remarks = (*conditions, *self.warnings, *self.gates.changes)
         alternatives = tuple(
@@ -356,8 +357,8 @@ class Verdict(Displayable):
                 *self.answer,
                 *reasons,
                 *supporting,
+                *missing,
                 *actions,
-                *filter(None, (self.missing_summary,)),
                 *remarks,
             ),
             tables=(
@@ -368,7 +369,7 @@ class Verdict(Displayable):
                 ),
             ),
             metrics=metrics,
-            html_sentences=(self.title, *self.answer, *reasons, *actions, *remarks),
+            html_sentences=(self.title, *self.answer, *reasons, *missing, *actions, *remarks),
             status=OK if self.recommendation == KEEP_DEVICE and self.is_conclusive else WARNING,
             charts=(Chart("Gates of this verdict", indicators=indicators),),
         )
