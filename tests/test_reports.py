@@ -18,6 +18,7 @@ from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
 from openmed_nb.runbook.records.report.record import SCHEMA, ReportSubject, StepOutcome
 from openmed_nb.runbook.records.report.report import DeviceReport
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
 
@@ -110,8 +111,8 @@ def make_reports(folder):
         "precision_verdict": precision,
         "forecast": forecast,
         "gates": nb.runbook.gates(speedup=0.3),
-        "verdict": nb.verdict(parity, task="annotation"),
-        "lanes": nb.verdict().lanes,
+        "verdict": nb.verdict(parity, Evidence(no_gpu=True), task="annotation"),
+        "lanes": nb.verdict(Evidence()).lanes,
         "logbook": book,
         "logbook_diff": book.diff(book),
         "curve": loop.curve,

@@ -77,7 +77,7 @@ __all__ = (
 )
 
 # Styles that JupyterLab preserves in an untrusted notebook, except tabular-nums. Without it, digits have the width of the font.
-BLOCK = "line-height:1.5"
+BLOCK = "line-height:1.5;overflow-wrap:break-word"  # A long checksum is not wider than the page.
 HEADLINE = "margin:0 0 0.2em 0;font-size:1.15em"
 DETAILS = (
     "margin:0 0 0.3em 0;font-size:0.85em;opacity:0.75"  # Gray in both themes, with a contrast of at least 4.5 to 1.
@@ -121,7 +121,7 @@ LABEL_COLORS = (
 MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a cell without line breaks.
 MAX_UNSCROLLED_CHARACTERS = 3000  # A longer text is displayed in a box with a scroll bar.
 LINE_CHARACTERS = 80  # Characters for which a line break counts then.
-MAX_TABLE_CHARACTERS = 100  # Approximate width of a page; a wider table has a scroll bar.
+MAX_TABLE_CHARACTERS = 44  # Approximate width of a page on a phone; a wider table has a scroll bar if it needs one.
 
 # One number or a range, optionally with a unit and with a percentage in parentheses.
 NUMBER_PATTERN = re.compile(
