@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.machine import (
-    SYSCTL_KEYS,
     Footprint,
     MachineInfo,
     apple_chip_generation,
@@ -57,7 +56,12 @@ def test_read_machine_without_sysctl():
     calls: list[list[str]] = []
 
     assert read_machine("Darwin", "arm64", run=calls.append) == MACS["unreadable", "arm64"]
-    assert calls == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
+    (command,) = calls
+    assert command[:2] == ["/usr/sbin/sysctl", "-i"]
+    assert set(command[2:]) == {
+        *("sysctl.proc_translated", "hw.optional.arm64", "machdep.cpu.brand_string"),
+        *("kern.osproductversion", "hw.memsize", "hw.physicalcpu"),
+    }
 
 
 def test_native_apple_silicon_requires_arm_python():
@@ -115,6 +119,8 @@ def test_read_machine_parses_version_and_counts():
 
 def test_run_command_returns_output():
     assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
+    told = run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"], {"TOLD": "é\udcff"})
+    assert told == "é\N{REPLACEMENT CHARACTER}\n"
     assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
 
 
