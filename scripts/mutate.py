@@ -81,7 +81,7 @@ ROOMS = {
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
-        tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "plot", "precision", "processes", "steps")),
+        tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "plot", "precision", "steps")),
     ),
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py",),
@@ -119,7 +119,7 @@ NEEDS_A_GPU = {
         *("synchronize", "record_event", "capability", "uuid"),
     ),
     "devices/moving.py": ("pin_memory=True", "out=packed"),
-    "devices/profilers.py": ("signposts", "metal_capture"),
+    "devices/profilers.py": ("signposts", "metal_capture", "activities.append("),
 }
 """Functions, and parts of lines, that call the driver of an NVIDIA GPU or Metal. Their tests are skipped without one."""
 
