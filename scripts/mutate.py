@@ -83,7 +83,7 @@ ROOMS = {
     ),
     "entities": Room(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("gold", "inputs", "scores")),
-        tuple(f"tests/annotation/test_{name}.py" for name in ("scores", "files")),
+        tuple(f"tests/annotation/test_{name}.py" for name in ("gold", "ids", "scores")),
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
@@ -279,7 +279,7 @@ def run_tests(tree: Path, tests: Sequence[Path], found: Path | None) -> int:
     sys.path.insert(0, str(tree))
     sys.dont_write_bytecode = found is None
     os.environ.update(PYTHONPATH=str(tree), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTHONDONTWRITEBYTECODE="1")
-    options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--doctest-modules"]
+    options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--assert=plain", "--doctest-modules"]
     options += ["-o", "addopts=--import-mode=importlib"]
     try:
         status = int(pytest.main([*options, *map(str, tests)]))
