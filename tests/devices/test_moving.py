@@ -329,8 +329,8 @@ class Tied(torch.nn.Module):
         self.register_buffer("positions", wide(0, 1, 2), persistent=False)
         self.inner = torch.nn.Module()
         self.inner.register_buffer("positions", self.positions)
-        self.inner.register_buffer("again", self.positions)
         self.inner.register_buffer("steps", torch.tensor(3))
+        self.inner.register_buffer("again", self.inner.steps)
         self.small = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
 
 
@@ -345,7 +345,8 @@ def test_module_is_moved_in_place(device):
     assert to_device(module, device) is module
     kind = torch.float32 if device == "mps" else torch.float64
     assert module.head.weight is module.embedding.weight is weight
-    assert module.positions is module.inner.positions is module.inner.again
+    assert module.positions is module.inner.positions
+    assert module.inner.steps is module.inner.again
     assert {weight.dtype, weight.grad.dtype, module.positions.dtype} == {kind}
     assert {tensor.device.type for tensor in [*module.parameters(), *module.buffers(), weight.grad]} == {device}
     assert (module.inner.steps.dtype, module.small.weight.dtype) == (torch.int64, torch.bfloat16)
