@@ -102,6 +102,40 @@ def line(entity):
 
 
 @pytest.mark.parametrize(
+    ("strategy", "ignored", "labels"),
+    [
+        ("none", ("O",), ("DRUG", "AGE")),
+        ("none", ("O", "B-DRUG", "I-DRUG"), ("AGE",)),
+        ("none", (), ("O", "DRUG", "AGE")),
+        ("simple", ("O",), ("DRUG", "AGE")),
+        ("first", ("O", "DRUG"), ("AGE",)),
+        ("max", ("O", "B-DRUG", "I-DRUG"), ("DRUG", "AGE")),
+    ],
+)
+def test_entity_labels_are_those_that_are_kept(make_decoder, strategy, ignored, labels):
+    assert make_decoder(strategy, ignored).entity_labels == labels
+
+
+@pytest.mark.parametrize(
+    ("spoken", "dropped"),
+    [
+        ("O=.9 O=.9 O=.8 B=.7 O=.9", [("DRUG", 0.7, 17, 24)]),
+        ("O=.9 O=.9 O=.8 BA=.7 I=.6", [("AGE", 0.7, 17, 24)]),
+        ("O=.9 O=.9 B=.8 I=.7 O=.9", []),
+        ("O=.9 O=.9 B=.8 IA=.7 O=.9", [("AGE", 0.7, 17, 24)]),
+        ("O=.9 O=.9 O=.9 O=.7 O=.9", []),
+    ],
+)
+def test_dropped_spans_are_labeled_tokens_outside_entities(tokenizer, make_decoder, spoken, dropped):
+    """With ``first``, the label of a later token of a word is not that of the word."""
+    labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
+    predictions = Predictions(np.array([SPELLINGS[label] for label in labels]), np.array(scores, np.float32))
+    found = make_decoder("first").entities([HYPERTENSION], tokenize(tokenizer, [HYPERTENSION]), predictions)
+    spans = [(span.label, round(span.score, 2), span.start, span.end) for span in found.dropped.get(0, ())]
+    assert spans == dropped
+
+
+@pytest.mark.parametrize(
     ("strategy", "spoken", "expected"),
     [
         ("none", "O=.9 O=.9 B=.8 I=.6 O=.9", ["B-DRUG@3 hyper 12-17 0.80", "I-DRUG@4 ##tension 17-24 0.60"]),

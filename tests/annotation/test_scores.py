@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
 from openmed_nb.annotation.scores import (
+    CONFIDENCE,
+    NUM_RESAMPLES,
+    OUTCOMES,
     SCHEMES,
+    Interval,
     MatchCounts,
     count_matches,
     count_uncovered_characters,
+    score_spans,
     summarize_counts,
 )
 from openmed_nb.errors import ConfigurationError
@@ -135,6 +140,7 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     assert scores.recall_interval.low < scores.recall < scores.recall_interval.high
     assert (scores.precision_interval, empty.f1_interval) == ((1.0, 1.0), (0.0, 0.0))
     assert summarize_counts(counts, seed=1) == [scores, empty]
+    assert summarize_counts(counts, seed=2)[0].recall_interval != scores.recall_interval
     assert summarize_counts(np.zeros((0, 1, 5), int), seed=0)[0].gold == 0
 
 
@@ -143,6 +149,106 @@ def test_interval_width_equals_the_binomial_interval():
     counts = np.array([[[index < 300, 0, 0, index >= 300, 0]] for index in range(400)])
     low, high = summarize_counts(counts, seed=0)[0].recall_interval
     assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.75 * 0.25 / 400), rel=0.1)
+
+
+def test_counts_of_one_text_by_scheme():
+    """Columns: correct, incorrect, partial, missed, spurious."""
+    gold = [GoldSpan(0, 5, "NAME"), GoldSpan(10, 15, "DATE"), GoldSpan(20, 25, "TOWN")]
+    cases = {
+        "equal": ([gold[0]], [[1, 0, 0, 2, 0], [1, 0, 0, 2, 0], [1, 0, 0, 2, 0]]),
+        "another label": ([GoldSpan(0, 5, "DATE")], [[0, 1, 0, 2, 0], [1, 0, 0, 2, 0], [0, 1, 0, 2, 0]]),
+        "other boundaries": ([GoldSpan(4, 6, "NAME")], [[0, 1, 0, 2, 0], [0, 0, 1, 2, 0], [1, 0, 0, 2, 0]]),
+        "next to it": ([GoldSpan(5, 10, "NAME")], [[0, 0, 0, 3, 1], [0, 0, 0, 3, 1], [0, 0, 0, 3, 1]]),
+        "over two": ([GoldSpan(4, 11, "DATE")], [[0, 1, 0, 2, 0], [0, 0, 1, 2, 0], [1, 0, 0, 2, 0]]),
+        "twice": ([gold[0], gold[0]], [[1, 0, 0, 2, 1], [1, 0, 0, 2, 1], [1, 0, 0, 2, 1]]),
+    }
+    assert {name: count_matches(predicted, gold) for name, (predicted, _) in cases.items()} == {
+        name: rows for name, (_, rows) in cases.items()
+    }
+
+
+def test_rates_of_counts():
+    counts = MatchCounts(correct=3, incorrect=1, partial=2, missed=4, spurious=2)
+    assert (counts.predicted, counts.gold, counts.precision, counts.recall) == (8, 10, 0.5, 0.4)
+    assert counts.f1 == pytest.approx(4 / 9)
+    assert counts.to_dict() == {**vars(counts), "precision": 0.5, "recall": 0.4, "f1": counts.f1}
+    missed, spurious = MatchCounts(missed=1), MatchCounts(spurious=1)
+    assert (missed.precision, missed.recall, missed.f1, spurious.precision, spurious.recall) == (0, 0, 0, 0, 0)
+    assert vars(MatchCounts()) == dict.fromkeys(("correct", "incorrect", "partial", "missed", "spurious"), 0)
+
+
+def make_scores(seed=0):
+    """Return the scores of three texts, of which one failed."""
+    gold = {
+        0: [GoldSpan(0, 5, "NAME"), GoldSpan(10, 14, "DATE")],
+        2: [GoldSpan(0, 10, "NAME")],
+        5: [GoldSpan(3, 4, "TOWN")],
+    }
+    predicted = {0: [GoldSpan(0, 5, "NAME"), GoldSpan(20, 24, "DATE")], 2: [GoldSpan(5, 12, "NAME")], 5: None}
+    return score_spans("model", predicted, gold, lambda span: f"shown {span.start}", seed)
+
+
+def test_scores_of_texts():
+    scores = make_scores()
+    found = {label: of_label.strict for label, of_label in {"all": scores.total, **scores.labels}.items()}
+
+    assert (scores.model, scores.num_texts, scores.num_failed) == ("model", 3, 1)
+    assert (scores.gold_characters, scores.uncovered_characters) == (20, 10)
+    assert {label: [getattr(counts, name) for name in OUTCOMES] for label, counts in found.items()} == {
+        "all": [1, 1, 0, 2, 1],
+        "DATE": [0, 0, 0, 1, 1],
+        "NAME": [1, 1, 0, 0, 0],
+        "TOWN": [0, 0, 0, 1, 0],
+    }
+    assert (scores.total.partial.partial, scores.total.type.correct) == (1, 2)
+    assert [(span.text, span.start, span.end, span.label) for span in scores.missed] == [
+        (0, 10, 14, "DATE"),
+        (5, 3, 4, "TOWN"),
+    ]
+    assert [(span.text, span.start, span.end, span.label) for span in scores.added] == [(0, 20, 24, "DATE")]
+    assert scores.missed[0].show() == "shown 10"
+    assert "_show" not in repr(scores.missed[0])
+    assert scores.missed[0] == dataclasses.replace(scores.missed[0], _show=str)
+    assert {"missed", "added"}.isdisjoint(scores.to_dict())
+    assert make_scores() == scores
+
+
+def test_report_of_scores():
+    scores = make_scores()
+    interval = Interval(0.125, 0.5)
+    strict = dataclasses.replace(scores.total.strict, f1_interval=interval)
+    scores = dataclasses.replace(scores, total=dataclasses.replace(scores.total, strict=strict))
+    report = scores.to_report()
+    (table,) = report.tables
+
+    assert report.title == "model found 1 of 4 gold entities"
+    assert report.sentences == (
+        "Strict F1: 28.6% in 3 texts.",
+        "10 of 20 gold characters are not in an entity (50.0%).",
+        "1 text failed; gold entities there count as missed.",
+    )
+    assert table.caption == "Scores"
+    assert table.columns == ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "predicted")
+    assert [row[:2] for row in table.rows] == [
+        ("all", "strict"),
+        ("all", "partial"),
+        ("all", "type"),
+        *((label, "strict") for label in ("DATE", "NAME", "TOWN")),
+    ]
+    assert table.rows[0] == ("all", "strict", "33.3%", "25.0%", "28.6%", "12.5 to 50.0", "4", "3")
+    assert table.rows[4][2:5] == ("50.0%", "50.0%", "50.0%")
+    assert len(dataclasses.replace(scores, gold_characters=0, num_failed=0).to_report().sentences) == 1
+    one = score_spans("model", {0: []}, {0: [GoldSpan(0, 1, "NAME")]}, str, 0).to_report()
+    assert (one.title, one.sentences[0]) == ("model found 0 of 1 gold entity", "Strict F1: 0.0% in 1 text.")
+
+
+def test_interval_covers_95_percent_of_the_resamples():
+    """Half of the texts match: the interval of 100 is about 0.4 to 0.6."""
+    counts = np.array([[[index % 2, 0, 0, 1 - index % 2, 1 - index % 2]] for index in range(100)])
+    (scores,) = summarize_counts(counts, seed=3)
+    for low, high in (scores.precision_interval, scores.recall_interval, scores.f1_interval):
+        assert (low, high) == pytest.approx((0.4, 0.6), abs=0.02)
+    assert (NUM_RESAMPLES, CONFIDENCE) == (1000, 0.95)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Texts as tokens, and the windows over those of long texts; answers do not show where a window ends."""
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as some
-from transformers import TokenClassificationPipeline
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.tokens import (
@@ -15,6 +17,7 @@ from openmed_nb.annotation.tokens import (
     JoinedEncoding,
     SpecialTokens,
     Truncation,
+    build_tokens,
     encode,
     encode_in_parts,
     lacks_leading_space,
@@ -54,6 +57,17 @@ class TestFrame:
         frame = SpecialTokens.from_tokenizer(tokenizer)
         assert (names(tokenizer, frame.prefix_ids), names(tokenizer, frame.suffix_ids)) == (before, after)
         assert frame.num_special_tokens == len(before) + len(after) == tokenizer.num_special_tokens_to_add()
+
+    @pytest.mark.parametrize("letters", ["a", "the", "1", ".", "中"])
+    def test_special_tokens_need_one_known_letter(self, letters):
+        """A tokenizer of any script is probed with a text that it knows."""
+        vocabulary = {letter: number for number, letter in enumerate(letters)}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, [])))
+        assert SpecialTokens.from_tokenizer(tokenizer) == SpecialTokens((), (), (), (), 0, 0, 0)
+
+    def test_no_special_tokens_without_a_known_letter(self):
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"x": 0}, [])))
+        assert SpecialTokens.from_tokenizer(tokenizer) is None
 
     def test_no_padding(self, architectures):
         """Without a padding token, rows are padded with token 0, which is masked."""
@@ -107,6 +121,18 @@ class TestParts:
         assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
 
 
+@dataclass
+class Pieces:
+    """Tokens in the form of an ``Encoding``."""
+
+    ids: list
+    offsets: list
+    word_ids: list
+
+    def __len__(self):
+        return len(self.ids)
+
+
 class TestSubwords:
     """Tokens that continue the previous word."""
 
@@ -122,6 +148,36 @@ class TestSubwords:
     def test_is_subword_follows_prefix(self, architectures, text, expected):
         """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
         assert tokenize(architectures.tokenizer_of("bert"), [text]).is_subword.tolist() == expected
+
+    @pytest.mark.parametrize(
+        ("pieces", "expected"),
+        [
+            ([0, 0, 0], [False, True, True]),
+            ([1, None, None], [False, False, True]),
+            ([None, 1, 1], [False, False, True]),
+            ([0, 1, 0], [False, False, False]),
+        ],
+    )
+    def test_is_subword_follows_pieces(self, architectures, pieces, expected):
+        """Without a prefix, a token continues the piece of the previous token. Tokens without a piece form one."""
+        encoding = Pieces([5, 6, 7], [(0, 1), (1, 2), (2, 3)], pieces)
+        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], np.zeros(1, np.int64), ["abc"])
+        assert tokens.is_subword.tolist() == expected
+
+    @pytest.mark.parametrize(
+        ("text", "offsets", "expected"),
+        [
+            ("a-b", [(0, 1), (1, 2), (2, 3)], [False, False, False]),
+            ("abc", [(0, 1), (1, 2), (2, 3)], [False, True, True]),
+            ("a b", [(0, 1), (1, 3), (2, 3)], [False, False, True]),
+            ("a.b", [(0, 1), (1, 2), (1, 3)], [False, False, True]),
+        ],
+    )
+    def test_is_subword_ends_at_separators(self, architectures, text, offsets, expected):
+        """A token at a separator starts a word, unless it shares a character with the previous token."""
+        encoding = Pieces([5, 6, 7], offsets, [0, 0, 0])
+        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], np.zeros(1, np.int64), [text])
+        assert tokens.is_subword.tolist() == expected
 
     @pytest.mark.parametrize(
         ("text", "inside"),

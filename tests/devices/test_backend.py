@@ -27,6 +27,7 @@ from openmed_nb.devices.backend import (
     probe_device,
     reinstall_remedy,
     use_rng_states,
+    without_autocast,
 )
 from openmed_nb.simulation.device import simulated_device
 
@@ -251,6 +252,17 @@ def test_gc_disabled_preserves_user_state():
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps:0"])
+def test_without_autocast_computes_in_full_precision(device):
+    kinds = sorted({"cpu", device.partition(":")[0]})
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast(kinds[-1], dtype=torch.bfloat16):
+        before = [torch.is_autocast_enabled(kind) for kind in kinds]
+        with without_autocast(device):
+            assert not any(torch.is_autocast_enabled(kind) for kind in kinds)
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+        assert [torch.is_autocast_enabled(kind) for kind in kinds] == before
 
 
 @pytest.mark.parametrize(

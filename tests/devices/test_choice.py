@@ -183,6 +183,55 @@ def test_device_list_labels_active_device(in_force, place):
     assert listed.to_dict()["active_device"] == in_force
     assert [device["usable"] for device in listed.to_dict()["devices"]] == [False, True, None, True]
     assert listed.to_dict()["devices"][0] == {**vars(NO_MAC), "usable": False}
+    assert listed.to_report().tables[0].columns == ("device", "status", "reason", "suggested action")
+    assert listed.to_report().tables[0].rows[0] == ("mps", "unavailable", NO_MAC.reason, NO_MAC.remedy)
+
+
+@pytest.mark.parametrize(
+    ("active", "title"),
+    [(None, "this machine"), ({}, "this machine"), ({"simulated": True}, "a SIMULATED Mac")],
+)
+def test_device_list_names_the_computer(active, title):
+    listed = DeviceList((DeviceStatus("cpu"),), None if active is None else choice(**active))
+    assert listed.to_report().title == f"Devices on {title}"
+
+
+def automatic(reason, *rejected, **facts):
+    """Return an automatic choice of the CPU."""
+    reasons = tuple(Rejection("mps", text, "") for text in rejected)
+    return DeviceChoice("cpu", "auto", "default", reason, confirmed=True, rejected=reasons, **facts)
+
+
+CHIP = "'mps' was requested by argument; the chip is Apple M2."
+HEADLINES = {
+    "as requested": (choice(), "Device: cpu (requested by argument)"),
+    "by another name": (
+        DeviceChoice("mps", "gpu", "argument", CHIP, confirmed=True),
+        "Device: mps (requested by argument as 'gpu': the chip is Apple M2)",
+    ),
+    "automatic": (
+        DeviceChoice("mps", "auto", "default", f"No device was requested; {CHIP[33:]}", confirmed=True),
+        "Device: mps (selected automatically: the chip is Apple M2)",
+    ),
+    "no GPU": (
+        automatic("mps and cuda are unavailable.", "Linux", "no driver"),
+        "Device: cpu (selected automatically: no GPU available to PyTorch on this machine)",
+    ),
+    "one reason": (
+        automatic("mps and cuda are unavailable.", "a variable hides them", "a variable hides them"),
+        "Device: cpu (selected automatically: a variable hides them)",
+    ),
+    "simulated": (
+        automatic("nothing else.", simulated=True),
+        "Device: cpu (SIMULATED) (selected automatically: no GPU available to PyTorch on a SIMULATED Mac)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("chosen", "headline"), HEADLINES.values(), ids=HEADLINES)
+def test_headline_of_choice(chosen, headline):
+    assert chosen.headline == headline
+    assert chosen.to_report().title == headline
 
 
 @pytest.mark.parametrize(
@@ -235,10 +284,16 @@ def test_device_choice_report():
     moved = choice("mps", rejected=(NO_MAC,), moved_models=("a", "b"))
     planned = DeviceChoice("cpu", "auto", "default", "nothing else.", confirmed=False, simulated=True)
 
+    tuned = choice("cuda", tuned_batch_tokens=(("small", 4096), ("large", 512)), dtype_reason="it is safe")
+
     assert moved.to_report().title == moved.headline
     assert moved.to_report().sentences == ("Moved to mps: a, b.",)
+    assert moved.to_report().metrics == planned.to_report().tables == ()
     assert planned.to_report().title.startswith("Device: cpu (SIMULATED) (selected automatically: ")
     assert planned.to_report().sentences == ()
+    assert [(table.columns, table.rows, table.collapsed) for table in tuned.to_report().metrics] == [
+        (("model", "tokens per batch"), (("small", "4,096"), ("large", "512")), True)
+    ]
     assert moved.to_dict() == {
         **vars(moved),
         "rejected": [vars(NO_MAC)],

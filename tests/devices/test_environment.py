@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.environment import (
+    ACTIVE,
     CONFLICT,
     FALLBACK_VARIABLE,
     HIGH_WATERMARK_VARIABLE,
@@ -136,6 +137,8 @@ def test_plan_adds_unset_variables(user_environ, added):
         (LOW_WATERMARK_VARIABLE, "0.5x", "torch parses it as 0.5", "from 0 to 2"),
         (LOW_WATERMARK_VARIABLE, "", "'' is not a number", "from 0 to 2"),
         (HIGH_WATERMARK_VARIABLE, "0", "no limit", ""),
+        *((name, "0.7", "", "") for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE)),
+        (LOW_WATERMARK_VARIABLE, "0", "", ""),
         (HIGH_WATERMARK_VARIABLE, "nan", "invalid high watermark ratio nan", UNSET_BOTH_REMEDY),
         (HIGH_WATERMARK_VARIABLE, "2.5", "invalid high watermark ratio 2.5", UNSET_BOTH_REMEDY),
         (LOW_WATERMARK_VARIABLE, "-1", "invalid low watermark ratio -1", UNSET_BOTH_REMEDY),
@@ -215,6 +218,29 @@ def test_plan_masks_secrets():
     planned = plan_mps_variables({FALLBACK_VARIABLE: "hf_abcdefgh", HIGH_WATERMARK_VARIABLE: "token=abcdefgh"})
 
     assert "abcdefgh" not in f"{planned} {planned.to_dict()}"
+
+
+def test_plan_report_has_one_row_per_variable():
+    user_environ = {HIGH_WATERMARK_VARIABLE: "0", "PYTORCH_MPS_LOG_LEVEL": "1"}
+    (table,) = plan_mps_variables(user_environ).to_report().tables
+    (unused,) = plan_mps_variables({LOW_WATERMARK_VARIABLE: "0.5"}, "cpu").to_report().tables
+
+    assert table.columns == ("variable", "value", "set by", "effect", "note")
+    assert table.rows == (
+        ("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "pending", ""),
+        ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0", "you", "pending", "no limit"),
+        ("PYTORCH_MPS_LOW_WATERMARK_RATIO", "0.9", "openmed_nb", "pending", ""),
+        ("PYTORCH_MPS_LOG_LEVEL", "1", "you", "ignored", f"{UNREAD}. Unset it."),
+    )
+    assert unused.rows[1:] == (
+        ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "(not set)", "default", "not applicable", ""),
+        ("PYTORCH_MPS_LOW_WATERMARK_RATIO", "0.5", "you", "not applicable", ""),
+    )
+
+
+def test_effects_have_the_names_of_the_documentation():
+    effects = (ACTIVE, TOO_LATE, UNKNOWN, CONFLICT)
+    assert effects == ("active", "too late", "unknown", "conflict")
 
 
 def test_parse_ratio_is_linear_in_length():

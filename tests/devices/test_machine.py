@@ -1,6 +1,7 @@
 """Facts of the machine, names of devices, and memory footprint."""
 
 import ctypes
+import math
 import os
 import platform
 import struct
@@ -13,16 +14,20 @@ from hypothesis import strategies as st
 
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.machine import (
-    SYSCTL_KEYS,
     Footprint,
     MachineInfo,
     apple_chip_generation,
+    format_device,
+    is_marked_simulated,
+    parse_memory,
     processor_name,
     read_footprint,
     read_machine,
     run_command,
 )
 from openmed_nb.devices.registry import get_device
+from openmed_nb.errors import ConfigurationError
+from openmed_nb.simulation.device import simulated_device
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
@@ -57,7 +62,12 @@ def test_read_machine_without_sysctl():
     calls: list[list[str]] = []
 
     assert read_machine("Darwin", "arm64", run=calls.append) == MACS["unreadable", "arm64"]
-    assert calls == [["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]]
+    (command,) = calls
+    assert command[:2] == ["/usr/sbin/sysctl", "-i"]
+    assert set(command[2:]) == {
+        *("sysctl.proc_translated", "hw.optional.arm64", "machdep.cpu.brand_string"),
+        *("kern.osproductversion", "hw.memsize", "hw.physicalcpu"),
+    }
 
 
 def test_native_apple_silicon_requires_arm_python():
@@ -115,7 +125,43 @@ def test_read_machine_parses_version_and_counts():
 
 def test_run_command_returns_output():
     assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
+    told = run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"], {"TOLD": "é\udcff"})
+    assert told == "é\N{REPLACEMENT CHARACTER}\n"
     assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("size", "number"),
+    [
+        ("8 GiB", 8 * GIB),
+        ("8GB", 8 * GIB),
+        (" 1.5 gib ", 3 * GIB // 2),
+        ("2 TB", 2048 * GIB),
+        ("512 MiB", GIB // 2),
+        ("1024 KB", 1 << 20),
+        (1 << 20, 1 << 20),
+        (2.5e9, 2_500_000_000),
+    ],
+)
+def test_parse_memory(size, number):
+    assert parse_memory(size) == number
+
+
+@pytest.mark.parametrize("size", ["8", "GiB", "-8 GiB", "8 GiBs", 8, (1 << 20) - 1, True, math.inf, math.nan, None, ""])
+def test_parse_memory_rejects_other_sizes(size):
+    with pytest.raises(ConfigurationError, match="is not a valid memory size") as caught:
+        parse_memory(size)
+    assert "8 GiB" in caught.value.remedy
+
+
+@pytest.mark.real_computer  # It begins its own simulation.
+def test_format_device_marks_simulated_mps():
+    names = ("mps", "mps:0", "cuda", "cpu:0")
+    assert [format_device(name) for name in names] == ["mps", "mps", "cuda:0", "cpu"]
+    with simulated_device():
+        shown = [format_device(name) for name in names]
+    assert shown == ["mps (SIMULATED)", "mps (SIMULATED)", "cuda:0", "cpu"]
+    assert [is_marked_simulated(name) for name in shown] == [True, True, False, False]
 
 
 def test_read_machine_matches_platform():

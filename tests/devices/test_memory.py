@@ -15,11 +15,13 @@ from openmed_nb.devices.device import Device, MemoryStats
 from openmed_nb.devices.memory import (
     OutOfMemoryDetails,
     empty_cache,
+    explain_out_of_memory,
     is_out_of_memory,
     out_of_memory_error,
 )
 from openmed_nb.devices.mps import Mps
 from openmed_nb.devices.registry import DEVICE_TYPES, get_device
+from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
 # Errors without a recorded file.
@@ -136,6 +138,37 @@ def test_error_does_not_quote_other_errors(error):
     refused = out_of_memory_error("A window", "mps", error, "Pass a shorter one.")
     assert type(error).__name__ in refused.message
     assert "John" not in str(refused)
+
+
+def test_details_list_known_sizes():
+    texts = {name: str(OutOfMemoryDetails.parse(RuntimeError(text))) for name, text in TEXTS.items()}
+    assert texts["mps_gib"] == (
+        "an out-of-memory error on mps: 292.5 MiB requested, 9.6 GiB allocated, "
+        "17.3 GiB in use by other allocations, 27.2 GiB allowed"
+    )
+    assert texts["cuda_2_11"].startswith("an out-of-memory error on cuda: 4.0 TiB requested, 0 bytes allocated")
+    assert texts["mps_buffer"] == "an out-of-memory error on mps: 21.5 GiB requested"
+    assert texts["cublas"] == "an out-of-memory error on cuda"
+    xpu = OutOfMemoryDetails.parse(RuntimeError("xpu out of memory. tried to allocate 2.00 gib."))
+    assert xpu == OutOfMemoryDetails("xpu", requested=2 * G)
+
+
+def test_explained_error_names_subject_device_and_remedy():
+    error = torch.OutOfMemoryError(ROCM)
+    with (
+        pytest.raises(DeviceUnavailableError, match="A batch does not fit in the memory of cuda: HIP out of") as caught,
+        explain_out_of_memory("Outer", "cpu", "Outer."),
+        explain_out_of_memory("A batch", "cuda", "Pass a smaller one."),
+    ):
+        raise error
+    assert (caught.value.remedy, caught.value.__cause__) == ("Pass a smaller one.", error)
+
+
+@pytest.mark.parametrize("error", OTHER[:5], ids=repr)
+def test_explained_block_keeps_other_errors(error):
+    with pytest.raises(type(error)) as caught, explain_out_of_memory("A batch", "cuda", "Pass a smaller one."):
+        raise error
+    assert caught.value is error
 
 
 @given(st.text(max_size=200), st.sampled_from([RuntimeError, MemoryError, ValueError]))

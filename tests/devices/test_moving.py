@@ -1,9 +1,10 @@
 """Tensors in nested values: moved to devices, converted for MPS, and reported."""
 
 import dataclasses
+import threading
 import warnings
 from collections import OrderedDict, UserList, defaultdict, deque, namedtuple
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +15,17 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from openmed_nb.devices.moving import (
     REPORTED_CONVERSIONS,
     arrays_to_device,
+    check_materialized,
     copy_model,
     copy_to_host_async,
+    get_module,
+    iter_operator_tensors,
     map_tensors,
     named_tensors,
     to_device,
     to_numpy,
     underlying_values,
+    unwrap_model,
 )
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, DtypeOverflowError, OpenMedWarning
@@ -144,6 +149,7 @@ def test_to_device_preserves_batch_type(batch):
         (np.array(1 + 2j), torch.complex64),
         (np.array([1.5], np.float16), torch.float16),
         (np.array([[1], [2]]), torch.int64),
+        (np.asfortranarray([[1, 2], [3, 4]]), torch.int64),
         (np.array([True]), torch.bool),
     ],
 )
@@ -151,6 +157,7 @@ def test_to_device_converts_arrays(array, dtype):
     moved = to_device({"values": array}, "mps")["values"]
     assert (moved.dtype, moved.device.type) == (dtype, "mps")
     assert moved.cpu().tolist() == array.tolist()
+    assert moved.is_contiguous()
     assert not np.shares_memory(to_device([array], "cpu")[0].numpy(), array)
 
 
@@ -250,6 +257,23 @@ def test_conversion_hides_possible_note_in_key(key, shown):
 
 
 @pytest.mark.usefixtures("mps")
+@pytest.mark.parametrize(
+    ("batch", "shown"),
+    [
+        (Pair(ONES, wide(1)), "labels"),
+        ((ONES, wide(2)), "[1]"),
+        (Frozen(wide(3), 3), "inputs"),
+        ({"pair": Pair(wide(4), 1)}, "pair.inputs"),
+        ([{"ids": [wide(5)]}], "[0].ids[0]"),
+    ],
+    ids=str,
+)
+def test_conversion_names_places(batch, shown):
+    (message,) = move_warnings(batch)
+    assert message.endswith(f": {shown}.")
+
+
+@pytest.mark.usefixtures("mps")
 def test_conversion_shows_layer_names():
     module = torch.nn.ModuleDict({"LayerNorm": torch.nn.LayerNorm(1, dtype=torch.float64)})
     assert ": LayerNorm.weight, LayerNorm.bias." in move_warnings(module.state_dict())[0]
@@ -263,6 +287,16 @@ def test_overflow_is_an_error(tensor):
     with pytest.raises(DtypeOverflowError, match="weights has 1 value") as caught:
         to_device({"weights": tensor}, "mps")
     assert "e+3" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("mps")
+def test_overflow_counts_values():
+    with pytest.raises(
+        DtypeOverflowError, match=r"The tensor has 2 values in float64 that overflow float32, .* on mps"
+    ):
+        to_device(wide(1e39, 0, -1e300), "mps")
+    with pytest.raises(DtypeOverflowError, match="has 1 value in complex128 that overflows complex64"):
+        to_device(wide(1e39).to(torch.complex128), "mps")
 
 
 @pytest.mark.usefixtures("mps", "quiet")
@@ -296,6 +330,7 @@ class Tied(torch.nn.Module):
         self.inner = torch.nn.Module()
         self.inner.register_buffer("positions", self.positions)
         self.inner.register_buffer("steps", torch.tensor(3))
+        self.inner.register_buffer("again", self.inner.steps)
         self.small = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
 
 
@@ -311,6 +346,7 @@ def test_module_is_moved_in_place(device):
     kind = torch.float32 if device == "mps" else torch.float64
     assert module.head.weight is module.embedding.weight is weight
     assert module.positions is module.inner.positions
+    assert module.inner.steps is module.inner.again
     assert {weight.dtype, weight.grad.dtype, module.positions.dtype} == {kind}
     assert {tensor.device.type for tensor in [*module.parameters(), *module.buffers(), weight.grad]} == {device}
     assert (module.inner.steps.dtype, module.small.weight.dtype) == (torch.int64, torch.bfloat16)
@@ -335,8 +371,11 @@ def test_state_dict_keeps_tied_weights():
 @pytest.mark.usefixtures("mps", "quiet")
 def test_gradients_pass_through_move():
     weight = wide(1, 1).requires_grad_()
-    to_device(weight * 3, "mps").sum().backward()
+    product = weight * 3
+    first, second = to_device([product, product.view(2)], "mps")
+    first.sum().backward()
     assert weight.grad.tolist() == [3, 3]
+    assert first is not second  # Each has its own place in the graph.
 
 
 @needs_cuda
@@ -370,9 +409,63 @@ def test_copy_model():
 
     assert type(copied) is torch.nn.Linear
     assert torch.equal(copied.weight, model.weight)
-    assert copied.weight is not model.weight
-    with pytest.raises(ConfigurationError, match="float64"):
+    assert copied.weight.data_ptr() != model.weight.data_ptr()
+    with pytest.raises(ConfigurationError, match="float64, which MPS does not support"):
         copy_model(model.double(), "mps")
+
+
+def test_copy_model_keeps_what_requires_gradients():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model[0].weight.requires_grad_(False)
+    copied = copy_model(model, dtype=torch.bfloat16)
+
+    assert [weight.requires_grad for weight in copied.parameters()] == [False, True, True, True]
+    assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
+    assert {str(buffer.dtype) for buffer in copied.buffers()} == {"torch.bfloat16", "torch.int64"}
+    assert {type(buffer) for buffer in copied.buffers()} == {torch.Tensor}
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+def test_copy_model_reports_what_cannot_be_copied():
+    locked = torch.nn.Linear(2, 1)
+    locked.lock = threading.Lock()
+    with pytest.raises(ConfigurationError, match=r"Linear cannot be copied: .*lock") as caught:
+        copy_model(locked)
+    assert caught.value.remedy == "Remove the attribute that cannot be copied."
+    with pytest.raises(ConfigurationError, match="Linear has 2 tensors with a shape but no memory") as caught:
+        copy_model(torch.nn.Linear(2, 1, device="meta"))
+    assert caught.value.remedy.startswith("Load the weights")
+    check_materialized("batch", [ONES])
+
+
+@pytest.mark.parametrize(
+    ("model", "inner"),
+    [
+        (LAYER, LAYER),
+        (SimpleNamespace(_orig_mod=LAYER), LAYER),
+        (SimpleNamespace(module=LAYER), LAYER),
+        (SimpleNamespace(_orig_mod=SimpleNamespace(module=LAYER)), LAYER),
+        (SimpleNamespace(get_base_model=lambda: LAYER), LAYER),
+    ],
+    ids=["plain", "compiled", "parallel", "both", "adapter"],
+)
+def test_unwrap_model(model, inner):
+    assert unwrap_model(model) is inner
+
+
+def test_get_module_accepts_modules_and_pipelines():
+    assert get_module(LAYER) is get_module(SimpleNamespace(model=LAYER)) is LAYER
+    for value in (5, SimpleNamespace(model=5), None):
+        with pytest.raises(ConfigurationError, match="is not a model") as caught:
+            get_module(value, "Pass a model.")
+        assert caught.value.remedy == "Pass a model."
+
+
+def test_iter_operator_tensors_looks_into_containers():
+    value = [ONES, (ONES + 1, {"deep": [ONES + 2]}), "text", {"set": {3}}]
+    assert [tensor.tolist() for tensor in iter_operator_tensors(value)] == [[1, 1], [2, 2], [3, 3]]
+    assert iter_operator_tensors(ONES) == [ONES]
+    assert iter_operator_tensors({ONES}) == iter_operator_tensors("text") == []
 
 
 ARRAYS = [np.arange(6).reshape(2, 3), np.arange(4)[::2], np.zeros((0, 5), np.int64), np.array(7)]

@@ -8,12 +8,16 @@ import sys
 import pytest
 import torch
 from torch import overrides
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openmed_nb.devices.profilers import (
+    capture_name,
     check_profiling,
+    is_host_event,
     is_profiler_active,
     iter_memory_changes,
     profile_device,
@@ -127,6 +131,22 @@ def test_check_profiling_rejects_other_devices(device, request_of, feature, reme
 def test_check_profiling_accepts_mps():
     for device in ("mps", "mps:0"):
         check_profiling(device, True, None)
+
+
+@pytest.mark.parametrize("name", ["", ".gputrace", "folder/step", "/step", 5, None])
+def test_capture_name_has_no_directory(name):
+    with pytest.raises(ConfigurationError, match="not a valid name for a Metal capture"):
+        capture_name(name)
+    assert [capture_name(name) for name in ("step", "step.gputrace", "step.gputrace.gputrace")] == [
+        *("step", "step", "step.gputrace")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "on_host"), [(DeviceType.CPU, True), (DeviceType.CUDA, False), (DeviceType.MPS, False)]
+)
+def test_host_events_are_those_of_the_cpu(device, on_host):
+    assert is_host_event(FunctionEvent(0, "aten::mm", 0, 0, 1, device_type=device)) == on_host
 
 
 @pytest.mark.real_computer

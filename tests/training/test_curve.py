@@ -19,7 +19,10 @@ from openmed_nb.training.curve import (
     GROWTH_CAUSES,
     MIN_BASELINE_BYTES,
     PAD_REMEDY,
+    ProcessInfo,
     classify_trend,
+    finite_epochs,
+    memory_exponent,
     parse_pressure,
     resident_bytes,
     take_sample,
@@ -132,8 +135,8 @@ ADVICE = {
     ),
     "flat": ({"allocated": FLAT}, "No action needed."),
     "slow": (
-        {"allocated": [1000 + 20 * epoch for epoch in range(40)]},
-        "The total change is +75 %; monitor it in longer trainings.",
+        {"allocated": [1000 + 20 * epoch for epoch in range(150)]},
+        "The total change is +290 %; monitor it in longer trainings.",
     ),
 }
 
@@ -144,6 +147,100 @@ def test_advice_matches_verdict(metrics, advice):
 
     assert curve.advice == advice
     assert advice in str(curve)
+
+
+HISTORY = {
+    "explains the growth": (
+        210,
+        "insufficient data",
+        "the bounded history of an optimizer such as LBFGS is not full yet.",
+    ),
+    "explains it in part": (170, "growing", "+333 % in 10 epochs is projected; the threshold is 26 %."),
+    "is empty": (0, "growing", "+333 % in 10 epochs is projected; the threshold is 26 %."),
+}
+
+
+@pytest.mark.parametrize(("size", "verdict", "reason"), HISTORY.values(), ids=HISTORY)
+def test_bounded_history_is_no_leak(size, verdict, reason):
+    """From the second epoch on, the curve grows by 200 MiB."""
+    curve = replace(make_curve(allocated=LEAK), history_growth=size * MIB)
+
+    assert curve.verdict == verdict
+    assert curve.reason.endswith(reason)
+    full = "Keep training until the history is full, or reduce history_size."
+    assert (curve.advice == full) == (verdict == "insufficient data")
+
+
+def test_history_explains_a_flat_rise():
+    rising = make_curve(allocated=[1000 + 20 * epoch for epoch in range(150)])
+
+    assert replace(rising, history_growth=2800 * MIB).advice == "No action needed."
+    assert replace(rising, history_growth=2600 * MIB).advice.startswith("The total change is +290 %")
+
+
+def test_reason_names_a_sawtooth_and_a_late_rise():
+    assert make_curve(allocated=SAWTOOTH).reason.endswith("; it rose and fell by 44 % in between.")
+    assert make_curve(allocated=[100] * 8 + [180]).reason.endswith("; it rose in the last epochs only.")
+
+
+def test_curve_to_dict():
+    sample = MemorySample(1, 10, 2.5, allocated=MIB)
+    process = ProcessInfo(1, 4, 1)
+    data = MemoryCurve("mps", (sample,), process=process, total_epochs=3, history_growth=5, limit=1.5).to_dict()
+
+    assert data == {
+        "device": "mps",
+        "samples": [sample.to_dict()],
+        "growth_threshold": 0.26,
+        "referrers": [],
+        "limit": 1.5,
+        "simulated": False,
+        "verdict": "insufficient data",
+        "reason": "0 epochs after the warm-up.",
+        "advice": data["advice"],
+        "trends": data["trends"],
+        "process": 1,
+        "processes": 4,
+    }
+    assert "steepest" not in data["trends"]["allocated"]
+    assert sample.to_dict() == {**vars(sample), "allocated": MIB}
+    assert (sample.is_boundary, sample.simulated) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("process", "displays", "sentence"),
+    [
+        (ProcessInfo(), True, ""),
+        (ProcessInfo(1, 1), True, ""),
+        (ProcessInfo(0, 2), True, "This is process 0 of 2; each process records the curve of its device."),
+        (ProcessInfo(1, 2, 1), False, "This is process 1 of 2; each process records the curve of its device."),
+    ],
+)
+def test_first_process_displays_curve(process, displays, sentence):
+    assert (process.is_main_process, process.sentence) == (displays, sentence)
+    report = replace(make_curve(allocated=FLAT), process=process).to_report()
+    assert report.sentences[2:] == ((sentence,) if sentence else ())
+    assert (ProcessInfo().rank, ProcessInfo().world_size, ProcessInfo().local_rank) == (0, 1, 0)
+
+
+def test_finite_epochs():
+    numbers = {None: None, 0: None, -1: None, 3: 3, 2.5: 2, 1_000_000: 1_000_000, 1_000_001: None, float("inf"): None}
+    assert {number: finite_epochs(number) for number in numbers} == numbers
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sizes", "status"),
+    [("growing", LEAK, "warning"), ("sawtooth", SAWTOOTH, "warning"), ("flat", FLAT, "ok"), ("", [1], "")],
+)
+def test_report_has_status_of_verdict(verdict, sizes, status):
+    report = make_curve(allocated=sizes).to_report()
+
+    assert report.status == status
+    assert report.title == f"Memory on mps: {verdict or 'insufficient data'}"
+    assert [(table.caption, table.collapsed) for table in report.tables] == [
+        ("Memory after each epoch", True),
+        ("Referrers that hold more tensors than after warm-up", report.tables[1].collapsed),
+    ]
 
 
 def test_simulated_curve_is_labeled():
@@ -242,6 +339,10 @@ def test_parse_pressure():
     assert {output: parse_pressure(output) for output in words} == words
 
 
+def test_large_axes_are_in_gib():
+    assert [memory_exponent(highest) for highest in (0, (2 << 30) - 1, 2 << 30, 5 << 40)] == [2, 2, 3, 3]
+
+
 def test_format_bytes_uses_units_of_torch():
     texts = {0: "0 bytes", 1023: "1023 bytes", 1024: "1.0 KiB", -1536: "-1.5 KiB", None: ""}
     texts |= {1 << 40: "1.0 TiB", 1 << 60: "1048576.0 TiB", (1 << 30) - 1: "1024.0 MiB"}
@@ -318,6 +419,29 @@ def test_growth_is_scaled_to_ten_epochs(epochs):
 
     assert trend.growth == pytest.approx(0.5)
     assert (trend.kind, trend.baseline, trend.last) == ("growing", sizes[0], sizes[-1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "growth", "spread", "total", "steepest"),
+    [
+        ([100, 110, 120, 130], 1.0, 0.3, 0.3, 1.0),
+        ([100, 100, 100, 130], 0.5, 0.3, 0.3, 3.0),
+        ([100, 100, 110, 130], 1.0, 0.3, 0.3, 1.5),
+        ([100, 180, 100, 180, 100], 0.0, 0.8, 0.0, 0.0),
+        ([200, 180, 160], -1.0, 0.2, -0.2, 0.0),
+        ([0.5, 1, 1.5], 5.0, 1.0, 1.0, 5.0),
+        ([1, 1.5, 2], 5.0, 1.0, 1.0, 5.0),
+        ([2, 3, 4], 5.0, 1.0, 1.0, 5.0),
+        ([100], 0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_trend_has_measured_fractions(sizes, growth, spread, total, steepest):
+    """Below 1 MiB, the fractions are those of 1 MiB."""
+    trend = classify_trend([round(size * MIB) for size in sizes])
+
+    assert (trend.growth, trend.spread, trend.total) == pytest.approx((growth, spread, total))
+    assert trend.steepest == pytest.approx(steepest)
+    assert (trend.baseline, trend.last) == (sizes[0] * MIB, sizes[-1] * MIB)
 
 
 def test_threshold_changes_classification():

@@ -8,7 +8,7 @@ from openmed_nb.devices.backend import parse_release
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import adamw
-from openmed_nb.training.steps import fused_support
+from openmed_nb.training.steps import FusedSupport, fused_support
 
 DECISIONS = [
     # tensors, torch, options -> fused, fragment of the reason
@@ -34,6 +34,12 @@ def test_fused_support():
 
         assert reason in support.reason, (tensors, release, more)
         assert support.to_dict() == {"fused": fused, "reason": support.reason}, (tensors, release, more)
+
+
+def test_fused_report_has_the_reason():
+    for fused, title in ((True, "AdamW: fused"), (False, "AdamW: not fused")):
+        report = FusedSupport(fused, "A reason.").to_report()
+        assert (report.title, report.sentences) == (title, ("A reason.",))
 
 
 def make_parameters():
@@ -77,6 +83,24 @@ def test_adamw_rejects_other_parameters(parameters):
     for function in (adamw, adamw.explain):
         with pytest.raises(ConfigurationError, match=r"model\.parameters\(\)"):
             function(parameters)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind"), [(5, "int"), (torch.ones(3), "Tensor"), ([3], "int"), ([{"params": 7}], "int")]
+)
+def test_adamw_names_the_type_of_other_parameters(parameters, kind):
+    with pytest.raises(ConfigurationError, match=rf"must be .*tensors, got (a value of type )?{kind}\."):
+        adamw(parameters)
+
+
+@pytest.mark.parametrize(("parameters", "options"), [([], {}), (None, {"lr": -1}), (None, {"momentum": 0.9})])
+def test_adamw_reports_what_torch_rejects(parameters, options):
+    with pytest.raises(ConfigurationError, match=r"^torch\.optim\.AdamW rejects its arguments: ") as caught:
+        adamw(make_parameters() if parameters is None else parameters, **options)
+    assert caught.value.remedy == "Pass arguments that help(torch.optim.AdamW) lists."
+    assert caught.value.__context__ is None
+    with pytest.raises(ConfigurationError, match="scaled"):
+        adamw(make_parameters(), scaled=1)
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": False}, {"differentiable": True}])

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb._render.display import SIMULATION_NOTICE, escape
+from openmed_nb._render.drawing import AxisMarker
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
+from openmed_nb.training.holders import TensorReferrer
 from openmed_nb.training.live import LiveMemoryCurve
 
 MIB = 1 << 20
@@ -36,6 +38,71 @@ def test_limits_are_reference_lines():
     assert device.get_legend_handles_labels()[1] == ["tensors", limits[0][0], limits[1][0], "warm-up ends"]
     assert process.get_legend_handles_labels()[1] == ["process"]
     assert far.charts[0].axes.reference_lines == ()
+
+
+def test_charts_of_curve():
+    inside = replace(CURVE.samples[2], is_boundary=False, epoch=2)
+    samples = (*CURVE.samples[:2], inside, *CURVE.samples[2:])
+    device, process = replace(CURVE, samples=samples, total_epochs=12).charts
+    x = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0)
+    epochs = tuple(AxisMarker(epoch, str(epoch)) for epoch in (0, 5, 12))
+
+    assert (device.caption, process.caption) == ("Memory of the device", "Memory of the process")
+    (tensors,) = device.lines
+    assert (tensors.name, tensors.x, tensors.y) == ("tensors", x, (50.0, 80.0, 110.0, 110.0, 140.0, 170.0))
+    assert tensors.tooltips == (
+        "after epoch 1: tensors 50.0 MiB",
+        "after epoch 2: tensors 80.0 MiB",
+        "",
+        *(f"after epoch {epoch}: tensors {size}.0 MiB" for epoch, size in ((3, 110), (4, 140), (5, 170))),
+    )
+    assert [(line.name, line.y[-1]) for line in process.lines] == [("process", 340.0)]
+    assert (device.axes.y_unit, device.axes.x_label, device.axes.ticks) == ("MiB", "epoch", epochs)
+    assert device.axes.vertical_markers == (AxisMarker(1, "warm-up ends"),)
+    assert process.axes.reference_lines == process.axes.vertical_markers == ()
+    assert (device.axes.height, process.axes.height) == (12, 6)
+
+
+def test_lines_have_all_values_of_the_device():
+    values = {"allocated": 1 * MIB, "reserved": 2 * MIB, "peak": 3 * MIB, "swap": 4 * MIB}
+    samples = [MemorySample(epoch, 1, 1.0, **values) for epoch in (1, 2)]
+    lines = MemoryCurve("cuda", tuple(samples)).charts[0].lines
+    partial = MemoryCurve("cuda", (samples[0], replace(samples[1], peak=None))).charts[0].lines
+
+    assert [(line.name, line.y) for line in lines] == [
+        ("tensors", (1.0, 1.0)),
+        ("reserved by the device", (2.0, 2.0)),
+        ("peak in the epoch", (3.0, 3.0)),
+    ]
+    assert [line.name for line in partial] == ["tensors", "reserved by the device"]
+
+
+def test_ticks_end_at_the_last_epoch():
+    """A tick that is closer to the last than half the distance of ticks is left out."""
+    ticks = {count: make_curve(range(count)).charts[0].axes.ticks for count in (1, 5, 11, 12, 13)}
+    assert {count: [tick.position for tick in chosen] for count, chosen in ticks.items()} == {
+        1: [0, 1],
+        5: [0, 1, 2, 3, 4, 5],
+        11: [0, 5, 11],
+        12: [0, 5, 12],
+        13: [0, 5, 10, 13],
+    }
+
+
+def test_limit_follows_recommended_memory():
+    cuda = make_curve([50], "cuda", recommended=100 * MIB, limit=0.5)
+    assert cuda.limits == (AxisMarker(100 * MIB, "memory of the device"), AxisMarker(50 * MIB, "limit (0.5)"))
+    assert replace(cuda, limit=None).limits == cuda.limits[:1]
+    assert make_curve([50], limit=0.5).limits == ()
+    at_ratio = make_curve([50], recommended=150 * MIB).charts[0].axes.reference_lines
+    beyond = make_curve([50], recommended=151 * MIB).charts[0].axes.reference_lines
+    assert ([line.position for line in at_ratio], beyond) == ([150], ())
+
+
+def test_title_names_likely_cause():
+    losses = TensorReferrer("losses", "list", 40, 12 * MIB, 40)
+    titles = [curve.plot()._suptitle.get_text() for curve in (CURVE, replace(CURVE, referrers=(losses,)))]
+    assert titles == ["mps: growing", "mps: growing (losses)"]
 
 
 def test_large_memory_uses_gib():

@@ -230,6 +230,37 @@ def test_count_labels(batch, options, count):
 
 
 @pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.zeros(4, 3), 4),
+        ((torch.zeros(2, 3), torch.zeros(5)), 2),
+        ({"text": ["a", "b"], "scalar": torch.tensor(1.0), "input_ids": torch.zeros(3, 7)}, 3),
+        (["a", torch.zeros(1)], 1),
+    ],
+    ids=str,
+)
+def test_count_rows(batch, count):
+    assert count_rows(batch) == count
+
+
+def test_accumulation_counts_labels_by_default():
+    batches = [{"labels": torch.tensor(labels)} for labels in ([1, -100], [1, 1], [-100, -100], [-100, -100])]
+    model = make_model()
+    accumulation = GradientAccumulation(torch.optim.SGD(model.parameters(), lr=1.0), 2)
+    stepped = []
+    weights = []
+    for _batch in accumulation.batches(batches):
+        before = model.bias.detach().clone()
+        stepped.append(accumulation.backward(model.bias.sum()))
+        weights.append(float((before - model.bias.detach())[0]))
+
+    assert stepped == [False, True, False, False]
+    assert weights == [0.0, 1.0, 0.0, 0.0]
+    assert (accumulation.max_norm, accumulation.scaler, accumulation.before_step) == (None, None, None)
+    assert not any(name in repr(accumulation) for name in ("_current", "_has_weight", "_has_failed"))
+
+
+@pytest.mark.parametrize(
     ("count", "missing", "batches"),
     [
         (count_labels, "labels", (torch.zeros(3), {"input_ids": torch.zeros(3)}, "text", {"labels": [1, 2]})),
