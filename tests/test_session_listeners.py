@@ -116,7 +116,7 @@ def test_annotating_text_sends_events(session):
 @pytest.mark.parametrize(
     ("arguments", "events"),
     [
-        (([NOTE, NOTE], SMALL), [f"Annotating: {SMALL} on cpu ({count})" for count in ("text 1 of 2", "2 texts")]),
+        (([NOTE, NOTE], SMALL), [f"Annotating: {SMALL} on cpu ({count})" for count in ("note 1 of 2", "2 notes")]),
         ((5, SMALL), []),
         (([NOTE], len), []),
     ],
@@ -266,7 +266,7 @@ def test_release_sends_events(listener):
     nb.release(namespace={})
     remove()
 
-    sources = [f"source {number} of 4" for number in range(1, 5)] + ["4 sources"]
+    sources = [f"source {number} of 5" for number in range(1, 6)] + ["5 sources"]
     assert listener.events == ["Releasing: memory", *(f"Releasing: memory ({source})" for source in sources), None]
     assert loaded == [0]
 

@@ -9,27 +9,19 @@ from .._render.display import pluralize
 # Labels that are English words for what they count, with their plurals. Entities with other labels, such as "PER" or
 # "ANATOMY", are counted as entities.
 _PLURALS = {
-    "address": "addresses",
-    "cell": "cells",
     "chemical": "chemicals",
-    "condition": "conditions",
     "date": "dates",
     "disease": "diseases",
     "disorder": "disorders",
     "drug": "drugs",
     "gene": "genes",
-    "hospital": "hospitals",
-    "location": "locations",
     "medication": "medications",
     "name": "names",
-    "organization": "organizations",
     "person": "persons",
-    "problem": "problems",
     "procedure": "procedures",
     "protein": "proteins",
     "species": "species",
     "symptom": "symptoms",
-    "test": "tests",
     "treatment": "treatments",
 }
 

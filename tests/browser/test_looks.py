@@ -42,7 +42,7 @@ def pages(open_panel):
             front.choose_theme(theme)
         front.page.set_viewport_size({"width": 1200, "height": 1400})
         front.run(ANNOTATE)
-        expect(front.region("Try it")).to_contain_text("1 entity found")
+        expect(front.region("Try it")).to_contain_text("1 disease found")
         expect(front.panel.get_by_role("alert")).to_have_count(0)
         front.panel.evaluate(UNFOLD, True)
         return front

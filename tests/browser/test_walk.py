@@ -92,7 +92,7 @@ def test_annotated_text_remains_text(front):
 
     expect(front.region("Try it").locator("mark").first).to_contain_text("asthma")
     expect(front.region("Try it")).to_contain_text(f"{PAYLOAD} has asthma")
-    expect(front.region("Try it")).to_contain_text(re.compile(r"by bundled_small on cpu in ([\d,]+|less than 1)\sms"))
+    expect(front.region("Try it")).to_contain_text(re.compile(r"Model: bundled_small, device: cpu, [\d.]+ m?s"))
     expect(front.region("Models")).to_contain_text("1 model loaded: bundled_small")
     assert front.page.evaluate("window.__ran") is None
     if front.label == "voila":  # It saves no notebook.

@@ -44,7 +44,7 @@ def test_magic_returns_panel(notebook):
     assert notebook.run("panel = %openmed_panel").shown == []
     assert notebook.value("list(OPEN_PANELS) == [panel]")
     assert VIEW in notebook.run("panel").shown[-1]
-    notebook.run("panel.model.use_device('auto')")
+    notebook.run("panel.model.use_device('cpu')")
     assert "the panel" in notebook.run("%openmed_device").text
     notebook.run("panel.close()")
     assert notebook.value("len(SESSION._listeners)") == 0

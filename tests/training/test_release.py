@@ -57,7 +57,7 @@ def test_release_measures_sources_in_order(last_error):
 
     assert [(freed.source, freed.tensors) for freed in report.freed] == [
         *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
-        *(("frames of the last error", 8 * KIB), ("batches of guards", 0)),
+        *(("frames of the last error", 8 * KIB), ("batches of guards", 0), ("interrupted run", 0)),
     ]
     assert (variables, gone()) == ({"other": 1}, None)
     assert report.tensors == 12 * KIB
