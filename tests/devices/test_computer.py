@@ -305,17 +305,17 @@ def test_list_has_the_chosen_device_before_torch_reports_gpus(chosen, names):
     ("machine", "torch", "failures", "spelling", "device", "events"),
     [
         (LINUX, TWO_GPUS, {}, "cpu", "cpu", ["read files"]),
-        (LINUX, TWO_GPUS, {}, "cuda:1", "cuda:1", ["read files", "told", "import", "probe cuda:1"]),
-        (LINUX, TWO_GPUS, {"cuda": "no kernel"}, "auto", "cpu", ["read files", "told", "import", "probe cuda"]),
-        (MAC, METAL, {}, "auto", "mps", ["read files", "told", "import", "probe mps"]),
-        (MAC, METAL, {"mps": "no memory"}, "auto", "cpu", ["read files", "told", "import", "probe mps"]),
+        (LINUX, TWO_GPUS, {}, "cuda:1", "cuda:1", ["read files", "announce", "import", "probe cuda:1"]),
+        (LINUX, TWO_GPUS, {"cuda": "no kernel"}, "auto", "cpu", ["read files", "announce", "import", "probe cuda"]),
+        (MAC, METAL, {}, "auto", "mps", ["read files", "announce", "import", "probe mps"]),
+        (MAC, METAL, {"mps": "no memory"}, "auto", "cpu", ["read files", "announce", "import", "probe mps"]),
     ],
 )
 def test_confirm_probes_a_gpu_once(machine, torch, failures, spelling, device, events):  # noqa: PLR0913, PLR0917
     stub = TorchOf(torch, failures)
     environ = {}
     computer = DeviceManager(environ, lambda: machine, stub)
-    computer.on_torch_import = lambda: stub.events.append("told")
+    computer.on_torch_import = lambda: stub.events.append("announce")
     request = DeviceRequest.parse(spelling, "argument")
 
     assert [computer.confirm(request).device for _ in range(2)] == [device, device]
