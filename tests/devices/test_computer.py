@@ -1,9 +1,12 @@
 """Device manager: MPS variables in the environment, and the effect that is reported for them."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.computer import DeviceManager
 from openmed_nb.devices.environment import (
     ACTIVE,
@@ -16,6 +19,7 @@ from openmed_nb.devices.environment import (
     VARIABLES,
 )
 from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.devices.request import DeviceRequest
 
 
 class Kernel:
@@ -242,3 +246,97 @@ def test_device_variable_of_user_is_restored():
     computer.restore_device_variable()
 
     assert environ == {"OPENMED_TORCH_DEVICE": "mps"}
+
+
+class TorchOf:
+    """The torch of a machine, and what happened to it."""
+
+    def __init__(self, imported, failures=None):
+        self.imported = imported
+        self.failures = failures or {}
+        self.events = []
+
+    def is_torch_imported(self):
+        """Return whether torch is imported."""
+        return "import" in self.events
+
+    def is_mps_allocator_initialized(self):
+        """Return that there is no tensor."""
+
+    def inspect_installed_torch(self):
+        """Return the facts of the files."""
+        self.events.append("read files")
+        return replace(self.imported, is_imported=False, cuda_names=None, mps_available=None)
+
+    def inspect_imported_torch(self):
+        """Import torch and return its facts."""
+        self.events.append("import")
+        return replace(self.imported, is_imported=True)
+
+    def probe_device(self, device):
+        """Return the failure of a device."""
+        self.events.append(f"probe {device}")
+        return self.failures.get(device, "")
+
+
+LINUX = MachineInfo("Linux", "x86_64", gpu_driver=True)
+MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, macos_version=(15, 5))
+TWO_GPUS = TorchInfo("2.13.0", gpu_build="CUDA 13.0", cuda_names=("NVIDIA A100", "NVIDIA T4"))
+METAL = TorchInfo("2.13.0", gpu_build="", mps_built=True, mps_available=True, cuda_names=())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ("cpu", ["mps", "cuda", "cpu"]),
+        ("cuda", ["mps", "cuda", "cpu"]),
+        ("cuda:0", ["mps", "cuda", "cpu"]),
+        ("cuda:1", ["mps", "cuda", "cuda:1", "cpu"]),
+    ],
+)
+def test_list_has_the_chosen_device_before_torch_reports_gpus(chosen, names):
+    computer = DeviceManager({}, lambda: LINUX, TorchOf(TWO_GPUS))
+    assert [status.device for status in computer.list_devices(chosen)] == names
+    computer.load_torch()
+    assert [status.device for status in computer.list_devices(chosen)] == ["mps", "cuda:0", "cuda:1", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "torch", "failures", "spelling", "device", "events"),
+    [
+        (LINUX, TWO_GPUS, {}, "cpu", "cpu", ["read files"]),
+        (LINUX, TWO_GPUS, {}, "cuda:1", "cuda:1", ["read files", "announce", "import", "probe cuda:1"]),
+        (LINUX, TWO_GPUS, {"cuda": "no kernel"}, "auto", "cpu", ["read files", "announce", "import", "probe cuda"]),
+        (MAC, METAL, {}, "auto", "mps", ["read files", "announce", "import", "probe mps"]),
+        (MAC, METAL, {"mps": "no memory"}, "auto", "cpu", ["read files", "announce", "import", "probe mps"]),
+    ],
+)
+def test_confirm_probes_a_gpu_once(machine, torch, failures, spelling, device, events):  # noqa: PLR0913, PLR0917
+    stub = TorchOf(torch, failures)
+    environ = {}
+    computer = DeviceManager(environ, lambda: machine, stub)
+    computer.on_torch_import = lambda: stub.events.append("announce")
+    request = DeviceRequest.parse(spelling, "argument")
+
+    assert [computer.confirm(request).device for _ in range(2)] == [device, device]
+    assert stub.events == events
+    assert (FALLBACK_VARIABLE in environ) == (device == "mps") == bool(computer.applied_variables)
+    assert computer.plan(request).confirmed == (device != "cpu" or "import" in events)
+
+
+def test_memory_fraction_is_the_limit_or_the_watermark():
+    computer = DeviceManager({}, lambda: MAC, TorchOf(METAL))
+    assert [computer.memory_fraction(name) for name in ("cpu", "mps")] == [None, 1.0]
+    computer.limit_memory("cpu", 0.5)
+    assert [computer.memory_fraction(name) for name in ("cpu", "cpu:0", "cuda")] == [0.5, 0.5, None]
+    unlimited = DeviceManager({HIGH_WATERMARK_VARIABLE: "0"}, lambda: MAC, TorchOf(METAL))
+    assert unlimited.memory_fraction("mps") is None
+
+
+@pytest.mark.parametrize("device", ["mps", "cpu"])
+def test_ignored_variables_depend_on_the_installed_torch(device):
+    computer = DeviceManager({"PYTORCH_MPS_METAL_VERSION": "1"}, lambda: MAC, TorchOf(METAL))
+    assert len(computer.mps_environment(device).settings) == 3
+    assert computer.torch.version == "2.13.0"
+    (ignored,) = computer.mps_environment(device).settings[3:]
+    assert ignored.note == "read from torch 2.15 on; the installed version is 2.13.0"

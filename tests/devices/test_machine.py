@@ -125,8 +125,8 @@ def test_read_machine_parses_version_and_counts():
 
 def test_run_command_returns_output():
     assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
-    told = run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"], {"TOLD": "é\udcff"})
-    assert told == "é\N{REPLACEMENT CHARACTER}\n"
+    output = run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"], {"TOLD": "é\udcff"})
+    assert output == "é\N{REPLACEMENT CHARACTER}\n"
     assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
 
 

@@ -169,6 +169,7 @@ def test_to_device_converts_arrays(array, dtype):
         np.array([None]),
         np.array(["2026-01-01"], "datetime64[D]"),
         np.float64(1.5),
+        np.ma.array([1.5, 2.5], mask=[True, False]),
         ONES,
     ],
     ids=str,

@@ -147,6 +147,7 @@ def test_advice_matches_verdict(metrics, advice):
 
     assert curve.advice == advice
     assert advice in str(curve)
+    assert "None" not in advice
 
 
 HISTORY = {
