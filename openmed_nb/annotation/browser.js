@@ -31,7 +31,9 @@ function offset(note, node, position) {
 }
 
 function render({ model, el }) {
-  el.dataset.lmSuppressShortcuts = "true"; // The keys are not commands of JupyterLab.
+  // The keys are not commands of JupyterLab.
+  el.dataset.lmSuppressShortcuts = "true";
+  el.addEventListener("keydown", (event) => event.stopPropagation());
   const send = (action, values = {}) => {
     el.setAttribute("aria-busy", "true");
     model.send({ action, ...values });
@@ -47,10 +49,13 @@ function render({ model, el }) {
   const labels = element("fieldset", {}, element("legend", { textContent: "Labels" }));
   const labelBoxes = element("div", { className: "openmed-boxes" });
   labels.append(labelBoxes);
+  const boxes = state.labels.map(({ name }) => element("input", { type: "checkbox", value: name, onchange: () => filter() }));
+  labelBoxes.append(...state.labels.map(({ name, count, color }, index) =>
+    element("label", {}, boxes[index], chip(name, color), count.toLocaleString("en"))));
   const score = element("input", { type: "range", min: 0, max: 1, step: 0.01 });
-  const scoreValue = element("output");
+  const scoreValue = element("span");
   const filter = () => {
-    const hidden = [...labelBoxes.querySelectorAll("input:not(:checked)")].map((box) => box.value);
+    const hidden = boxes.filter((box) => !box.checked).map((box) => box.value);
     send("filter", { hidden, min_score: score.valueAsNumber });
   };
   score.oninput = () => { scoreValue.textContent = score.valueAsNumber.toFixed(2); };
@@ -121,11 +126,7 @@ function render({ model, el }) {
     if (document.activeElement !== search) search.value = state.query ?? "";
     score.value = state.min_score;
     scoreValue.textContent = state.min_score.toFixed(2);
-    redraw(labelBoxes, state.labels.map(({ name, count, color, shown }) => {
-      const box = element("input", { type: "checkbox", value: name, checked: shown, onchange: filter });
-      box.dataset.key = name;
-      return element("label", {}, box, chip(name, color), count.toLocaleString("en"));
-    }));
+    state.labels.forEach(({ shown }, index) => { boxes[index].checked = shown; });
     filters.hidden = state.review !== null;
     list.replaceChildren(...state.rows.map(([name, detail], index) =>
       element("option", { value: state.first + index, textContent: `${name}: ${detail}`, selected: state.first + index === state.position })));

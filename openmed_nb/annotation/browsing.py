@@ -38,8 +38,8 @@ class EntityColumns(NamedTuple):
 
     def count_by(self, name: Literal["labels", "words"]) -> dict[str, int]:
         """Return the number of entities of each label or word."""
-        indices, counts = np.unique(getattr(self, name), return_counts=True)
-        return {self.strings[index]: count for index, count in zip(indices.tolist(), counts.tolist(), strict=True)}
+        counts = np.bincount(getattr(self, name)).tolist()
+        return {string: count for string, count in zip(self.strings, counts, strict=False) if count}
 
 
 class AnnotatedNotes(Protocol):
@@ -87,7 +87,7 @@ class AnnotatedNotes(Protocol):
         """Return a fingerprint of all texts."""
         ...
 
-    def iter_note_texts(self, start: int = 0) -> Iterator[str | None]:
+    def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
         """Yield the texts."""
         ...
 
@@ -164,7 +164,7 @@ class NoteListing:
             has_query = np.array([folded in string.casefold() for string in columns.strings], bool)
             self._hits = np.zeros(len(self.found), bool)
             self._hits[columns.notes[has_query[columns.words]]] = True
-            for index, text in enumerate(self.found.iter_note_texts()):
+            for index, text in enumerate(self.found.iter_note_texts(verify=False)):
                 if text is not None:
                     self._hits[index] |= folded in text.casefold()
                 elif index not in self._unavailable:
