@@ -3,6 +3,7 @@
 
 function element(tag, properties = {}, ...children) {
   const created = Object.assign(document.createElement(tag), properties);
+  created.dataset.lmSuppressShortcuts = "true"; // Keys in a focused element are not commands of JupyterLab and Notebook 7.
   created.append(...children);
   return created;
 }
@@ -31,8 +32,6 @@ function offset(note, node, position) {
 }
 
 function render({ model, el }) {
-  // The keys are not commands of JupyterLab.
-  el.dataset.lmSuppressShortcuts = "true";
   el.addEventListener("keydown", (event) => event.stopPropagation());
   const send = (action, values = {}) => {
     el.setAttribute("aria-busy", "true");
@@ -138,6 +137,7 @@ function render({ model, el }) {
     alert.textContent = state.alert;
     if (state.html !== drawn) {
       note.innerHTML = state.html;
+      note.querySelectorAll("[tabindex]").forEach((box) => { box.dataset.lmSuppressShortcuts = "true"; });
       drawn = state.html;
     }
     review.hidden = state.review === null;
