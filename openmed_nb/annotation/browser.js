@@ -97,7 +97,7 @@ function render({ model, el }) {
     const range = selected.getRangeAt(0);
     if (!text.contains(range.endContainer)) range.setEnd(text, text.childNodes.length);
     selection = { start: offset(text, range.startContainer, range.startOffset), end: offset(text, range.endContainer, range.endOffset) };
-    missed.value = [...text.textContent].length ? selected.toString().trim() : "";
+    missed.value = selected.toString().trim();
   };
   document.addEventListener("selectionchange", select);
 
@@ -139,6 +139,8 @@ function render({ model, el }) {
       note.innerHTML = state.html;
       note.querySelectorAll("[tabindex]").forEach((box) => { box.dataset.lmSuppressShortcuts = "true"; });
       drawn = state.html;
+      selection = null; // It has the offsets of the previous note.
+      missed.value = "";
     }
     review.hidden = state.review === null;
     if (state.review) {

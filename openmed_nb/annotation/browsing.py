@@ -124,6 +124,7 @@ class NoteListing:
         self.hidden_labels: frozenset[str] = frozenset()
         self.min_score = 0.0
         self.position = 0
+        self.matches = np.arange(0)
         self._columns = found.entity_columns()
         self._hits: np.ndarray | None = None
         self._num_unsearched = 0
@@ -139,7 +140,7 @@ class NoteListing:
     def update(self) -> None:
         """Apply the search and the filters. The same note stays displayed if it is still in the list."""
         columns = self._columns
-        displayed = self.note if hasattr(self, "matches") else None
+        displayed = -1 if self.note is None else self.note
         kept = columns.scores >= self.min_score
         for label in self.hidden_labels:
             kept &= columns.labels != columns.strings.index(label)
@@ -148,7 +149,7 @@ class NoteListing:
         if self.hidden_labels or self.min_score:
             listed &= self._counts > 0
         self.matches = np.flatnonzero(listed)
-        self.position = int(np.flatnonzero(self.matches == displayed)[0]) if displayed in self.matches else 0
+        self.position = int(np.argmax(self.matches == displayed)) if len(self.matches) else 0
 
     def search(self, query: str) -> None:
         """List only the notes whose text or entities contain a query, in upper or lower case.
