@@ -33,7 +33,9 @@ function offset(note, node, position) {
 
 function render({ model, el }) {
   el.addEventListener("keydown", (event) => event.stopPropagation());
+  let pending = 0; // Number of actions that the kernel has not handled.
   const send = (action, values = {}) => {
+    pending += 1;
     el.setAttribute("aria-busy", "true");
     model.send({ action, ...values });
   };
@@ -122,10 +124,12 @@ function render({ model, el }) {
   const draw = () => {
     state = model.get("state");
     searchField.hidden = state.query === null;
-    if (document.activeElement !== search) search.value = state.query ?? "";
-    score.value = state.min_score;
-    scoreValue.textContent = state.min_score.toFixed(2);
-    state.labels.forEach(({ shown }, index) => { boxes[index].checked = shown; });
+    if (pending <= 1) { // Otherwise, the user has changed a filter since.
+      if (document.activeElement !== search) search.value = state.query ?? "";
+      score.value = state.min_score;
+      scoreValue.textContent = state.min_score.toFixed(2);
+      state.labels.forEach(({ shown }, index) => { boxes[index].checked = shown; });
+    }
     filters.hidden = state.review !== null;
     list.replaceChildren(...state.rows.map(([name, detail], index) =>
       element("option", { value: state.first + index, textContent: `${name}: ${detail}`, selected: state.first + index === state.position })));
@@ -156,7 +160,10 @@ function render({ model, el }) {
   el.append(filters, element("div", { className: "openmed-columns" }, list, element("div", {}, pager, alert, note, review)));
   draw();
   model.on("change:state", draw);
-  model.on("msg:custom", () => el.removeAttribute("aria-busy"));
+  model.on("msg:custom", () => {
+    pending = Math.max(pending - 1, 0);
+    if (!pending) el.removeAttribute("aria-busy");
+  });
   return () => document.removeEventListener("selectionchange", select);
 }
 
