@@ -3,6 +3,7 @@
 
 function element(tag, properties = {}, ...children) {
   const created = Object.assign(document.createElement(tag), properties);
+  created.dataset.lmSuppressShortcuts = "true"; // Keys in a focused element are not commands of JupyterLab and Notebook 7.
   created.append(...children);
   return created;
 }
@@ -31,8 +32,10 @@ function offset(note, node, position) {
 }
 
 function render({ model, el }) {
-  el.dataset.lmSuppressShortcuts = "true"; // The keys are not commands of JupyterLab.
+  el.addEventListener("keydown", (event) => event.stopPropagation());
+  let pending = 0; // Number of actions that the kernel has not handled.
   const send = (action, values = {}) => {
+    pending += 1;
     el.setAttribute("aria-busy", "true");
     model.send({ action, ...values });
   };
@@ -47,10 +50,13 @@ function render({ model, el }) {
   const labels = element("fieldset", {}, element("legend", { textContent: "Labels" }));
   const labelBoxes = element("div", { className: "openmed-boxes" });
   labels.append(labelBoxes);
+  const boxes = state.labels.map(({ name }) => element("input", { type: "checkbox", value: name, onchange: () => filter() }));
+  labelBoxes.append(...state.labels.map(({ name, count, color }, index) =>
+    element("label", {}, boxes[index], chip(name, color), count.toLocaleString("en"))));
   const score = element("input", { type: "range", min: 0, max: 1, step: 0.01 });
-  const scoreValue = element("output");
+  const scoreValue = element("span");
   const filter = () => {
-    const hidden = [...labelBoxes.querySelectorAll("input:not(:checked)")].map((box) => box.value);
+    const hidden = boxes.filter((box) => !box.checked).map((box) => box.value);
     send("filter", { hidden, min_score: score.valueAsNumber });
   };
   score.oninput = () => { scoreValue.textContent = score.valueAsNumber.toFixed(2); };
@@ -93,7 +99,7 @@ function render({ model, el }) {
     const range = selected.getRangeAt(0);
     if (!text.contains(range.endContainer)) range.setEnd(text, text.childNodes.length);
     selection = { start: offset(text, range.startContainer, range.startOffset), end: offset(text, range.endContainer, range.endOffset) };
-    missed.value = [...text.textContent].length ? selected.toString().trim() : "";
+    missed.value = selected.toString().trim();
   };
   document.addEventListener("selectionchange", select);
 
@@ -118,14 +124,12 @@ function render({ model, el }) {
   const draw = () => {
     state = model.get("state");
     searchField.hidden = state.query === null;
-    if (document.activeElement !== search) search.value = state.query ?? "";
-    score.value = state.min_score;
-    scoreValue.textContent = state.min_score.toFixed(2);
-    redraw(labelBoxes, state.labels.map(({ name, count, color, shown }) => {
-      const box = element("input", { type: "checkbox", value: name, checked: shown, onchange: filter });
-      box.dataset.key = name;
-      return element("label", {}, box, chip(name, color), count.toLocaleString("en"));
-    }));
+    if (pending <= 1) { // Otherwise, the user has changed a filter since.
+      if (document.activeElement !== search) search.value = state.query ?? "";
+      score.value = state.min_score;
+      scoreValue.textContent = state.min_score.toFixed(2);
+      state.labels.forEach(({ shown }, index) => { boxes[index].checked = shown; });
+    }
     filters.hidden = state.review !== null;
     list.replaceChildren(...state.rows.map(([name, detail], index) =>
       element("option", { value: state.first + index, textContent: `${name}: ${detail}`, selected: state.first + index === state.position })));
@@ -137,7 +141,10 @@ function render({ model, el }) {
     alert.textContent = state.alert;
     if (state.html !== drawn) {
       note.innerHTML = state.html;
+      note.querySelectorAll("[tabindex]").forEach((box) => { box.dataset.lmSuppressShortcuts = "true"; });
       drawn = state.html;
+      selection = null; // It has the offsets of the previous note.
+      missed.value = "";
     }
     review.hidden = state.review === null;
     if (state.review) {
@@ -153,7 +160,10 @@ function render({ model, el }) {
   el.append(filters, element("div", { className: "openmed-columns" }, list, element("div", {}, pager, alert, note, review)));
   draw();
   model.on("change:state", draw);
-  model.on("msg:custom", () => el.removeAttribute("aria-busy"));
+  model.on("msg:custom", () => {
+    pending = Math.max(pending - 1, 0);
+    if (!pending) el.removeAttribute("aria-busy");
+  });
   return () => document.removeEventListener("selectionchange", select);
 }
 

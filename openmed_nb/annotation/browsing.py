@@ -38,8 +38,8 @@ class EntityColumns(NamedTuple):
 
     def count_by(self, name: Literal["labels", "words"]) -> dict[str, int]:
         """Return the number of entities of each label or word."""
-        indices, counts = np.unique(getattr(self, name), return_counts=True)
-        return {self.strings[index]: count for index, count in zip(indices.tolist(), counts.tolist(), strict=True)}
+        counts = np.bincount(getattr(self, name)).tolist()
+        return {string: count for string, count in zip(self.strings, counts, strict=False) if count}
 
 
 class AnnotatedNotes(Protocol):
@@ -87,7 +87,7 @@ class AnnotatedNotes(Protocol):
         """Return a fingerprint of all texts."""
         ...
 
-    def iter_note_texts(self, start: int = 0) -> Iterator[str | None]:
+    def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
         """Yield the texts."""
         ...
 
@@ -124,6 +124,7 @@ class NoteListing:
         self.hidden_labels: frozenset[str] = frozenset()
         self.min_score = 0.0
         self.position = 0
+        self.matches = np.arange(0)
         self._columns = found.entity_columns()
         self._hits: np.ndarray | None = None
         self._num_unsearched = 0
@@ -139,7 +140,7 @@ class NoteListing:
     def update(self) -> None:
         """Apply the search and the filters. The same note stays displayed if it is still in the list."""
         columns = self._columns
-        displayed = self.note if hasattr(self, "matches") else None
+        displayed = -1 if self.note is None else self.note
         kept = columns.scores >= self.min_score
         for label in self.hidden_labels:
             kept &= columns.labels != columns.strings.index(label)
@@ -148,7 +149,7 @@ class NoteListing:
         if self.hidden_labels or self.min_score:
             listed &= self._counts > 0
         self.matches = np.flatnonzero(listed)
-        self.position = int(np.flatnonzero(self.matches == displayed)[0]) if displayed in self.matches else 0
+        self.position = int(np.argmax(self.matches == displayed)) if len(self.matches) else 0
 
     def search(self, query: str) -> None:
         """List only the notes whose text or entities contain a query, in upper or lower case.
@@ -164,7 +165,7 @@ class NoteListing:
             has_query = np.array([folded in string.casefold() for string in columns.strings], bool)
             self._hits = np.zeros(len(self.found), bool)
             self._hits[columns.notes[has_query[columns.words]]] = True
-            for index, text in enumerate(self.found.iter_note_texts()):
+            for index, text in enumerate(self.found.iter_note_texts(verify=False)):
                 if text is not None:
                     self._hits[index] |= folded in text.casefold()
                 elif index not in self._unavailable:

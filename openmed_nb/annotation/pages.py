@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._events.progress import is_interactive
-from .._render.display import WIDGET_MIME_TYPE, Displayable, Report, TextSegment
+from .._render.display import WIDGET_MIME_TYPE, Displayable, Report, TextSegment, to_html, to_text
 from .._utils.validation import check_integer
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class LiveNotes(Displayable):
         raise NotImplementedError
 
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
-        static = {"text/plain": str(self), "text/html": self._repr_html_()}
+        report = self.final_report()
+        static = {"text/plain": to_text(report), "text/html": to_html(report)}
         ipython = sys.modules.get("IPython")
         shell: Any = None if ipython is None else ipython.get_ipython()
         if len(self) <= 1 or shell is None or not shell.has_trait("kernel"):

@@ -450,9 +450,11 @@ class ResultStore(Sequence[list[Entity]]):
             dropped=dropped, context=kept_context, _columns=columns, _text_offsets=text_offsets
         )
 
-    def counts(self) -> Iterator[int]:
-        """Yield the number of entities of each text."""
-        return (stop - start for start, stop in pairwise(self._text_offsets))
+    def counts(self) -> list[int]:
+        """Return the number of entities of each text."""
+        import numpy as np
+
+        return list(np.diff(np.array(self._text_offsets)).tolist())
 
     @property
     def labels(self) -> Sequence[str]:
@@ -1023,24 +1025,28 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             surface_forms += [None if text is None else text[entity["start"] : entity["end"]] for entity in entities]
         return surface_forms
 
-    def iter_note_texts(self, start: int = 0) -> Iterator[str | None]:
+    def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
         """Yield the original texts. Files are read again.
 
         Args:
             start: Index of the first text.
+            verify: Whether to compare each text with its fingerprint, which takes most of the time.
 
         Yields:
             The text, or ``None`` if it is missing, has an error, has changed since it was annotated, or came from a generator and is
             not one of the stored first texts.
         """
-        current_texts = iter(()) if self.texts is None else islice(iter_texts(self.texts), start, None)
+        if isinstance(self.texts, (list, tuple)):  # A text at the end is read as quickly as the first.
+            current_texts: Iterator[Any] = map(self.texts.__getitem__, range(start, len(self.texts)))
+        else:
+            current_texts = islice(iter_texts(() if self.texts is None else self.texts), start, None)
         for index in range(start, len(self)):
             current_text = next(current_texts, None)
             if index in self.results.errors or self.results.is_missing(index):
                 yield None
                 continue
             try:
-                text = self._stored_text(index, current_text)
+                text = self._stored_text(index, current_text, verify)
             except OpenMedError:
                 text = None
             yield text
@@ -1194,13 +1200,13 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         remaining = () if self.texts is None else islice(iter_texts(self.texts), index, None)
         return self._check_unchanged(index, next(iter(remaining), None))
 
-    def _stored_text(self, index: int, current_text: Any) -> str:
+    def _stored_text(self, index: int, current_text: Any, verify: bool = True) -> str:
         """Return a text from the stored first texts, or check that the current text has not changed."""
         if index < len(self.preview_texts):
             return self.preview_texts[index]
-        return self._check_unchanged(index, current_text)
+        return self._check_unchanged(index, current_text, verify)
 
-    def _check_unchanged(self, index: int, text: Any) -> str:
+    def _check_unchanged(self, index: int, text: Any, verify: bool = True) -> str:
         """Return the contents of a text, or raise an error if it has changed since it was annotated."""
         remedy = "Annotate the text again to display it."
         if self.texts is None:
@@ -1209,7 +1215,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                 message = f"Text {index} was not stored when this result was pickled."
             raise ConfigurationError(message, remedy)
         text = text.refresh() if isinstance(text, TextReference) else text
-        if text_fingerprint(text) != self.results.fingerprints[index]:
+        if verify and text_fingerprint(text) != self.results.fingerprints[index]:
             raise ConfigurationError(f"Text {index} has changed since it was annotated.", remedy)
         text = read_text(text, index)
         if isinstance(text, OpenMedError):
@@ -1329,10 +1335,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             model=self.model,
             device=self.device,
             texts=len(self),
-            texts_without_entities=len(self)
-            - len({*columns.notes.tolist()})
-            - len(self.results.errors)
-            - len(self.missing),
+            texts_without_entities=self.results.counts().count(0) - len(self.results.errors) - len(self.missing),
             errors=tuple(sorted(self.results.errors.items())),
             labels=tuple(sorted(columns.count_by("labels").items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),

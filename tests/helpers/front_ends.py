@@ -29,12 +29,16 @@ class Front:
         page: An empty page.
         name: The file of the notebook.
         theme: ``"light"`` or ``"dark"``.
+        waits_for: What Voila shows when it has run the notebook.
     """
 
     label = ""
 
-    def __init__(self, server: Any, page: Page, name: str, theme: str = "light") -> None:
+    def __init__(
+        self, server: Any, page: Page, name: str, theme: str = "light", waits_for: str = ".openmed-panel"
+    ) -> None:
         self.server, self.page, self.name, self.theme = server, page, name, theme
+        self.waits_for = waits_for
         server.set_theme(theme)
         self.kernel = self._open()
 
@@ -205,7 +209,7 @@ class Voila(Front):
     def _open(self) -> Any:
         before = self.server.kernels_running()
         self.page.goto(self._address("voila/render", theme=self.theme))
-        self.panel.wait_for(timeout=START)
+        self.page.locator(self.waits_for).first.wait_for(timeout=START)
         (kernel,) = self.server.kernels_running() - before
         return self.server.kernel(kernel)
 
