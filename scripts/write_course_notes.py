@@ -182,7 +182,7 @@ FAMILY = (
     "Two aunts with [[{female}]].",
     "Worried because {possessive} sister has [[{female}]].",
     "Grandfather: [[{male}]].",
-    "The daughter was told that she carries the gene for [[{gene}]].",
+    "The daughter carries the gene for [[{gene}]].",
     "Both parents have [[{f}]].",
     "A cousin has [[{f}]].",
 )
@@ -216,7 +216,7 @@ PLANS = (
     "Next visit by video.",
     "Stays on the list for the group course.",
     "Half a tablet less in the evening.",
-    "Told to rest for {day} days.",
+    "Advised to rest for {day} days.",
     "Referred to the dietitian.",
 )
 
@@ -287,7 +287,7 @@ WRONG_PERSON = {"woman": "He ", "man": "Her "}
 
 DOCTORS = ("Fakename", "Dummy", "Fictive", "Noone", "Pretend")
 
-# The long note: a hospital stay, told day by day.
+# The long note: a hospital stay, day by day.
 STAY = (
     "Discharge summary of a stay of three weeks.",
     "{title} {name}, {age}, was admitted with shortness of breath and swollen legs.",
@@ -317,7 +317,7 @@ STAY = (
     "On day 19, the stairs were possible with one rest.",
     "The daughter was shown how to sort the tablets into a box for the week.",
     "A nurse will come on Mondays and Thursdays for the heel.",
-    "The patient was told to call if the weight rises by two kilograms in three days.",
+    "The patient should call if the weight rises by two kilograms in three days.",
     "Vaccination against influenza is due in October.",
     "Blood tests of the kidneys are due in one week, and the heart clinic will see the patient in two.",
     "Diagnoses at discharge: [[heart failure]], [[pneumonia]], [[atrial fibrillation]] and [[venous thrombosis]].",
