@@ -26,13 +26,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-COURSE = [path for path in NOTEBOOKS if path.name < "07"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-INSTALLED = [
-    *PROJECT["dependencies"],
-    *PROJECT["optional-dependencies"]["notebooks"],
-    "distributed",  # Part of dask[distributed].
-]
 MAX_CELLS = 12
 SKIPPING = re.compile(r"nbval[-_](skip|ignore[-_]output|raises[-_]exception)|raises-exception", re.IGNORECASE)
 ABSOLUTE = re.compile(r"(?<![\w./:<])(/(home|root|Users|tmp|work|opt|usr|var|private|content)/|[A-Z]:\\)")
@@ -121,18 +115,67 @@ def test_notebook_has_a_title_and_at_most_a_dozen_code_cells(notebook):
     assert notebook.cells[0].source.startswith("# ")
 
 
-@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.name)
-def test_course_notebook_has_goal_exercise_and_end(path):
-    """A notebook of the course states its goal first, has one exercise with a hidden answer, and ends with its results."""
-    cells = nbformat.read(path, as_version=4).cells
-    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+@pytest.mark.parametrize("name", ["Goal", "Time", "Needs"])
+def test_first_cell_states_goal_time_and_needs(notebook, name):
+    """Each is a paragraph; the goal is one sentence."""
+    paragraphs = notebook.cells[0].source.split("\n\n")
+    (text,) = (paragraph for paragraph in paragraphs if paragraph.startswith(f"**{name}:** "))
 
-    for name in ("Goal", "Time", "Needs"):
-        assert len(re.findall(rf"^\*\*{name}:\*\* [A-Z\w`]", cells[0].source, flags=re.MULTILINE)) == 1, name
-    assert len(re.findall(r"^## Exercise$", text, flags=re.MULTILINE)) == 1
-    assert len(re.findall(r"<details><summary>Answer</summary>\n\n(.*?)\n\n</details>", text, flags=re.DOTALL)) == 1
-    assert cells[-1].cell_type == "markdown"
-    assert cells[-1].source.startswith("## What you can do now\n")
+    assert text.endswith(".")
+    if name == "Goal":
+        assert len(re.findall(r"[.!?](?=\s|$)", text)) == 1
+
+
+def headings(notebook):
+    """Return the headings of sections."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE)
+
+
+def test_headings_say_something(notebook):
+    """In a table of contents, a heading of one word such as "Gates" says nothing."""
+    names = headings(notebook)
+
+    assert len(names) == len(set(names))
+    assert [name for name in names if len(name.split()) == 1] == ["Exercise"]
+
+
+def test_notebook_has_an_exercise_with_a_folded_answer(notebook):
+    (cell,) = (cell for cell in notebook.cells if re.search(r"^## Exercise$", cell.source, re.MULTILINE))
+    exercise = cell.source.partition("## Exercise\n")[2]
+
+    assert cell.cell_type == "markdown"
+    assert re.search(r"<details>\n<summary>Answer</summary>\n\n.+\n\n</details>", exercise, re.DOTALL)
+    assert exercise.index("<details>") > 20  # The question comes first.
+
+
+def test_notebook_ends_with_what_the_reader_can_do(notebook):
+    heading, _, text = notebook.cells[-1].source.partition("\n\n")
+
+    assert notebook.cells[-1].cell_type == "markdown"
+    assert heading == "## What you can do now"
+    assert len(re.findall(r"^- .+", text, re.MULTILINE)) == 3
+
+
+def test_notes_are_not_one_sentence_repeated(notebook):
+    """Notes differ, so no list of texts is multiplied, and no text is written twice."""
+    tree = parse_code(notebook)
+    lists = [node for node in ast.walk(tree) if isinstance(node, (ast.List, ast.ListComp))]
+    names = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and node.value in lists
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    products = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)]
+    for operand in (operand for product in products for operand in (product.left, product.right)):
+        assert operand not in lists
+        assert getattr(operand, "id", "") not in names
+        assert not isinstance(getattr(operand, "value", None), str)
+    texts = [item.value for node in lists for item in getattr(node, "elts", ()) if isinstance(item, ast.Constant)]
+    sentences = [text for text in texts if isinstance(text, str) and len(text.split()) >= 3]
+    assert len(sentences) == len(set(sentences))
 
 
 def test_cells_are_run_and_compared(notebook):
@@ -179,11 +222,20 @@ def test_links_of_notebooks_lead_to_files(notebook):
     assert [link for link in links if not (ROOT / "notebooks" / link).exists()] == []
 
 
+def read_code(notebook):
+    """Return the code of a notebook without cell magics."""
+    return "\n".join(cell.source for cell in code_cells(notebook) if not cell.source.startswith("%%"))
+
+
+def parse_code(notebook):
+    """Return the syntax tree of a notebook."""
+    return ast.parse(TransformerManager().transform_cell(read_code(notebook)))
+
+
 def imported(notebook):
     """Return the top-level packages that a notebook imports, by import or by %load_ext."""
-    source = "\n".join(cell.source for cell in code_cells(notebook) if not cell.source.startswith("%%"))
-    names = re.findall(r"^\s*%(?:re)?load_ext +([\w.]+)", source, flags=re.MULTILINE)
-    for node in ast.walk(ast.parse(TransformerManager().transform_cell(source))):
+    names = re.findall(r"^\s*%(?:re)?load_ext +([\w.]+)", read_code(notebook), flags=re.MULTILINE)
+    for node in ast.walk(parse_code(notebook)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -193,7 +245,8 @@ def imported(notebook):
 
 def test_extra_installs_what_a_notebook_imports(notebook):
     """Every import of a notebook is of the standard library, or installed by the package or its extra ``notebooks``."""
-    names = {canonicalize_name(Requirement(line).name) for line in INSTALLED}
+    lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["notebooks"]]
+    names = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}  # Of dask[distributed].
     packages = importlib.metadata.packages_distributions()
 
     for package in imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}:
@@ -210,21 +263,57 @@ def test_binder_installs_what_a_notebook_imports(notebook):
         assert names & {canonicalize_name(provider) for provider in packages.get(package, [package])}, package
 
 
+def find_optional_imports():
+    """Return the notebooks and the packages of the extra ``notebooks`` that they import."""
+    (extra,) = re.findall(
+        r"^notebooks = \[(.+?)^\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    optional = {canonicalize_name(Requirement(line).name) for line in re.findall(r'"(.+?)"', extra)}
+    return [
+        (path, name)
+        for path in NOTEBOOKS
+        for name in sorted(imported(nbformat.read(path, as_version=4)))
+        if canonicalize_name(name) in optional
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), find_optional_imports(), ids=lambda value: getattr(value, "stem", None) or str(value)
+)
+def test_notebook_stops_politely_without_an_optional_package(path, name):
+    """The first cell names the package, and the cell that imports it stops with the command that installs it."""
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell.source for cell in code_cells(notebook)]
+    last = next(number for number, source in enumerate(cells) if re.search(rf"\b(import|from) {name}\b", source))
+    missing = f"import sys\nsys.modules[{name!r}] = None  # Its import fails."
+    stopped = new_notebook(cells=[new_code_cell(source) for source in (missing, *cells[: last + 1])])
+    NotebookClient(stopped, allow_errors=True, kernel_name="python3", timeout=None).execute()
+    errors = [output for cell in stopped.cells for output in cell.outputs if output.output_type == "error"]
+
+    assert name in notebook.cells[0].source.partition("**Needs:** ")[2].partition("\n\n")[0]
+    assert [error.evalue for error in errors if "[notebooks]" in error.evalue and name in error.evalue]
+    assert len(errors) == 1
+    assert len(errors[0].traceback) == 1
+
+
 WRONG = [
     ("worth_it", "keep this device", "move to MLX"),
     ("worth_it", "No action is needed.", "Buy a new computer."),
     ("worth_it", "all required metrics were measured", "data dominates"),
     ("worth_it", "forward dominates", "data dominates"),
     ("worth_it", "on cpu", "on mps"),
-    ("worth_it", "Only the CPU is available", "There is a GPU"),
+    ("worth_it", "A GPU is worth using from", "No GPU is worth using, not even from"),
+    ("worth_it", "this computer has no GPU", "this computer has a GPU"),
+    ("worth_it", "notes like these per hour", "notes like these per day"),
+    ("worth_it", "Comparable", "Not comparable"),
     ("worth_it", "speedup from 22 % to 30 %", "speedup from 22 % to 3 %"),
     ("right_numbers", "0 failed", "3 failed"),
     ("right_numbers", "correct; the result is on cpu", "wrong; the result is on cpu"),
     ("right_numbers", "9 packages are compatible", "9 packages are not compatible"),
     ("right_numbers", "cpu computes with float32", "cpu does not compute with float32"),
     ("right_numbers", "Accepted: bundled|bundled in bfloat16 on cpu", "Rejected: bundled"),
-    ("right_numbers", "System status", "Sounds"),
-    ("right_numbers", "memory pressure", "blood pressure"),
+    ("worth_it", "System status", "Sounds"),
+    ("worth_it", "memory pressure", "blood pressure"),
     ("names_out", "2 entities masked", "3 entities masked"),
     ("names_out", "Masking is not guaranteed", "Masking is guaranteed"),
 ]

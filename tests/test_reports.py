@@ -18,6 +18,7 @@ from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
 from openmed_nb.runbook.records.report.record import SCHEMA, ReportSubject, StepOutcome
 from openmed_nb.runbook.records.report.report import DeviceReport
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
 
@@ -110,8 +111,8 @@ def make_reports(folder):
         "precision_verdict": precision,
         "forecast": forecast,
         "gates": nb.runbook.gates(speedup=0.3),
-        "verdict": nb.verdict(parity, task="annotation"),
-        "lanes": nb.verdict().lanes,
+        "verdict": nb.verdict(parity, Evidence(no_gpu=True), task="annotation"),
+        "lanes": nb.verdict(Evidence()).lanes,
         "logbook": book,
         "logbook_diff": book.diff(book),
         "curve": loop.curve,
@@ -226,6 +227,9 @@ KEPT_CSS = {
 # CSS that JupyterLab drops, and reports can do without.
 DROPPED_CSS = {"font-variant-numeric"}
 
+# Attributes of a box with a scroll bar that JupyterLab drops too. The box looks the same without them.
+DROPPED_ATTRIBUTES = {"div role", "div aria-label", "div tabindex"}
+
 # Elements that JupyterLab keeps, with the attributes in addition to class, dir, style and title.
 KEPT_TAGS = {
     **{tag: set() for tag in ("br", "caption", "code", "details", "figcaption", "figure", "mark", "p", "small")},
@@ -249,7 +253,8 @@ class SanitizerCheck(HTMLParser):
         if tag not in KEPT_TAGS:
             self.dropped.append(tag)
         for name, value in attributes:
-            if name not in {"class", "dir", "style", "title", *KEPT_TAGS.get(tag, ())}:
+            kept = {"class", "dir", "style", "title", *KEPT_TAGS.get(tag, ())}
+            if name not in kept and f"{tag} {name}" not in DROPPED_ATTRIBUTES:
                 self.dropped.append(f"{tag} {name}")
             for declaration in value.split(";") if name == "style" else ():
                 css_property, _, css_value = declaration.partition(":")

@@ -293,7 +293,7 @@ def _with_suffix(text: str, suffix: str) -> str:
 
 
 # Styles that JupyterLab preserves in an untrusted notebook, except tabular-nums. Without it, digits have the width of the font.
-BLOCK = "line-height:1.5"
+BLOCK = "line-height:1.5;overflow-wrap:break-word"  # A long checksum is not wider than the page.
 HEADLINE = "margin:0 0 0.2em 0;font-size:1.15em"
 SENTENCE = "margin:0.1em 0"
 TABLE = "margin:0.5em 0;border-collapse:collapse;font-size:1em;font-variant-numeric:tabular-nums"
@@ -333,7 +333,8 @@ LABEL_COLORS = (
 
 MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a cell without line breaks.
 MAX_UNSCROLLED_CHARACTERS = 3000  # A longer text is displayed in a box with a scroll bar.
-MAX_TABLE_CHARACTERS = 100  # Approximate width of a page; a wider table has a scroll bar.
+LINE_CHARACTERS = 80  # Characters for which a line break counts then.
+MAX_TABLE_CHARACTERS = 44  # Approximate width of a page on a phone; a wider table has a scroll bar if it needs one.
 
 # One number or a range, optionally with a unit and with a percentage in parentheses.
 NUMBER_PATTERN = re.compile(
@@ -493,7 +494,12 @@ def _html_rows(table: Table, status_columns: list[int]) -> str:
     head = f'<thead><tr style="{TOP_ROW}">{head}</tr></thead>'
     html_table = f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
     is_wide = _min_width(table) > MAX_TABLE_CHARACTERS
-    return f'<div style="{SCROLLABLE_TABLE}">{html_table}</div>' if is_wide else html_table
+    return _html_scrollable(SCROLLABLE_TABLE, table.caption or "Table", html_table) if is_wide else html_table
+
+
+def _html_scrollable(style: str, label: str, content: str) -> str:
+    """Return content in a box with a scroll bar, which the keyboard reaches and a screen reader names."""
+    return f'<div role="region" aria-label="{escape(label)}" tabindex="0" style="{style}">{content}</div>'
 
 
 def _min_width(table: Table) -> int:
@@ -547,8 +553,9 @@ def _html_text(segments: tuple[TextSegment, ...]) -> str:
     texts = ["".join(map(_html_segment, segments[start:end])) for start, end in pairwise([*starts, len(segments)])]
     style = TEXT if len(texts) == 1 else f"{TEXT};{SEPARATED}"
     html_texts = "".join(f'<div dir="auto" style="{style}">{text.rstrip()}</div>' for text in texts)
-    is_long = sum(len(segment.text) for segment in segments) > MAX_UNSCROLLED_CHARACTERS
-    return f'<div style="{SCROLLABLE_TEXT}">{html_texts}</div>' if is_long else html_texts
+    length = sum(len(segment.text) + LINE_CHARACTERS * segment.text.count("\n") for segment in segments)
+    is_long = length > MAX_UNSCROLLED_CHARACTERS
+    return _html_scrollable(SCROLLABLE_TEXT, "Text", html_texts) if is_long else html_texts
 
 
 def _text_segment(segment: TextSegment) -> str:

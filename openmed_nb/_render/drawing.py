@@ -386,7 +386,8 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         unit = f" {axes.y_unit}" if tick == y_ticks[-1] else ""
         style = f"right:100%;top:{y_percent(tick)}%;margin:-0.5em 0.6em 0 0"
         labels.append(_label(style, f"{_format_number(tick)}{unit}"))
-    centered = "top:100%;width:6em;margin:0.5em 0 0 -3em;text-align:center"
+    # A label of the last tick does not exceed the right margin of the axes.
+    centered = "top:100%;width:3.3em;margin:0.5em 0 0 -1.65em;text-align:center"
     labels += [_label(f"left:{x_percent(marker.position)}%;{centered}", marker.name) for marker in ticks]
     labels.append(_label("left:0;top:100%;width:100%;margin:1.8em 0 0 0;text-align:center", axes.x_label))
     labels += [

@@ -26,7 +26,7 @@ PLAIN: dict[str, set[str]] = {
     "img": {"alt", "src", "style"},
     "h2": {"class"},
     "details": {"open", "style"},
-    "div": {"class", "dir", "hidden", "role", "style", "aria-hidden"},
+    "div": {"class", "dir", "hidden", "role", "style", "tabindex", "aria-hidden", "aria-label"},
     "span": {"class", "style", "title", "aria-hidden"},
     "th": {"scope", "style"},
     "mark": {"style", "title"},

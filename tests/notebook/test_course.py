@@ -1,39 +1,16 @@
-"""The notes of the course, and a notebook in an environment without a package that it needs."""
+"""The synthetic notes of the course."""
 
 import csv
 import re
 from collections import Counter
 from pathlib import Path
 
-import nbformat
 import pytest
 
 import openmed_nb as nb
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "notebooks" / "data"
-NEEDED = {
-    "00_demo": ("openmed", "pandas"),
-    "02_a_table_of_notes": ("pandas",),
-    "03_how_good_is_it": ("openmed", "pandas"),
-    "04_names_out": ("pandas",),
-    "06_many_notes_several_computers": ("asyncssh", "distributed", "pandas"),
-}
-"""The optional packages of each notebook of the course."""
-
-
-@pytest.mark.parametrize(("name", "package"), [(name, package) for name, names in NEEDED.items() for package in names])
-def test_first_cell_names_a_missing_package(kernel, name, package):
-    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-    first = next(cell.source for cell in notebook.cells if cell.cell_type == "code")
-
-    kernel.run(f"import sys; sys.modules[{package!r}] = None")
-    error, message, lines = kernel.run(first).error
-    kernel.run(f"del sys.modules[{package!r}]")
-
-    assert error == "OpenMedError"
-    assert f"%pip install {package}" in message
-    assert len(lines) == 1
 
 
 @pytest.mark.parametrize(

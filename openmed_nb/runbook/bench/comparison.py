@@ -26,6 +26,8 @@ from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION
 from ..records.signals import UtilizationReader, make_utilization_reader
 from .timing import (
+    DATA,
+    DECODE,
     MIN_VALUES,
     TRANSFER,
     Interval,
@@ -35,7 +37,7 @@ from .timing import (
     median_interval,
     round_up_to_workers,
 )
-from .workloads import AnnotationBenchmark, StepReport, Workload, build_benchmarks, make_target
+from .workloads import ANNOTATION, AnnotationBenchmark, StepReport, Workload, build_benchmarks, make_target
 
 CPU = "cpu"
 
@@ -52,7 +54,13 @@ SPEED_FINDINGS = {
 }
 
 SIMULATED_SPEED = "a simulated device computes on the CPU"
-CPU_ONLY_NOTICE = "Only the CPU is available; there is nothing to compare."
+CPU_ONLY_NOTICE = "Only the CPU was measured."
+
+# Minimum gain in speed over the CPU that justifies a second device (source: the runbook).
+MIN_SPEEDUP_GAIN = 0.22
+SECONDS_PER_HOUR = 3600
+# Phases of a step that run on the CPU, whatever the device.
+HOST_PHASES = (DATA, DECODE)
 
 # Seconds between two readings of the utilization. Each reading runs a command whose cost is not work of the device.
 SAMPLE_INTERVAL = 0.5
@@ -93,6 +101,83 @@ class Utilization(JsonMixin):
         if self.idle is None or self.busy is None:
             return "not known"
         return f"{100 * max(0.0, self.busy - self.idle):.0f} % ({100 * self.busy:.0f} % minus {100 * self.idle:.0f} % when idle)"
+
+
+@dataclass(frozen=True)
+class BreakEven(JsonMixin):
+    r"""Speed of the CPU, and the speed at which a GPU is worth using.
+
+    The rule: a GPU is worth using if the work, from the text to the entities, is at least ``gain`` faster than on the CPU. The
+    default of ``gain`` is the gate ``speedup`` of a verdict, 0.22; its source is the runbook. Tokenizing and decoding stay on
+    the CPU. The forward pass, or the training step, alone therefore has to be faster than that (Amdahl's law).
+
+    Attributes:
+        task: Task of the steps; ``"annotation"`` counts notes, any other task counts rows.
+        rows_per_second: Measured throughput on the CPU in notes or rows per second.
+        phase_fractions: Fraction of a step per phase on the CPU; empty if unknown.
+        gain: Minimum gain in speed over the CPU.
+
+    Example:
+        >>> even = BreakEven("annotation", 50.0, {"data": 0.1, "forward": 0.9})
+        >>> even.rows_per_hour, even.gpu_rows_per_hour, round(even.model_speedup, 2)
+        (180000.0, 219600.0, 1.25)
+        >>> print(*even.sentences, sep="\n")
+        The CPU annotates about 180,000 notes like these per hour.
+        A GPU is worth using from about 220,000 per hour, 1.22 times as many; the model alone must then be 1.25 times as fast.
+        >>> BreakEven("annotation", 50.0, {"data": 0.9, "forward": 0.1}).model_speedup
+        inf
+    """
+
+    task: str
+    rows_per_second: float
+    phase_fractions: Mapping[str, float] = field(default_factory=dict)
+    gain: float = MIN_SPEEDUP_GAIN
+
+    JSON_PROPERTIES = ("rows_per_hour", "gpu_rows_per_hour", "model_speedup")
+
+    @property
+    def rows_per_hour(self) -> float:
+        """Measured throughput on the CPU in notes or rows per hour."""
+        return SECONDS_PER_HOUR * self.rows_per_second
+
+    @property
+    def gpu_rows_per_hour(self) -> float:
+        """Throughput in notes or rows per hour at which a GPU is worth using."""
+        return (1 + self.gain) * self.rows_per_hour
+
+    @property
+    def model_speedup(self) -> float | None:
+        """Required speedup of the model alone; infinite if no GPU can be fast enough, and ``None`` without phases."""
+        if not self.phase_fractions:
+            return None
+        host_fraction = sum(self.phase_fractions.get(phase, 0.0) for phase in HOST_PHASES)
+        remaining = 1 / (1 + self.gain) - host_fraction
+        return (1 - host_fraction) / remaining if remaining > 0 else math.inf
+
+    @property
+    def sentences(self) -> tuple[str, str]:
+        """The speed of the CPU, and the speed that a GPU must reach."""
+        work = (
+            "annotates about {} notes like these" if self.task == ANNOTATION else "processes about {} rows like these"
+        )
+        worth_it = (
+            f"A GPU is worth using from about {_format_rate_per_hour(self.gpu_rows_per_hour)} per hour, "
+            f"{1 + self.gain:.3g} times as many"
+        )
+        model_speedup = self.model_speedup
+        if model_speedup is None:
+            condition = ""
+        elif math.isinf(model_speedup):
+            condition = "; no GPU can reach that, because most of the time is spent outside the model"
+        else:
+            condition = f"; the model alone must then be {model_speedup:.3g} times as fast"
+        rate = work.format(_format_rate_per_hour(self.rows_per_hour))
+        return f"The CPU {rate} per hour.", f"{worth_it}{condition}."
+
+
+def _format_rate_per_hour(rate: float) -> str:
+    """Return a rate with two significant digits; a repeated measurement differs in the others."""
+    return f"{float(f'{rate:.2g}'):,.0f}"
 
 
 @dataclass(frozen=True)
@@ -179,7 +264,7 @@ class Comparison(StepReport):
     batch_tokens: int | None = None
 
     SCHEMA = "openmed_nb/comparison/1"
-    JSON_PROPERTIES = ("findings",)
+    JSON_PROPERTIES = ("findings", "break_even")
 
     def for_device(self, device: str) -> DeviceMetrics:
         """Return the measurements on a device.
@@ -222,9 +307,19 @@ class Comparison(StepReport):
         return max(faster_devices, key=attrgetter("rows_per_second"), default=default)
 
     @property
+    def break_even(self) -> BreakEven | None:
+        """Speed at which a GPU is worth using, or ``None`` if another device than the CPU was measured."""
+        if len(self.devices) > 1:
+            return None
+        metrics = self.devices[0]
+        return BreakEven(self.task, metrics.rows_per_second, metrics.phase_fractions)
+
+    @property
     def headline(self) -> str:
-        """Sentence that states the speed of each device relative to the CPU."""
-        return "; ".join(map(self._describe, self.devices[1:])) or CPU_ONLY_NOTICE
+        """Sentence that states the speed of each device relative to the CPU, or the speed of the CPU alone."""
+        if self.break_even:
+            return self.break_even.sentences[0]
+        return "; ".join(map(self._describe, self.devices[1:]))
 
     def _describe(self, metrics: DeviceMetrics) -> str:
         name = self.device_label(metrics.device)
@@ -240,7 +335,7 @@ class Comparison(StepReport):
         return f"{name} is {median:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
     def to_report(self) -> Report:
-        """Return a report with the findings as text; measurements appear only in the HTML."""
+        """Return a report with the findings; measurements appear only in the HTML, except the rate of the CPU alone."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
         sizes = " and ".join(dict.fromkeys(pluralize(metrics.rows, "row") for metrics in self.devices))
@@ -277,13 +372,16 @@ class Comparison(StepReport):
             (name, *(metrics.phase_times.format_phase(name) for metrics in self.devices)) for name in phase_names
         )
         phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
-        chart = Chart("Throughput, with the quartiles of the steps", tuple(bars))
+        # A bar of a single device shows nothing.
+        chart = Chart("Throughput, with the quartiles of the steps", tuple(bars) if len(bars) > 1 else ())
+        answer = self.break_even.sentences if self.break_even else ()
+        notices = (CPU_ONLY_NOTICE,) if self.break_even else ()
         return Report(
             title,
-            (method, CPU_ONLY_NOTICE) if len(self.devices) == 1 else (method,),
+            (*answer, *notices, method),
             (findings_table("", self.findings),),
             metrics=(speeds, phases),
-            html_sentences=(self.headline, f"{title}: {method}"),
+            html_sentences=(*(answer or (self.headline,)), f"{title}: {method}"),
             charts=(chart,),
         )
 
@@ -347,7 +445,8 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22 % faster), and
         ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
-        ``findings`` describes the results. The text form contains no times.
+        ``findings`` describes the results. The text form contains no times. If only the CPU was measured, ``break_even`` has its
+        ``rows_per_hour`` and the ``gpu_rows_per_hour`` from which a GPU is worth using, and the text states both.
 
     Raises:
         ConfigurationError: If the data or a number is invalid.

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..._render.display import SIMULATED_SUFFIX, Displayable, Report, Table
+from ..bench.comparison import SECONDS_PER_HOUR
 from .gates import Gates, to_narrow_text
-from .metrics import COUNT, HOURS, METRICS, RATE, SECONDS_PER_HOUR, Evidence, format_with_unit
+from .metrics import COUNT, HOURS, METRICS, RATE, Evidence, format_with_unit
 from .rules import Recommendation
 
 DEFAULT_NUM_TEXTS = 100_000  # Number of texts for the time estimate, if the evidence has none.

@@ -18,7 +18,7 @@ from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Displayable,
 from ..._utils.validation import check_number, invalid_value
 from ...devices.registry import get_device
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
-from ..bench.comparison import Comparison, DeviceMetrics
+from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
 from ..bench.sweep import (
     BATCH_SIZE_LIMIT,
@@ -32,7 +32,7 @@ from ..bench.sweep import (
 )
 from ..bench.timing import DATA, MAX_DATA_FRACTION, TRANSFER
 from ..bench.workloads import ANNOTATION
-from ..checks.doctor.checks import COMPUTATION, REQUIRED_DTYPES, SILENT_ERRORS
+from ..checks.doctor.checks import COMPUTATION, GPU_CHECKS, REQUIRED_DTYPES, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
 from ..checks.operators.fallbacks import FELL_BACK, RAISED_ERROR, FallbackLog
 from ..checks.operators.forecast import Forecast
@@ -48,7 +48,6 @@ GENERATION = "generation"
 # Supported uses of a model: finding entities, forward passes of a custom module, training, and generating text.
 TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
 
-SECONDS_PER_HOUR = 3600
 MAX_COUNT = 1 << 63  # Exclusive.
 
 Unit = Literal["fraction", "difference", "hours", "ratio", "rate", "count", "text", "names", "phases", "boolean"]
@@ -439,6 +438,12 @@ def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str
     return bugs if bugs or was_checked else None
 
 
+def _has_no_gpu(report: DoctorReport, _context: EvidenceContext) -> bool | None:
+    """Return whether no check of a GPU applies, or ``None`` if the checks did not run."""
+    names = {finding.name for finding in report.findings}
+    return set(GPU_CHECKS) <= set(_names_with_status(report, NOT_APPLICABLE)) if names.issuperset(GPU_CHECKS) else None
+
+
 def _slow_conditions(report: DoctorReport | SystemStatus, _context: EvidenceContext) -> tuple[str, ...]:
     findings = report.findings if isinstance(report, DoctorReport) else report.findings()
     return tuple(str(finding) for finding in findings if finding.status == WARNING and finding.name in _CONDITION_NAMES)
@@ -497,6 +502,7 @@ class Evidence(Displayable):
         slow_conditions: Conditions that affect timings, such as ``"power, warning: battery"``.
         texts_per_second: Throughput in texts or rows per second.
         num_texts: Number of texts to process.
+        no_gpu: Whether the CPU is the only device of the computer.
         simulated: Whether any metric comes from a simulated device.
 
     Raises:
@@ -635,6 +641,7 @@ class Evidence(Displayable):
         "throughput (texts or rows)", RATE, {DeviceMetrics: "rows_per_second", Profile: _profile_throughput}
     )
     num_texts: int | None = _metric_field("number of texts", COUNT)
+    no_gpu: bool | None = _metric_field("no GPU on this computer", BOOLEAN, {DoctorReport: _has_no_gpu})
     simulated: bool = _metric_field("simulated", BOOLEAN, default=False)
 
     def __post_init__(self) -> None:
@@ -735,7 +742,7 @@ class Thresholds:
 
     speedup: float = _threshold(
         Gate(
-            0.22,
+            MIN_SPEEDUP_GAIN,
             "minimum gain in speed over the CPU",
             "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
             RUNBOOK,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ...devices.registry import get_device
 from ...training.curve import GROWING, INSUFFICIENT_DATA
+from ..bench.comparison import BreakEven
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.precision.policy import ROUNDING, TOLERANCES
 from .metrics import (
@@ -148,6 +149,20 @@ class EvidenceCase:
         """Whether operators can fall back to the CPU, which an unknown device can."""
         device_type = self.evidence.device_type
         return device_type is None or get_device(device_type).has_fallbacks
+
+    @property
+    def has_only_cpu(self) -> bool:
+        """Whether the work runs on the CPU of a computer that has no GPU."""
+        return bool(self.evidence.no_gpu) and not self.on_accelerator
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """Speed at which a GPU is worth using, by the gate of the speedup; ``None`` if the rate of the CPU is not known."""
+        evidence = self.evidence
+        if self.on_accelerator or not evidence.texts_per_second:
+            return None
+        task = evidence.task or ANNOTATION
+        return BreakEven(task, evidence.texts_per_second, evidence.phase_fractions or {}, self.limits["speedup"])
 
     @property
     def generates_on_mps(self) -> bool:
@@ -349,7 +364,13 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     has_growth = evidence.memory_growth is not None and evidence.memory_verdict not in {None, INSUFFICIENT_DATA}
     return (
         Requirement("device", Area.CORRECTNESS, COMPARE, evidence.device is not None),
-        Requirement("task", Area.CORRECTNESS, "nb.verdict(..., task='annotation')", evidence.task is not None),
+        Requirement(
+            "task",
+            Area.CORRECTNESS,
+            # A comparison determines the task, except for a custom step.
+            "nb.verdict(..., task='annotation')" if evidence.texts_per_second else COMPARE,
+            evidence.task is not None,
+        ),
         Requirement(
             "parity",
             Area.CORRECTNESS,
@@ -426,7 +447,7 @@ class VerdictRule:
 def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule, ...]:
     """Return the rules in order of precedence.
 
-    The last three rules are for evidence to which no other rule applies.
+    The last four rules are for evidence to which no other rule applies.
 
     Args:
         case: Evidence and thresholds. The texts of the rules contain the thresholds.
@@ -619,7 +640,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             "Distribute the texts over several computers with nb.cluster(...); nb.handoff(...) moves the work to one of them.",
             f"Fewer texts, or a throughput that processes them in {gate['hours']}.",
         ),
-        # The last three rules apply if no other rule does: all requirements known, enough of them, or too few.
+        # The last four rules apply if no other rule does: all requirements known, enough of them, no other device, or too few.
         VerdictRule(
             KEEP_DEVICE,
             Area.SPEED,
@@ -635,6 +656,14 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             () if any(requirement.is_blocking for requirement in missing) else case.find_supporting_metrics(),
             f"No action is needed; to confirm, run {command}.",
             "The measurements of this command, or any other metric beyond its gate.",
+        ),
+        VerdictRule(
+            KEEP_DEVICE,
+            Area.SPEED,
+            "this computer has no GPU, so there is no other device to choose",
+            case.find_supporting_metrics() or case.select_nonempty("no_gpu") if case.has_only_cpu else (),
+            f"Stay on the CPU. Run {command}.",
+            f"A GPU at least {gate['speedup']} faster than the CPU: nb.compare(model, texts) on a computer that has one.",
         ),
         VerdictRule(
             MEASURE,

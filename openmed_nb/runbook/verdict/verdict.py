@@ -18,14 +18,17 @@ from ..._render.display import (
     JsonObject,
     Report,
     Table,
+    pluralize,
 )
 from ..._render.drawing import Chart, StatusIndicator
 from ..._utils.text import describe_value, short_type_name
 from ..._utils.validation import invalid_type
+from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError, UnknownModelError
 from ...models.registry import BUNDLED, find_model
-from ..bench.comparison import Comparison
+from ...session import SESSION
+from ..bench.comparison import BreakEven, Comparison
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
 from ..checks.precision.policy import AcceptanceCriteria
 from ..checks.precision.report import ParityReport
@@ -38,7 +41,18 @@ from .lanes import CPU as CPU_LANE
 from .lanes import LANE_BY_DEVICE_TYPE, Lanes
 from .lanes import MLX as MLX_LANE
 from .lanes import REMOTE as REMOTE_LANE
-from .metrics import GATES, INFERENCE, METRICS, REPORTS, TRAINING, Area, Evidence, EvidenceContext
+from .metrics import (
+    GATES,
+    HOURS,
+    INFERENCE,
+    METRICS,
+    REPORTS,
+    TRAINING,
+    Area,
+    Evidence,
+    EvidenceContext,
+    format_with_unit,
+)
 from .rules import (
     CPU,
     FALL_BACK,
@@ -118,7 +132,7 @@ class Verdict(Displayable):
 
     SCHEMA = "openmed_nb/verdict/1"
     JSON_EXCLUDE = ("missing_requirements",)
-    JSON_PROPERTIES = ("recommendation", "is_conclusive", "simulated", "slow_conditions", "warnings")
+    JSON_PROPERTIES = ("recommendation", "is_conclusive", "simulated", "slow_conditions", "warnings", "break_even")
 
     evidence: Evidence
     gates: Gates
@@ -208,6 +222,37 @@ class Verdict(Displayable):
         return tuple(sentences)
 
     @property
+    def missing_summary(self) -> str:
+        """Missing measurements that could change the verdict, and the command of the first one; empty if there are none."""
+        blocking = self.blocking_requirements
+        if not blocking:
+            return ""
+        names = ", ".join(requirement.name for requirement in blocking)
+        command = f"Run {blocking[0].first_command}."
+        is_suggested = any(command in action for action in self.reason.actions)
+        return f"Not measured, and could change the verdict: {names}.{'' if is_suggested else f' {command}'}"
+
+    @property
+    def break_even(self) -> BreakEven | None:
+        """Speed of the CPU, and the speed at which a GPU is worth using; ``None`` for another device."""
+        return self._case.break_even
+
+    @property
+    def answer(self) -> tuple[str, ...]:
+        """Speed, best batch size and duration on the CPU, and what a GPU must do, as sentences; empty for another device."""
+        evidence = self.evidence
+        if self._case.on_accelerator:
+            return ()
+        sentences = [*(self.break_even.sentences if self.break_even else ())]
+        if evidence.knee:
+            at_least = "at least " if evidence.knee_gain is None else ""
+            sentences.append(f"The best batch size is {at_least}{pluralize(evidence.knee, 'row')}.")
+        if evidence.hours is not None and evidence.num_texts:
+            duration = format_with_unit(HOURS, evidence.hours)
+            sentences.append(f"On this computer, {pluralize(evidence.num_texts, 'note')} take {duration}.")
+        return tuple(sentences)
+
+    @property
     def lanes(self) -> Lanes:
         """Comparison of CPU, MPS, MLX and a remote pool, with the measurements and the lane of this verdict."""
         lane = {CPU: CPU_LANE, MLX: MLX_LANE, REMOTE: REMOTE_LANE}.get(self.recommendation, "")
@@ -271,6 +316,7 @@ class Verdict(Displayable):
         )
         descriptions = "; ".join(metric.description for metric in reason.metrics)
         supporting = (f"Metrics: {descriptions}.",) if descriptions else ()
+        missing = (self.missing_summary,) if self.missing_summary else ()
         conditions = tuple(f"Condition during the measurement: {condition}" for condition in self.slow_conditions)
         remarks = (*conditions, *self.warnings, *self.gates.changes)
         alternatives = tuple(
@@ -307,7 +353,14 @@ class Verdict(Displayable):
         )
         return Report(
             title=self.title,
-            sentences=(*reasons, *supporting, *actions, *self.not_known, *remarks),
+            sentences=(
+                *self.answer,
+                *reasons,
+                *supporting,
+                *missing,
+                *actions,
+                *remarks,
+            ),
             tables=(
                 Table(
                     "Other applicable recommendations",
@@ -316,7 +369,7 @@ class Verdict(Displayable):
                 ),
             ),
             metrics=metrics,
-            html_sentences=(self.title, *reasons, *actions, *remarks),
+            html_sentences=(self.title, *self.answer, *reasons, *missing, *actions, *remarks),
             status=OK if self.recommendation == KEEP_DEVICE and self.is_conclusive else WARNING,
             charts=(Chart("Gates of this verdict", indicators=indicators),),
         )
@@ -358,7 +411,11 @@ def verdict(
         - ``is_conclusive``: whether none of them could change the verdict.
         - ``lanes``: comparison of CPU, MPS, MLX and a remote pool.
 
-        The text form contains no measured values; they are in the HTML form and in ``to_dict()``.
+        - ``break_even``: on the CPU, its notes per hour, and the notes per hour from which a GPU is worth using: the rate of
+          the CPU, increased by the gate ``speedup``, 22 % by default (source: the runbook).
+
+        On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose. The
+        text form contains no measured values except the speed of the CPU; they are in the HTML form and in ``to_dict()``.
 
     Raises:
         ConfigurationError: If an object is not a report, two reports have the same type, or reports are of different
@@ -368,13 +425,23 @@ def verdict(
     size, fallbacks, and speed. Metrics that were not measured are never guessed.
 
     Example:
-        >>> first = verdict(task="annotation")
-        >>> first.recommendation, [requirement.command for requirement in first.missing_requirements][:2]
-        ('measure first', ['nb.compare(model, texts)', 'nb.runbook.parity(model, texts)'])
+        >>> cpu = verdict(Evidence(device="cpu", task="annotation", texts_per_second=50.0, no_gpu=True))
+        >>> cpu.recommendation, cpu.answer[0], cpu.reason.actions
+        ('keep this device', 'The CPU annotates about 180,000 notes like these per hour.', ('Stay on the CPU. Run nb.sweep(model).',))
     """
     if gates is not None and not isinstance(gates, Gates):
         raise invalid_type("gates", gates, "Pass nb.runbook.gates(speedup=0.3).")
-    return evaluate(collect_evidence(*reports, gates=gates, task=task, num_texts=num_texts), gates)
+    evidence = collect_evidence(*reports, gates=gates, task=task, num_texts=num_texts)
+    device = evidence.device or (None if reports else "cpu")
+    if evidence.no_gpu is None and device == "cpu" and _has_no_gpu():
+        evidence = replace(evidence, device=device, no_gpu=True)
+    return evaluate(evidence, gates)
+
+
+def _has_no_gpu() -> bool:
+    """Return whether the CPU is the only device of this computer that can be used."""
+    devices = SESSION.list_devices(confirm=False).devices
+    return not any(get_device(status.device).is_accelerator and status.usable is not False for status in devices)
 
 
 def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
@@ -389,14 +456,14 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     missing = case.find_missing_requirements()
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)
     command = first_missing.first_command if first_missing else "nb.doctor()"
-    *rules, keep, tentative_keep, measure = build_decision_matrix(case, command)
+    *rules, keep, tentative_keep, keep_cpu, measure = build_decision_matrix(case, command)
     # Rules of the same precedence and recommendation form one reason.
     groups: dict[tuple[Area, Recommendation], list[VerdictRule]] = {}
     for rule in rules:
         if rule.metrics:
             groups.setdefault((rule.precedence, rule.recommendation), []).append(rule)
     if not groups:
-        rule = next((rule for rule in (keep, tentative_keep) if rule.metrics), measure)
+        rule = next((rule for rule in (keep, tentative_keep, keep_cpu) if rule.metrics), measure)
         groups[rule.precedence, rule.recommendation] = [rule]
     return Verdict(evidence, gates, tuple(map(_merge_rules, groups.values())), missing)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import sys
 import threading
@@ -16,6 +17,7 @@ from openmed_nb._utils.clock import use_clock
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.comparison import (
     NO_DIFFERENCE,
+    BreakEven,
     Comparison,
     DeviceMetrics,
     Utilization,
@@ -72,6 +74,36 @@ def test_dominant_phase_is_a_finding(seconds, dominant_phase, status):
     assert comparison.for_device("cuda").phase_times.dominant_phase == dominant_phase
     assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on cuda:0", status)
     assert comparison.findings[2].evidence.startswith(dominant_phase or "no phase")
+
+
+@pytest.mark.parametrize(
+    ("gain", "fractions", "model_speedup"),
+    [
+        (0.22, {}, None),
+        (0.22, {"forward": 1.0}, 1.22),
+        (1.0, {"data": 0.2, "decode": 0.1, "forward": 0.7}, 3.5),
+        (1.0, {"transfer": 0.2, "forward": 0.8}, 2.0),
+        (1.0, {"data": 0.5, "forward": 0.5}, math.inf),
+        (0.22, {"data": 0.9, "forward": 0.1}, math.inf),
+    ],
+)
+def test_model_speedup_follows_from_the_gate(gain, fractions, model_speedup):
+    """Only the model can be faster on a GPU; tokenizing and decoding stay on the CPU (Amdahl's law)."""
+    even = BreakEven("annotation", 10.0, fractions, gain)
+
+    assert even.model_speedup == (None if model_speedup is None else pytest.approx(model_speedup))
+    assert even.gpu_rows_per_hour == pytest.approx(36_000 * (1 + gain))
+    assert ("no GPU can reach that" in even.sentences[1]) == (model_speedup == math.inf)
+
+
+def test_break_even_is_for_the_cpu_alone():
+    comparison = make_comparison()
+    cpu = replace(comparison, devices=comparison.devices[:1])
+
+    assert comparison.break_even is None
+    assert cpu.break_even.rows_per_second == cpu.devices[0].rows_per_second
+    assert cpu.headline in str(cpu)
+    assert json.loads(json.dumps(cpu.to_dict()))["break_even"]["gain"] == 0.22
 
 
 def test_phase_fractions_average_over_all_steps():

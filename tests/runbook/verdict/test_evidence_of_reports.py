@@ -1,11 +1,13 @@
 """Metrics that a verdict and a logbook read from reports. Run pytest with ``--record`` to update ``figures.json``."""
 
+import contextlib
 import itertools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -392,6 +394,33 @@ def test_curve_uses_the_gate_of_the_verdict():
     assert collect_evidence(slow).memory_verdict == "flat"
     assert nb.verdict(slow).recommendation == "measure first"
     assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "move to a remote pool"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "no_gpu"),
+    [
+        ({"MPS": NOT_APPLICABLE, "CUDA": NOT_APPLICABLE}, True),
+        ({"MPS": NOT_APPLICABLE, "CUDA": WARNING}, False),
+        ({"MPS": OK, "CUDA": NOT_APPLICABLE}, False),
+        ({"computation": OK}, None),
+    ],
+)
+def test_doctor_shows_whether_there_is_a_gpu(statuses, no_gpu):
+    doctor = DoctorReport(tuple(Finding(name, status, "") for name, status in statuses.items()))
+
+    assert collect_evidence(doctor).no_gpu == no_gpu
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("simulate", [False, True])
+def test_verdict_without_reports_knows_the_computer(simulate):
+    with nb.simulated_mps() if simulate else contextlib.nullcontext():
+        verdict = nb.verdict()
+
+    only_cpu = not (simulate or torch.cuda.is_available() or torch.backends.mps.is_available())
+    assert (verdict.evidence.no_gpu is True) == only_cpu
+    assert verdict.recommendation == ("keep this device" if only_cpu else "measure first")
+    assert "nb.compare(model, texts)" in verdict.reason.actions[0]
 
 
 def test_diverging_losses_recommend_the_cpu():

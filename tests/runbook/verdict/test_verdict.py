@@ -225,6 +225,61 @@ def test_first_command_is_formatted_as_code():
     assert "Missing: " not in verdict._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("changes", "recommendation", "command"),
+    [
+        ({}, KEEP_DEVICE, "nb.sweep(model)"),
+        ({"texts_per_second": None, "task": None}, KEEP_DEVICE, "nb.compare(model, texts)"),
+        ({"no_gpu": None}, MEASURE, "nb.sweep(model)"),
+        ({"no_gpu": False}, MEASURE, "nb.sweep(model)"),
+        # The CPU has a problem that a change solves, whether or not there is another device.
+        ({"phase_fractions": {"data": 0.6, "forward": 0.4}}, FIX_INPUT_PIPELINE, ""),
+        # No device was measured that is not there.
+        ({"device": "mps"}, MEASURE, "nb.runbook.parity(model, texts)"),
+    ],
+)
+def test_computer_without_gpu_ends_in_an_answer(changes, recommendation, command):
+    verdict = evaluate(load_evidence("only_cpu", **changes))
+
+    assert verdict.recommendation == recommendation
+    assert f"Run {command}." in " ".join(verdict.reason.actions) or not command
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragments"),
+    [
+        ({}, ("180,000 notes", "220,000", "1.22 times")),
+        ({"task": "training"}, ("180,000 rows",)),
+        ({"knee": 4}, ("at least 4 rows",)),
+        ({"knee": 4, "knee_gain": 0.0}, ("is 4 rows",)),
+        ({"num_texts": 360_000}, ("2 hours",)),
+    ],
+)
+def test_answer_has_the_speed_of_the_cpu(changes, fragments):
+    verdict = evaluate(load_evidence("only_cpu", **changes))
+
+    assert all(fragment in " ".join(verdict.answer) for fragment in fragments)
+    assert set(verdict.answer) <= set(verdict.to_report().sentences)
+    assert verdict.to_dict()["break_even"]["rows_per_hour"] == 180_000
+
+
+def test_break_even_follows_the_gate_and_needs_a_cpu():
+    cpu = evaluate(load_evidence("only_cpu"), gates(speedup=1.0))
+
+    assert cpu.break_even.gpu_rows_per_hour == 360_000
+    assert evaluate(load_evidence("only_cpu", device="mps")).break_even is None
+    assert evaluate(load_evidence("only_cpu", texts_per_second=None)).break_even is None
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_missing_measurements_are_one_sentence(name):
+    verdict = evaluate(read_evidence(SCENARIOS[name]["evidence"]))
+    sentences = [sentence for sentence in verdict.to_report().sentences if "could change the verdict" in sentence]
+
+    assert len(sentences) == bool(verdict.blocking_requirements)
+    assert all(requirement.name in sentences[0] for requirement in verdict.blocking_requirements)
+
+
 FALLBACK = {"fallback_operators": ("aten::mode",)}
 SYNCHRONIZATION = {"synchronizations": (".item() at train.py:30 in step",)}
 SLOW_TRANSFER = {"phase_fractions": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}

@@ -155,6 +155,9 @@ SYSTEM_CHECKS = (
     ),
 )
 
+# Checks of a GPU. If none of them applies, only the CPU is available.
+GPU_CHECKS = ("MPS", "CUDA")
+
 
 def _check_system(facts: SystemFacts) -> Iterator[Finding]:
     """Yield the finding of each row of ``SYSTEM_CHECKS``."""

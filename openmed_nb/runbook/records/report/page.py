@@ -27,8 +27,7 @@ pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; paddin
 
 def render_page(report: ReportData, displayed: Report) -> str:
     """Return a report as an HTML page with its conclusion and a section for each step that ran."""
-    sentences = (sentence for sentence in displayed.sentences if sentence not in report.not_measured)
-    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in displayed.sentences)
     missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.not_measured) or "<li>None.</li>"
     step_links = "".join(
         f'<li><a href="#{escape(step.step)}">{escape(_step_title(step))}</a> {_status_html(step)}</li>'

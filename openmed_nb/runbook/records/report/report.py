@@ -88,7 +88,7 @@ class DeviceReport(ReportData, StagedReport):
             for outcome in self.steps
         )
         comparison, comparison_table = compare_speeds(self, find_shipped_report(self.subject))
-        sentences = (self.verdict, *self.notes, *self.warnings, *self.not_measured, comparison)
+        sentences = (self.verdict, *self.notes, *self.warnings, comparison)
         return Report(
             f"Report on {self.device or 'an unknown device'}",
             tuple(filter(None, sentences)),
@@ -168,8 +168,9 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     problems = [
         outcome.step for outcome in report.steps if outcome.outcome == DONE and outcome.status in {WARNING, FAILED}
     ]
-    review = f" Steps to review: {', '.join(problems)}." if problems else ""
-    return f"{recommendation} {finished}{review}"
+    review = f"Steps to review: {', '.join(problems)}." if problems else ""
+    sentences = (recommendation, *verdict.answer, verdict.missing_summary, finished, review)
+    return " ".join(filter(None, sentences))
 
 
 def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:

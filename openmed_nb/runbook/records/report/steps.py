@@ -324,12 +324,13 @@ def _sweep(options: StepOptions) -> StepResult:
     from ...bench.sweep import sweep
 
     max_batch_size = 32 if options.quick else None
-    seconds = 5.0 if options.quick else 30.0
+    # Less time measures a single size on a slow CPU, and a single size has no knee.
+    seconds = 12.0 if options.quick else 30.0
     report = sweep(
         MODEL, training=options.training, device=options.device, max_batch_size=max_batch_size, seconds=seconds
     )
     if report.knee is None:
-        summary = f"No best batch size found. {report.knee_reason} Run nb.sweep() with more seconds."
+        summary = f"Best batch size not measured: {report.knee_reason} Run nb.sweep(seconds={5 * seconds:g})."
         return StepResult(report, (report,), summary=summary, status=WARNING)
     return StepResult(report, (report,), summary=f"Knee: {report.knee_reason} {report.stop_reason}")
 
