@@ -334,7 +334,7 @@ LABEL_COLORS = (
 MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a cell without line breaks.
 MAX_UNSCROLLED_CHARACTERS = 3000  # A longer text is displayed in a box with a scroll bar.
 LINE_CHARACTERS = 80  # Characters for which a line break counts then.
-MAX_TABLE_CHARACTERS = 44  # Approximate width of a page on a phone; a wider table has a scroll bar if it needs one.
+MAX_TABLE_CHARACTERS = 36  # Approximate width of a page on a phone; a wider table has a scroll bar if it needs one.
 
 # One number or a range, optionally with a unit and with a percentage in parentheses.
 NUMBER_PATTERN = re.compile(

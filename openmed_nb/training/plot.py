@@ -44,7 +44,7 @@ def plot_charts(title: str, charts: Sequence[Chart]) -> CurveFigure:
         subplots = figure.subplots(len(charts), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         for subplot, chart, chart_axes in zip(subplots, charts, axes, strict=True):
             _draw_lines(subplot, chart.lines, chart_axes)
-        figure.suptitle(title, fontsize="large", fontweight="bold")
+        figure.suptitle(title, fontsize="large", fontweight="bold", wrap=True)
     return figure
 
 

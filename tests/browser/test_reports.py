@@ -11,7 +11,7 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import front_ends, page_measures
-from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, to_html
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
@@ -200,3 +200,21 @@ def test_html_export_looks_the_same_offline(new_page, picture, tmp_path, theme):
         picture(report, f"report_{report_name}_nbconvert_{theme}")
         low = {text: ratio for text, ratio in page_measures.contrasts(report).items() if ratio < MIN_CONTRAST}
         assert low == {}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_reports_are_not_wider_than_the_page(new_page, tmp_path, width):
+    """Wide tables scroll in a box, and long words break, on a phone and on a laptop."""
+    checksum = Report("Dataset", (f"SHA-256: {'0123456789abcdef' * 4}.",))
+    reports = {**{name: report._repr_html_() for name, report in REPORTS.items()}, "checksum": to_html(checksum)}
+    page = new_page()
+    page.set_viewport_size({"width": width, "height": 800})
+    widths = {}
+    for name, html in reports.items():
+        (tmp_path / f"{name}.html").write_text(
+            f'<meta charset="utf-8">{html.replace("<details", "<details open")}', "utf-8"
+        )
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        widths[name] = page.evaluate("document.documentElement.scrollWidth")
+
+    assert {name: measured for name, measured in widths.items() if measured > width} == {}

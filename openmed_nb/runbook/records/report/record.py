@@ -86,7 +86,7 @@ class ReportData:
         device: Measured device; null until it is known.
         planned_steps: Names of all steps, in order.
         steps: Outcomes of the steps that ran, in order.
-        verdict: Conclusion in two sentences.
+        verdict: Conclusion in a few sentences.
         not_measured: Missing measurements, as sentences.
         warnings: Warnings about the measurements, as sentences.
         notes: Notes on this run, as sentences.

@@ -267,7 +267,7 @@ def report(
         progress: Whether to display progress after half a second.
 
     Returns:
-        The report: ``verdict``, in two or three sentences; ``not_measured``; ``steps``, each with ``outcome`` (``"done"``,
+        The report: ``verdict``, in a few sentences; ``not_measured``; ``steps``, each with ``outcome`` (``"done"``,
         ``"failed"``, ``"crashed"`` or ``"timed out"``), ``message``, and ``report_json``, its own JSON; ``missing_steps``, the
         steps without a result; and ``exit_code``, 1 if there are any.
 
