@@ -2,7 +2,7 @@
 
 python scripts/make_pictures.py [NAME ...] [--folder FOLDER]
 
-It needs the test extra, and Chromium or Google Chrome. The cells are those of the README; those that need a GPU to be of
+It needs the test extra, and Chromium or Google Chrome. The first cells are those of the README; those that need a GPU to be of
 interest run on a simulated Mac, which the picture states.
 """
 
@@ -40,7 +40,14 @@ BORDER = 2
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)\n```$", README, flags=re.DOTALL | re.MULTILINE)
-DEVICE, NER, PANEL, SUMMARY = (code for language, code in BLOCKS if not language)
+LOAD, NER = (code for language, code in BLOCKS if not language)
+DEVICE = f"{LOAD}\n%openmed_device"
+PANEL = "%openmed_panel"
+SUMMARY = """import openmed_nb as nb
+
+notes = ["Seen for asthma.", "No complaints.", "Migraine since 2019; asthma as a child."]
+found = nb.annotate(notes)
+found.summary()"""
 DEFECT = """with nb.simulated_mps(defects=["pytorch#177116"]):
     found = nb.doctor("bundled_small")
 found"""

@@ -54,7 +54,9 @@ def regenerate(path: Path) -> None:
     stored = nbformat.read(path, as_version=4)
     notebook = nbformat.read(path, as_version=4)
     options = {"store_widget_state": False, "record_timing": False, "timeout": 120}
-    NotebookClient(notebook, kernel_name="python3", **options).execute(stderr=subprocess.DEVNULL)
+    resources = {"metadata": {"path": str(path.parent)}}  # As in JupyterLab, paths are relative to the notebook.
+    client = NotebookClient(notebook, kernel_name="python3", resources=resources, **options)
+    client.execute(stderr=subprocess.DEVNULL)
     for before, cell in zip(stored.cells, notebook.cells, strict=True):
         if cell.cell_type == "code" and compared(before.outputs) == compared(cell.outputs):
             cell.outputs = before.outputs

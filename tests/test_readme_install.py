@@ -24,9 +24,12 @@ WITHOUT = (
     "IPYTHONDIR",
 )
 
-# Runs notebooks like Run All, each in a separate kernel, and prints failures.
+# Folders in the home in which IPython, Jupyter, matplotlib and pip keep settings and caches.
+WRITTEN_BY_LIBRARIES = {".ipython", ".jupyter", ".config", ".cache", ".local"}
+
+# Runs notebooks like Run All, each in a separate kernel, then the answers of their exercises, and prints failures.
 RUN_ALL = """
-import json, sys
+import json, re, sys
 from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
@@ -34,6 +37,10 @@ from nbclient import NotebookClient
 failed = {}
 for name in sys.argv[1:]:
     notebook = nbformat.read(name, as_version=4)
+    text = "\\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    for answer in re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL):
+        codes = re.findall(r"```(?:python)?\\n(.*?)\\n```", answer, flags=re.DOTALL)
+        notebook.cells += [nbformat.v4.new_code_cell(code) for code in codes]
     resources = {"metadata": {"path": str(Path(name).parent)}}
     try:
         NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
@@ -44,9 +51,10 @@ print(json.dumps(failed))
 
 
 def test_readme_installs_what_the_notebooks_need():
-    """The line that opens a notebook installs the extra of the notebooks with the pinned versions."""
-    install, opened = readme_command("notebooks").split(" && ")
+    """The line that opens a notebook installs torch and the extra of the notebooks with the pinned versions."""
+    torch, install, opened = readme_command("notebooks").split(" && ")
 
+    assert shlex.split(torch)[-2:] == ["-r", "binder/torch.txt"]
     assert shlex.split(install)[-2:] == [".[notebooks]", "jupyterlab"]
     assert "-c binder/constraints.txt" in install
     assert (ROOT / shlex.split(opened)[-1]).is_file()
@@ -64,7 +72,7 @@ def installed(tmp_path_factory):
     kept = {name: value for name, value in os.environ.items() if name not in WITHOUT}
     path = f"{clone / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**kept, "HOME": str(home), "PATH": path, "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    for command in (readme_command("main job"), readme_command("notebooks").partition(" && ")[0]):
+    for command in (readme_command("notebooks").rpartition(" && ")[0], readme_command("main job")):
         done = subprocess.run(
             ["sh", "-c", command], cwd=clone, env=environment, capture_output=True, text=True, check=False
         )
@@ -72,16 +80,23 @@ def installed(tmp_path_factory):
     return clone, home, environment
 
 
+def list_files(folder):
+    """Return the files below a folder, relative to it, without the environment and compiled modules."""
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path for path in files if not {".venv", "__pycache__"} & {*path.parts}}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 @pytest.mark.skipif(sys.platform == "win32", reason="the README's lines are for a shell of Unix")
 def test_notebooks_run_twice_after_the_lines_of_the_readme(installed):
-    """Every notebook runs twice in the same home and leaves nothing in the user's data folder."""
+    """Every notebook runs twice in the same home, and writes nothing but caches and temporary files."""
     clone, home, environment = installed
     names = sorted(map(str, (clone / "notebooks").glob("[0-9]*.ipynb")))
     program = [str(clone / ".venv" / "bin" / "python"), "-c"]
     asked = "import platformdirs; print(platformdirs.user_data_path('openmed_nb', appauthor=False))"
     data = subprocess.check_output([*program, asked], env=environment, text=True).strip()
+    before = list_files(clone)
 
     for turn in ("first", "second"):
         done = subprocess.run([*program, RUN_ALL, *names], env=environment, capture_output=True, text=True, check=False)
@@ -89,3 +104,5 @@ def test_notebooks_run_twice_after_the_lines_of_the_readme(installed):
         assert json.loads(done.stdout.splitlines()[-1]) == {}, turn
     assert data.startswith(str(home))
     assert not Path(data).exists()
+    assert list_files(clone) == before
+    assert {path.parts[0] for path in list_files(home)} <= WRITTEN_BY_LIBRARIES

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 from helpers import front_ends, jupyter_server
 
 FOLDER = Path(__file__).parent
-SHIPPED = FOLDER.parents[1] / "notebooks" / "02_panel.ipynb"
+SHIPPED = FOLDER.parents[1] / "notebooks" / "05_faster.ipynb"
 
 BROWSERS = ("chromium", "google-chrome", "google-chrome-stable", "chromium-browser")
 MAC_BROWSER = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"

@@ -19,7 +19,7 @@ CODE_FENCE_PATTERN = re.compile(r"^```(\w*)\n(.*?)\n```$", re.DOTALL | re.MULTIL
 """Fenced block of code and its language. A block without a language is a notebook cell."""
 
 EXPECTED_OUTPUT = {
-    "README.md": ["Device: cpu", "[type 2 diabetes mellitus](DISEASE)", "", "asthma"],
+    "README.md": ["", "[type 2 diabetes mellitus](DISEASE)"],
     "docs/magics.md": ["[asthma](DISEASE)", "", "[asthma](DISEASE)", ""],
     "docs/devices.md": ["SIMULATED", "Device: cpu"],
     "docs/panel.md": [""],
