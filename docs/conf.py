@@ -62,7 +62,6 @@ html_theme = "pydata_sphinx_theme"
 html_title = "openmed_nb"
 html_static_path = ["_static"]
 html_css_files = ["openmed_docs.css"]
-html_js_files = ["openmed_docs.js"]
 html_extra_path = ["_root"]
 html_show_sourcelink = False
 html_copy_source = False

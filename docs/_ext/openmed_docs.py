@@ -6,11 +6,12 @@ import html
 import re
 from typing import TYPE_CHECKING, Any
 
-import reference_pages
 from docutils import nodes
 from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
+
+import reference_pages
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -13,14 +13,13 @@ import inspect
 import io
 import json
 import re
+import sys
 import types
 import typing
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-from source_calls import ELLIPSIS, Call, find_calls
 
 import openmed_nb as nb
 from openmed_nb import __main__ as command_line
@@ -30,12 +29,19 @@ from openmed_nb.devices import environment
 from openmed_nb.notebook import magics
 from openmed_nb.runbook.checks.doctor import checks, silent_errors
 from openmed_nb.runbook.verdict.gates import SYMPTOMS
+from source_calls import ELLIPSIS, Call, find_calls
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "openmed_nb"
 PICTURES = ROOT / "docs" / "pictures"
 
-NAMESPACES = ("openmed_nb", "openmed_nb.training", "openmed_nb.training.loader", "openmed_nb.runbook", "openmed_nb.compat")
+NAMESPACES = (
+    "openmed_nb",
+    "openmed_nb.training",
+    "openmed_nb.training.loader",
+    "openmed_nb.runbook",
+    "openmed_nb.compat",
+)
 
 # Issues are quoted as "pytorch#177116"; these are the owners of repositories whose name differs from the owner's.
 OWNERS = {"transformers": "huggingface", "accelerate": "huggingface"}
@@ -122,14 +128,20 @@ def result_classes() -> dict[str, type]:
 def returned_classes(function: object) -> Iterator[type]:
     """Yield the public classes of the package in the return annotation of a function or property."""
     function = function.fget if isinstance(function, property) else inspect.unwrap(function)  # type: ignore[arg-type]
-    with contextlib.suppress(Exception):  # An annotation may name a class that is imported for type checkers only.
-        waiting = [typing.get_type_hints(function).get("return")]
-        while waiting:
-            hint = waiting.pop()
-            waiting += typing.get_args(hint)
-            if isinstance(hint, type) and hint.__module__.startswith("openmed_nb.") and not is_error(hint):
-                if not hint.__name__.startswith("_") and not isinstance(hint, types.GenericAlias) and inspect.getdoc(hint):
-                    yield hint
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    if isinstance(annotation, str):
+        names = vars(sys.modules[function.__module__])
+        try:
+            annotation = eval(annotation, {**names})  # noqa: S307 - an annotation of the package
+        except NameError:  # It names a class that is imported for type checkers only.
+            annotation = None
+    waiting = [annotation]
+    while waiting:
+        hint = waiting.pop()
+        waiting += typing.get_args(hint)
+        is_class = isinstance(hint, type) and not isinstance(hint, types.GenericAlias) and not is_error(hint)
+        if is_class and hint.__module__.startswith("openmed_nb.") and not hint.__name__.startswith("_"):
+            yield hint
 
 
 def members_of(cls: type) -> list[str]:
@@ -138,7 +150,12 @@ def members_of(cls: type) -> list[str]:
     for name, value in inspect.getmembers(cls):
         owner = next((base for base in cls.__mro__ if name in vars(base)), object)
         is_member = inspect.isroutine(value) or isinstance(value, property)
-        if not name.startswith("_") and is_member and owner.__module__.startswith("openmed_nb") and inspect.getdoc(value):
+        if (
+            not name.startswith("_")
+            and is_member
+            and owner.__module__.startswith("openmed_nb")
+            and inspect.getdoc(value)
+        ):
             names.append(name)
     return names
 
@@ -187,12 +204,29 @@ def api_pages() -> dict[str, str]:
         names = [name for name in public if name.rpartition(".")[0] == namespace]
         lines += [f"## {heading}\n", first_sentence(importlib.import_module(namespace)) + "\n"]
         lines += [*table_of(names, public, short_name), ""]
-    lines += ["## Results\n", "The functions return values of these classes.\n"]
-    lines += [*table_of(list(results), results, lambda name: name.rpartition(".")[2]), ""]
-    listed = "\n".join(dict.fromkeys(page_name(name, value) for name, value in {**public, **results}.items()))
-    lines.append(f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n")
-    pages["reference/api/index.md"] = "\n".join(lines)
+    lines += ["## Results\n", "The functions return values of [these classes](results.md).\n"]
+    pages["reference/api/index.md"] = "\n".join([*lines, hidden_toctree([*page_names(public), "results"])])
+    pages["reference/api/results.md"] = "\n".join(
+        [
+            GENERATED + "# Results\n",
+            "Functions return values of these classes. A result displays itself in a notebook.\n",
+            *table_of(list(results), results, lambda name: name.rpartition(".")[2]),
+            "",
+            hidden_toctree(page_names(results)),
+        ]
+    )
     return pages
+
+
+def page_names(values: dict[str, Any]) -> list[str]:
+    """Return the file name of the page of each name; two names of one class have one page."""
+    return [*dict.fromkeys(page_name(name, value) for name, value in values.items())]
+
+
+def hidden_toctree(pages: Iterable[str]) -> str:
+    """Return the part of a page that adds other pages to the navigation."""
+    listed = "\n".join(pages)
+    return f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
 
 def table_of(names: list[str], values: dict[str, Any], title: Any) -> list[str]:
@@ -208,7 +242,9 @@ def summary_of(qualified: str, value: object) -> str:
     """Return the first sentence of the docstring of a name; a constant has its value instead."""
     if isinstance(value, type) or callable(value):
         return first_sentence(value)
-    return f"The constant `{value!r}`." if isinstance(value, str) else f"A constant of `{qualified.rpartition('.')[0]}`."
+    return (
+        f"The constant `{value!r}`." if isinstance(value, str) else f"A constant of `{qualified.rpartition('.')[0]}`."
+    )
 
 
 def cell(text: str) -> str:
@@ -241,7 +277,7 @@ def magic_functions() -> dict[str, Any]:
 
 
 def help_of_magic(magic: Any) -> str:
-    """Return what ``--help`` prints."""
+    """Return the output of ``--help``."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         magics._print_help(magic)  # noqa: SLF001 - the function behind --help
@@ -267,21 +303,22 @@ def magic_pages() -> dict[str, str]:
         f"| `OpenMedMagics.{name}` | `{trait.default_value!r}` | {cell(trait.help)} |"
         for name, trait in sorted(magics.OpenMedMagics.class_own_traits(config=True).items())
     ]
-    pages["reference/magics/index.md"] = "\n".join([
-        GENERATED + "# Magics\n",
-        "`%load_ext openmed_nb` adds the magics. [The guide](../../magics.md) explains them.\n",
-        "| magic | what it does |",
-        "|---|---|",
-        *rows,
-        "\n## Settings\n",
-        "Change a setting with `%config`, such as `%config OpenMedMagics.show_text = False`.\n",
-        "| setting | default | meaning |",
-        "|---|---|---|",
-        *settings,
-        "\n```{toctree}\n:hidden:\n",
-        *functions,
-        "```\n",
-    ])
+    pages["reference/magics/index.md"] = "\n".join(
+        [
+            GENERATED + "# Magics\n",
+            "`%load_ext openmed_nb` adds the magics. [The guide](../../magics.md) explains them.\n",
+            "| magic | what it does |",
+            "|---|---|",
+            *rows,
+            "\n## Settings\n",
+            "Change a setting with `%config`, such as `%config OpenMedMagics.show_text = False`.\n",
+            "| setting | default | meaning |",
+            "|---|---|---|",
+            *settings,
+            "",
+            hidden_toctree(functions),
+        ]
+    )
     return pages
 
 
@@ -298,7 +335,10 @@ def command_line_page() -> str:
     for name, function in vars(command_line).items():
         if name.startswith("run_"):
             functions[name.removeprefix("run_").replace("_", "-")] = function
-    text = GENERATED + "# Command line\n\nThe same work without a notebook. [Magics](../magics.md#in-a-shell) has examples.\n"
+    text = (
+        GENERATED
+        + "# Command line\n\nThe same work without a notebook. [Magics](../magics.md#in-a-shell) has examples.\n"
+    )
     for command, function in functions.items():
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
@@ -335,13 +375,17 @@ def variables_page() -> str:
         *definitions(own, variables),
         "## Variables of MPS\n",
         "On Apple Silicon, `%load_ext openmed_nb` sets these three, unless they are already set. It never overwrites a",
-        "value of yours. torch reads them once, so load the extension before anything imports torch.\n",
+        "value that you set. torch reads them once, so load the extension before anything imports torch.\n",
         *definitions(torch, variables),
         "## Other variables of MPS\n",
         f"The doctor reports variables that torch ignores. Binaries up to torch {environment.LATEST_CHECKED_TORCH} were checked.\n",
         "| variable | read by torch since |",
         "|---|---|",
-        *(f"| `{name}` | {release} |" for name, release in environment.SUPPORTED_SINCE.items() if name not in variables),
+        *(
+            f"| `{name}` | {release} |"
+            for name, release in environment.SUPPORTED_SINCE.items()
+            if name not in variables
+        ),
     ]
     return "\n".join(lines) + "\n"
 
@@ -366,17 +410,19 @@ def error_pages() -> dict[str, str]:
     for name, cls in classes.items():
         rows.append(f"| [`{name}`]({name}.md) | {cell(first_sentence(cls))} |")
         pages |= error_page(name, calls[name])
-    names = "\n".join(page.removeprefix("reference/errors/").removesuffix(".md") for page in pages)
-    pages["reference/errors/index.md"] = "\n".join([
-        GENERATED + "# Errors\n",
-        "An error states the problem with the value, and one remedy. Its page lists the messages of the package.",
-        f"`{ELLIPSIS}` stands for a value.\n",
-        f"```text\n{tree}\n```\n",
-        "| error | meaning |",
-        "|---|---|",
-        *rows,
-        f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n",
-    ])
+    pages["reference/errors/index.md"] = "\n".join(
+        [
+            GENERATED + "# Errors\n",
+            "An error states the problem with the value, and one remedy. Its page lists the messages of the package.",
+            f"`{ELLIPSIS}` stands for a value.\n",
+            f"```text\n{tree}\n```\n",
+            "| error | meaning |",
+            "|---|---|",
+            *rows,
+            "",
+            hidden_toctree(page.removeprefix("reference/errors/").removesuffix(".md") for page in pages),
+        ]
+    )
     return pages
 
 
@@ -452,28 +498,31 @@ def file_pages() -> dict[str, str]:
     for name, path in schemas.items():
         pages |= schema_pages(name, json.loads(path.read_text("utf-8")))
     versions = schema_versions()
-    names = "\n".join(page.removeprefix("reference/files/").removesuffix(".md") for page in pages)
+    names = [page.removeprefix("reference/files/").removesuffix(".md") for page in pages]
     resume_text = rst_to_markdown(inspect.getdoc(resume) or "")
-    pages["reference/files/index.md"] = "\n".join([
-        GENERATED + "# Files\n",
-        "## Formats of annotations\n",
-        "| format | suffixes | used by | contents |",
-        "|---|---|---|---|",
-        *rows,
-        "\n## The resume file\n",
-        resume_text + "\n",
-        f"The header names the format, `{resume.FORMAT}`. A resume file contains the words of entities: treat it like",
-        "the notes.\n",
-        "## JSON schemas\n",
-        "Logbooks and reports have a JSON Schema of the 2020-12 draft.\n",
-        *(f"- [{name}](schema_{name}.md): `{path.relative_to(ROOT).as_posix()}`" for name, path in schemas.items()),
-        "\n## Names of JSON results\n",
-        "`--json` and `to_dict()` return JSON. The field `schema` names its form:\n",
-        "| schema | class |",
-        "|---|---|",
-        *(f"| `{schema}` | `{cls}` |" for schema, cls in sorted(versions.items())),
-        f"\n```{{toctree}}\n:hidden:\n\n{names}\n```\n",
-    ])
+    pages["reference/files/index.md"] = "\n".join(
+        [
+            GENERATED + "# Files\n",
+            "## Formats of annotations\n",
+            "| format | suffixes | used by | contents |",
+            "|---|---|---|---|",
+            *rows,
+            "\n## The resume file\n",
+            resume_text + "\n",
+            f"The header names the format, `{resume.FORMAT}`. A resume file contains the words of entities: treat it like",
+            "the notes.\n",
+            "## JSON schemas\n",
+            "Logbooks and reports have a JSON Schema of the 2020-12 draft.\n",
+            *(f"- [{name}](schema_{name}.md): `{path.relative_to(ROOT).as_posix()}`" for name, path in schemas.items()),
+            "\n## Names of JSON results\n",
+            "`--json` and `to_dict()` return JSON. The field `schema` names its form:\n",
+            "| schema | class |",
+            "|---|---|",
+            *(f"| `{schema}` | `{cls}` |" for schema, cls in sorted(versions.items())),
+            "",
+            hidden_toctree(names),
+        ]
+    )
     return pages
 
 
@@ -506,7 +555,9 @@ def schema_pages(name: str, schema: dict[str, Any]) -> dict[str, str]:
         if rows:
             page = f"schema_{name}_{field}"
             table = "\n".join(rows)
-            heading = f"# {title}: {field}\n\n{value.get('description', '')}\n\n| field | type | meaning |\n|---|---|---|\n"
+            heading = (
+                f"# {title}: {field}\n\n{value.get('description', '')}\n\n| field | type | meaning |\n|---|---|---|\n"
+            )
             pages[f"reference/files/{page}.md"] = f"{GENERATED}{heading}{table}\n"
             shown = f"[`{field}`]({page}.md)"
         lines.append(f"| {shown} | {schema_type(value)} | {cell(value.get('description', ''))} |")
@@ -553,7 +604,7 @@ def troubleshooting_pages() -> dict[str, str]:
             f"Type\n: {linked_code(row.tool)}\n",
             f"Source\n: {linked_issues(row.source)}\n",
         ]
-    lines.append("```{toctree}\n:hidden:\n\nfindings\nsilent_errors\n```\n")
+    lines.append(hidden_toctree(["findings", "silent_errors"]))
     return {
         "troubleshooting/index.md": "\n".join(lines),
         "troubleshooting/findings.md": findings_page(),
@@ -562,48 +613,56 @@ def troubleshooting_pages() -> dict[str, str]:
 
 
 def findings_page() -> str:
-    """Return the page of what the doctor finds: rejected devices, and problems of packages and models."""
+    """Return the page of findings of the doctor: rejected devices, and problems of packages and models."""
     rules = [call for call in find_calls(PACKAGE / "devices", frozenset({"RejectionRule"})) if len(call.arguments) > 2]
     findings = [
         call
         for call in find_calls(Path(checks.__file__).parent, frozenset({"Finding"}))
         if len(call.arguments) > 3 and set(call.arguments[2]) - {ELLIPSIS} and set(call.arguments[3]) - {ELLIPSIS}
     ]
-    return "\n".join([
-        GENERATED + "# Findings of the doctor\n",
-        f"`%openmed_doctor` reports these problems. `{ELLIPSIS}` stands for a value.\n",
-        "## A device cannot be used\n",
-        "| reason | remedy |",
-        "|---|---|",
-        *(f"| {plain(call.arguments[1])} | {plain(call.arguments[2])} |" for call in rules if call.arguments[2]),
-        "\n## Packages, data types and models\n",
-        "| check | evidence | remedy |",
-        "|---|---|---|",
-        *(" | ".join(["", *(plain(call.arguments[index]) for index in (0, 2, 3)), ""]).strip() for call in findings),
-        "",
-    ])
+    return "\n".join(
+        [
+            GENERATED + "# Findings of the doctor\n",
+            f"`%openmed_doctor` reports these problems. `{ELLIPSIS}` stands for a value.\n",
+            "## A device cannot be used\n",
+            "| reason | remedy |",
+            "|---|---|",
+            *(f"| {plain(call.arguments[1])} | {plain(call.arguments[2])} |" for call in rules if call.arguments[2]),
+            "\n## Packages, data types and models\n",
+            "| check | evidence | remedy |",
+            "|---|---|---|",
+            *(
+                " | ".join(["", *(plain(call.arguments[index]) for index in (0, 2, 3)), ""]).strip()
+                for call in findings
+            ),
+            "",
+        ]
+    )
 
 
 def silent_errors_page() -> str:
     """Return the page of operations that give incorrect results without an error."""
-    return "\n".join([
-        GENERATED + "# Known silent errors\n",
-        "These operations gave incorrect results on a device without an error. The doctor runs each of them on your",
-        "device and compares it with the CPU. The column of affected versions quotes the issue.\n",
-        "| operation | what is wrong | affected | remedy | source |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {plain(bug.name)} | {plain(bug.description)} | {plain(bug.affected)} | {plain(bug.remedy)} | {linked_issues(bug.issue)} |"
-            for bug in silent_errors.KNOWN_BUGS
-        ),
-        "",
-    ])
+    return "\n".join(
+        [
+            GENERATED + "# Known silent errors\n",
+            "These operations gave incorrect results on a device without an error. The doctor runs each of them on your",
+            "device and compares it with the CPU. The column of affected versions quotes the issue.\n",
+            "| operation | what is wrong | affected | remedy | source |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {plain(bug.name)} | {plain(bug.description)} | {plain(bug.affected)} | {plain(bug.remedy)} | {linked_issues(bug.issue)} |"
+                for bug in silent_errors.KNOWN_BUGS
+            ),
+            "",
+        ]
+    )
 
 
 def capitalize(text: str) -> str:
     """Return a text with a capital first letter, unless it starts with a name."""
-    first = text.split()[0]
-    return text if not first.islower() or first in {"torch"} else text[0].upper() + text[1:]
+    first = text.split(maxsplit=1)[0]
+    is_name = first == "torch" or not first.islower()
+    return text if is_name else text[0].upper() + text[1:]
 
 
 def linked_code(tools: str) -> str:

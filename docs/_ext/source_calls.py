@@ -9,6 +9,9 @@ from pathlib import Path
 
 ELLIPSIS = "…"
 
+# A name may be assigned from other names. Two names that are assigned from each other must not recurse for ever.
+MAX_DEPTH = 4
+
 
 @dataclass(frozen=True)
 class Call:
@@ -83,16 +86,17 @@ def text_of(node: ast.expr, names: Mapping[str, ast.expr], depth: int = 0) -> st
         >>> text_of(ast.parse("f'{name!r} is not a valid device name.'", mode="eval").body, {})
         '… is not a valid device name.'
     """
-    if isinstance(node, ast.Constant):
-        return str(node.value) if isinstance(node.value, (str, int)) else ELLIPSIS
-    if isinstance(node, ast.JoinedStr):
-        return "".join(text_of(value, names, depth) for value in node.values)
-    if isinstance(node, ast.FormattedValue):
-        return text_of(node.value, names, depth) if isinstance(node.value, ast.Name) else ELLIPSIS
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return text_of(node.left, names, depth) + text_of(node.right, names, depth)
-    if isinstance(node, ast.Attribute):
-        return text_of(names[node.attr], names, depth + 1) if node.attr.isupper() and node.attr in names else ELLIPSIS
-    if isinstance(node, ast.Name) and node.id in names and depth < 4:
-        return text_of(names[node.id], names, depth + 1)
-    return ELLIPSIS
+    text = ELLIPSIS
+    if isinstance(node, ast.Constant) and isinstance(node.value, (str, int)):
+        text = str(node.value)
+    elif isinstance(node, ast.JoinedStr):
+        text = "".join(text_of(value, names, depth) for value in node.values)
+    elif isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
+        text = text_of(node.value, names, depth)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        text = text_of(node.left, names, depth) + text_of(node.right, names, depth)
+    elif isinstance(node, (ast.Name, ast.Attribute)) and depth < MAX_DEPTH:
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        is_known = name in names and (isinstance(node, ast.Name) or name.isupper())
+        text = text_of(names[name], names, depth + 1) if is_known else ELLIPSIS
+    return text
