@@ -51,7 +51,6 @@ autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-python_maximum_signature_line_length = 88
 add_module_names = False
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
@@ -61,6 +60,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 html_theme = "pydata_sphinx_theme"
 html_title = "openmed_nb"
 html_static_path = ["_static"]
+html_search_scorer = str(DOCS / "_ext" / "search_scorer.js")
 html_css_files = ["openmed_docs.css"]
 html_extra_path = ["_root"]
 html_show_sourcelink = False

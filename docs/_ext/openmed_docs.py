@@ -69,15 +69,15 @@ def _diagram(code: str, docname: str) -> str:
 class LinkCode(SphinxPostTransform):
     """Link code such as ``nb.annotate(notes)``, ``%openmed_ner`` and the names of errors to their pages of the reference."""
 
-    default_priority = 5
+    default_priority = 20  # After Sphinx has resolved the references, so that links are known.
 
     def run(self, **_options: Any) -> None:
         """Replace each literal that is a public name by a link with that literal."""
-        if self.config.html_context.get("no_code_links") or not self.app.builder.name.startswith("html"):
+        if self.app.builder.format != "html":
             return
         targets = code_targets()
         for literal in list(self.document.findall(nodes.literal)):
-            if isinstance(literal.parent, (nodes.reference, nodes.title)) or literal.next_node(nodes.reference):
+            if _is_linked(literal):
                 continue
             name = re.split(r"[(\s=]", literal.astext(), maxsplit=1)[0].removeprefix("%%").removeprefix("%")
             name = name.removesuffix(".")
@@ -87,6 +87,15 @@ class LinkCode(SphinxPostTransform):
                 link = make_refnode(self.app.builder, self.env.docname, docname, anchor, literal.deepcopy())
                 link["classes"].append("code-link")
                 literal.replace_self(link)
+
+
+def _is_linked(node: nodes.Node) -> bool:
+    """Return whether a node is in a link or a heading."""
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, (nodes.reference, nodes.title)):
+            return True
+    return False
 
 
 def code_targets() -> dict[str, str]:
@@ -100,6 +109,16 @@ def code_targets() -> dict[str, str]:
     variables = reference_pages.package_variables()
     page = "docs/reference/environment_variables"
     return targets | {name: f"{page}#{name.lower().replace('_', '-')}" for name in variables}
+
+
+def label_toggles(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
+    """Name the buttons that expand the navigation, which the theme leaves without a name for screen readers."""
+    generate = context.get("generate_toctree_html")
+    if generate is not None:
+        named = '<summary aria-label="Show its pages">'
+        context["generate_toctree_html"] = lambda *args, **options: str(generate(*args, **options)).replace(
+            "<summary>", named
+        )
 
 
 def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
@@ -123,6 +142,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the functions to the events of Sphinx."""
     app.connect("builder-inited", write_reference)
     app.connect("source-read", adapt_markdown)
+    app.connect("html-page-context", label_toggles, priority=900)  # After the theme.
     app.connect("build-finished", write_llms_txt)
     app.add_post_transform(LinkCode)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

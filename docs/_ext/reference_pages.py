@@ -507,7 +507,7 @@ def file_pages() -> dict[str, str]:
             "| format | suffixes | used by | contents |",
             "|---|---|---|---|",
             *rows,
-            "\n## The resume file\n",
+            "\n## Resume file\n",
             resume_text + "\n",
             f"The header names the format, `{resume.FORMAT}`. A resume file contains the words of entities: treat it like",
             "the notes.\n",
