@@ -446,7 +446,7 @@ def error_page(name: str, calls: list[Call]) -> dict[str, str]:
         return {f"reference/errors/{name}.md": text}
     packages: dict[str, list[Call]] = defaultdict(list)
     for call in messages:
-        packages[call.module.partition("/")[0].removesuffix(".py").lstrip("_")].append(call)
+        packages[call.module.partition("/")[0].removesuffix(".py").strip("_")].append(call)
     pages = {}
     links = []
     for package, group in packages.items():
@@ -464,7 +464,11 @@ def error_page(name: str, calls: list[Call]) -> dict[str, str]:
 
 def message_table(calls: list[Call]) -> list[str]:
     """Return the lines of a table with the message and the remedy of each error."""
-    rows = [f"| {plain(call.arguments[0])} | {plain(call.arguments[1])} |" for call in calls]
+    rows = []
+    for call in calls:
+        message, remedy = call.arguments[:2]
+        shown = plain(remedy) if set(remedy) - {ELLIPSIS} else "depends on the cause"
+        rows.append(f"| {plain(message)} | {shown} |")
     return ["| message | remedy |", "|---|---|", *rows]
 
 

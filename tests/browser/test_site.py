@@ -102,8 +102,8 @@ def links(site):
 def test_links_and_anchors_resolve(site, links):
     """Each relative link leads to a file of the site, and its anchor is in that file."""
     broken = []
-    for page, found in links.items():
-        for link in found.links:
+    for page, page_links in links.items():
+        for link in page_links.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
                 continue
@@ -119,11 +119,13 @@ def test_links_and_anchors_resolve(site, links):
 
 
 def test_pages_load_only_files_of_the_site(site, links):
-    outside = [(page.name, url) for page, found in links.items() for url in found.loaded if urlsplit(url).netloc]
+    outside = [
+        (page.name, url) for page, page_links in links.items() for url in page_links.loaded if urlsplit(url).netloc
+    ]
     missing = [
         (page.name, url)
-        for page, found in links.items()
-        for url in found.loaded
+        for page, page_links in links.items()
+        for url in page_links.loaded
         if not urlsplit(url).scheme and not (page.parent / unquote(urlsplit(url).path)).is_file()
     ]
 
