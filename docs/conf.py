@@ -84,5 +84,11 @@ html_theme_options = {
 }
 html_sidebars = {"docs/index": []}
 
-# The address of the repository is known where GitHub builds the site.
+# The address of the repository is known where GitHub builds the site. A link requests nothing until it is clicked.
 repository = os.environ.get("GITHUB_REPOSITORY", "")
+if repository:
+    html_theme_options["external_links"] = [
+        {"name": "Run on Binder", "url": f"https://mybinder.org/v2/gh/{repository}/HEAD?labpath=notebooks"},
+        {"name": "GitHub", "url": f"https://github.com/{repository}"},
+    ]
+    html_theme_options["header_links_before_dropdown"] = 6

@@ -29,11 +29,18 @@ sys.exit(main(sys.argv[1:]))
 """
 """Sphinx in a process that can reach no network."""
 
+CLIPPED = """() => {
+  const article = document.querySelector('.bd-article-container');
+  return article.scrollWidth - article.clientWidth;
+}"""
+"""How many pixels of the article are beyond its right edge, where the theme hides them."""
+
 PAGES = (
     "docs/index",
     "notebooks/01_quickstart",
     "docs/many_notes",
     "docs/reference/api/openmed_nb.annotate",
+    "docs/reference/api/openmed_nb.annotation.results.Annotations-class",
     "docs/reference/magics/openmed_device",
     "docs/troubleshooting/index",
     "docs/front_ends",
@@ -144,6 +151,7 @@ def test_page_is_accessible(address, new_page, path, width, scheme):
     page.goto(f"{address}/{path}.html")
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CLIPPED) == 0
     assert page_measures.findings(page, "html") == []
 
 

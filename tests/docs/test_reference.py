@@ -132,6 +132,19 @@ def test_front_ends_name_existing_tests():
     assert [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text("utf-8")] == []
 
 
+def test_front_ends_give_a_source_in_every_cell():
+    """Each cell of the table has the number of a test or source, or says that it has none."""
+    text = (ROOT / "docs" / "front_ends.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    numbers = set(re.findall(r"^(\d+)\. ", text, flags=re.MULTILINE))
+
+    assert len(rows) == 8
+    for front_end, *cells in rows:
+        for cell in cells:
+            number = re.search(r"\[(\d+)\]$", cell)
+            assert cell in {"not tested", "does not apply"} or (number and number[1] in numbers), (front_end, cell)
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
