@@ -10,13 +10,14 @@ PYTEST_XDIST_AUTO_NUM_WORKERS=$(python -c "import os; print((os.cpu_count() or 1
 export PYTEST_XDIST_AUTO_NUM_WORKERS
 pytest="python -m pytest -n auto --maxprocesses 4 --dist loadfile"
 case "${1-}" in
-  --list) echo simulated marked examples ;;
+  --list) echo simulated marked examples docs ;;
   simulated)  # What needs a device runs once more, on the simulated MPS device.
     $pytest --simulated-mps \
       --deselect tests/annotation/test_same_answers.py::TestLabels \
       --deselect tests/annotation/test_same_answers.py::TestAnyText \
       tests/test_session.py tests/models tests/annotation tests/distributed tests/training ;;
-  marked) $pytest --slow -m "slow and not hypothesis" openmed_nb tests notebooks ;;
+  marked) $pytest --slow -m "slow and not hypothesis and not docs" openmed_nb tests notebooks ;;
   examples) $pytest --slow -m hypothesis tests ;;  # Every property, on many more examples.
+  docs) python -m pytest --slow -m docs tests/browser ;;  # Builds the site, which needs the extra docs.
   *) echo "usage: sh scripts/check_slow.sh --list | PART" >&2; exit 2 ;;
 esac

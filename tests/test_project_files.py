@@ -59,8 +59,9 @@ def test_package_is_pinned_once_for_each_python():
 
 
 def test_dependencies_are_pinned():
-    """The constraints cover every dependency of the project and of its test extra."""
-    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+    """The constraints cover every dependency of the project and of its test and docs extras."""
+    extras = PROJECT["optional-dependencies"]
+    declared = [*PROJECT["dependencies"], *extras["test"], *extras["docs"]]
     pinned = {requirement.name.lower().replace("_", "-") for requirement in requirements("constraints.txt")}
 
     assert {Requirement(name).name.lower().replace("_", "-") for name in declared} <= pinned
@@ -148,7 +149,7 @@ def test_ci_runs_the_slow_lane_part_by_part():
     documented = (ROOT / "docs" / "checks.md").read_text("utf-8")
 
     assert "sh scripts/check_slow.sh --list" in (ROOT / ".ci" / "run").read_text()
-    assert len(parts) == 3
+    assert len(parts) == 4
     for part in parts:
         assert f"`{part}`" in documented
 

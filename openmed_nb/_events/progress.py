@@ -32,6 +32,7 @@ from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
 if TYPE_CHECKING:
     from IPython.core.display_functions import DisplayHandle
 
+# Disables all progress lines with one of the values "0", "false", "no" and "off".
 PROGRESS_VARIABLE = "OPENMED_NB_PROGRESS"
 DISABLED_VALUES = frozenset({"0", "false", "no", "off"})
 

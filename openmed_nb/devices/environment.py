@@ -23,8 +23,11 @@ from .._utils.validation import closest_match
 from .backend import parse_release
 from .request import mask_secrets
 
+# If it is "1", torch computes operators without an MPS kernel on the CPU instead of raising an error.
 FALLBACK_VARIABLE = "PYTORCH_ENABLE_MPS_FALLBACK"
+# Limit of MPS memory, as a ratio of the recommended working set, in [0, 2]. Above it torch raises an out-of-memory error.
 HIGH_WATERMARK_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+# Ratio from which the MPS allocator returns cached memory, in [0, high watermark].
 LOW_WATERMARK_VARIABLE = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 VARIABLES = (FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE)
 

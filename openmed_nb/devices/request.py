@@ -12,7 +12,9 @@ from .._utils.text import describe_value, short_type_name
 from .._utils.validation import invalid_value
 from ..errors import ConfigurationError, UnknownDeviceError
 
+# Names the device of a process. A choice with %openmed_device, %openmed_panel or nb.use is written to it.
 TORCH_DEVICE_VARIABLE = "OPENMED_TORCH_DEVICE"
+# Names the device if OPENMED_TORCH_DEVICE is not set.
 DEVICE_VARIABLE = "OPENMED_DEVICE"
 DEVICE_VARIABLES = (TORCH_DEVICE_VARIABLE, DEVICE_VARIABLE)
 

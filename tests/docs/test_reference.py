@@ -1,0 +1,167 @@
+"""The generated pages: every public name, magic, variable, error and symptom, without Sphinx."""
+
+import ast
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import openmed_nb as nb
+import reference_pages
+import source_calls
+from helpers.public_api import LOADER, PUBLIC
+from openmed_nb.runbook.verdict.gates import SYMPTOMS
+
+ROOT = Path(__file__).parents[2]
+MAX_WORDS = 1500
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """All generated pages."""
+    return reference_pages.all_pages()
+
+
+def documented_names(pages):
+    """Return the qualified names of all objects that autodoc documents, and of constants."""
+    text = "\n".join(pages.values())
+    names = set(re.findall(r"\.\. auto(?:function|class|exception):: (\S+)", text))
+    constants = re.findall(r"\.\. currentmodule:: (\S+)\n\n\.\. py:data:: (\S+)", text)
+    return names | {f"{module}.{name}" for module, name in constants}
+
+
+def stub_names(stub):
+    """Return the public names of a stub, without modules, which have an index of their own names."""
+    namespace = ".".join(stub.relative_to(ROOT).parent.parts)
+    for statement in ast.parse(stub.read_text("utf-8")).body:
+        if isinstance(statement, ast.ImportFrom) and statement.level and statement.module:
+            yield from (f"{namespace}.{alias.asname}" for alias in statement.names)
+
+
+def test_reference_has_every_public_name(pages):
+    """Each name of the stubs, of the namespaces and of the errors is documented, a class under one of its names."""
+    documented = documented_names(pages)
+    objects = {id(getattr_path(name)) for name in documented}
+    stubs = [ROOT / "openmed_nb" / folder / "__init__.pyi" for folder in ("", "training", "runbook")]
+    public = [name for stub in stubs for name in stub_names(stub)]
+    public += [f"openmed_nb.{name}" for name in (*PUBLIC, *LOADER)]
+    public += [f"openmed_nb.errors.{name}" for name in reference_pages.error_classes()]
+
+    assert len(public) > 100
+    assert [
+        name
+        for name in public
+        if name not in documented and not (isinstance(getattr_path(name), type) and id(getattr_path(name)) in objects)
+    ] == []
+
+
+def getattr_path(qualified):
+    """Return the value of a qualified name of the package."""
+    value = nb
+    for part in qualified.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value
+
+
+def test_results_of_public_functions_have_pages(pages):
+    """A class that a public function returns has a page, although it is not a public name."""
+    assert {"reference/api/openmed_nb.annotation.results.Annotations-class.rst"} <= set(pages)
+    assert "filter" in pages["reference/api/openmed_nb.annotation.results.Annotations-class.rst"]
+
+
+def test_page_names_differ_without_case(pages):
+    """File systems of Macs and Windows do not distinguish case."""
+    assert len({name.lower() for name in pages}) == len(pages)
+
+
+def test_pages_are_short(pages):
+    """No generated page has more than 1,500 words, without the list of pages for the navigation."""
+    words = {name: len(text.partition("```{toctree}")[0].split()) for name, text in pages.items()}
+
+    assert {name: count for name, count in words.items() if count > MAX_WORDS} == {}
+
+
+def test_every_magic_has_a_page_with_its_help(pages):
+    for name in reference_pages.magic_functions():
+        assert "--help" in pages[f"reference/magics/{name}.md"]
+        assert f"%{name}" in pages["reference/magics/index.md"]
+    assert "pictures/device_dark.png" in pages["reference/magics/openmed_device.md"]
+
+
+def test_every_command_has_its_help(pages):
+    page = pages["reference/command_line.md"]
+
+    assert re.findall(r"^## `(.*)`$", page, flags=re.MULTILINE) == [
+        "python -m openmed_nb",
+        "python -m openmed_nb doctor",
+        "python -m openmed_nb report",
+        "python -m openmed_nb bring-up",
+    ]
+    assert page.count("--help") >= 4
+
+
+def test_every_variable_is_described(pages):
+    """Each environment variable of the package has a comment, which is its description."""
+    variables = reference_pages.package_variables()
+
+    assert {"OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "PYTORCH_ENABLE_MPS_FALLBACK"} <= set(variables)
+    assert [name for name, description in variables.items() if len(description.split()) < 4] == []
+    assert all(f"### {name}\n" in pages["reference/environment_variables.md"] for name in variables)
+
+
+def test_errors_have_their_messages_and_remedies(pages):
+    unavailable = pages["reference/errors/DeviceUnavailableError.md"]
+
+    assert "| message | remedy |" in unavailable
+    assert sum(page.count("\n| ") for name, page in pages.items() if "ConfigurationError" in name) > 150
+
+
+def test_every_symptom_is_a_heading(pages):
+    headings = re.findall(r"^## (.*)$", pages["troubleshooting/index.md"], flags=re.MULTILINE)
+
+    assert [heading.lower() for heading in headings] == [row.symptom.lower() for row in SYMPTOMS]
+
+
+def test_front_ends_name_existing_tests():
+    """Each test that the table of front ends names is in its file."""
+    text = (ROOT / "docs" / "front_ends.md").read_text("utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+
+    assert len(named) > 5
+    assert [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text("utf-8")] == []
+
+
+def test_front_ends_give_a_source_in_every_cell():
+    """Each cell of the table has the number of a test or source, or says that it has none."""
+    text = (ROOT / "docs" / "front_ends.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
+    numbers = set(re.findall(r"^(\d+)\. ", text, flags=re.MULTILINE))
+
+    assert len(rows) == 8
+    for front_end, *cells in rows:
+        for cell in cells:
+            number = re.search(r"\[(\d+)\]$", cell)
+            assert cell in {"not tested", "does not apply"} or (number and number[1] in numbers), (front_end, cell)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("f'{name!r} is not valid.'", "… is not valid."),
+        ("'a ' + f'{b.c} d'", "a … d"),
+        ("REMEDY", "Use it."),
+        ("f'{REMEDY} Now.'", "Use it. Now."),
+        ("f(x)", "…"),
+        ("7", "7"),
+    ],
+)
+def test_text_of_expression(source, text):
+    names = {"REMEDY": ast.parse("'Use it.'", mode="eval").body}
+
+    assert source_calls.text_of(ast.parse(source, mode="eval").body, names) == text
+
+
+@pytest.mark.parametrize("module", [source_calls, reference_pages])
+def test_examples_of_the_extension(module):
+    assert doctest.testmod(module).failed == 0
