@@ -1,6 +1,6 @@
 """The documentation site: `sphinx-build -W -c docs . build/site` in an environment with the extra `docs`.
 
-The source folder is the root of the repository, so that a relative link, such as `../notebooks/01_quickstart.ipynb`, leads to
+The source folder is the root of the repository, so that a relative link, such as `../notebooks/01_a_note.ipynb`, leads to
 the same file here and on GitHub. Notebooks become pages with their stored outputs; nothing is run. No page makes a request to
 another host.
 """

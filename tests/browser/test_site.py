@@ -37,7 +37,7 @@ CLIPPED = """() => {
 
 PAGES = (
     "docs/index",
-    "notebooks/01_quickstart",
+    "notebooks/01_a_note",
     "docs/many_notes",
     "docs/reference/api/openmed_nb.annotate",
     "docs/reference/api/openmed_nb.annotation.results.Annotations-class",
