@@ -177,9 +177,11 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             _forget_finished_run(earlier if path is None else os.path.realpath(path), annotations)
             return replace(annotations.show(0), seconds=annotations.seconds) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
-            if run and run.is_restored:
+            is_restored = run is not None and run.is_restored
+            # Results in memory stay as they were if the texts differ. Of a file, those of equal texts are returned.
+            if run and (is_restored or path is not None):
                 completed = run.to_annotations(show_text)
-            if isinstance(error, KeyboardInterrupt) or completed is not earlier:
+            if isinstance(error, KeyboardInterrupt) or is_restored:
                 _remember_run(call, completed, path)
             if isinstance(error, KeyboardInterrupt):
                 raise _interrupt_error(completed, path, client) from None

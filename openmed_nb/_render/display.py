@@ -157,7 +157,7 @@ def to_text(report: Report) -> str:
     lines = [report.title, *(f"  {sentence}" for sentence in (*details, *report.sentences, *report.problems))]
     if report.segments:
         lines.append("".join(map(_text_segment, report.segments)).rstrip())
-        if counts := count_labels(report.segments):
+        if counts := _count_segment_labels(report.segments):
             lines.append("Labels: " + ", ".join(f"{label} {count}" for label, count in counts.items()))
     for table in drop_empty_tables(report.tables):
         if table.caption:
@@ -307,7 +307,7 @@ def _cell_style(column: tuple[str, ...]) -> str:
     return f"{CELL};text-align:{align}{nowrap}"
 
 
-def count_labels(segments: Iterable[TextSegment]) -> dict[str, int]:
+def _count_segment_labels(segments: Iterable[TextSegment]) -> dict[str, int]:
     """Return the labels of a text in alphabetical order with their counts."""
     counts: Counter[str] = Counter()
     for segment in segments:

@@ -31,6 +31,7 @@ from .._utils.warning import warn
 from ..devices.backend import torch_import_error
 from ..session import SESSION
 
+# ``0`` disables the import of torch and transformers in the background after the first magic.
 PRELOAD_VARIABLE = "OPENMED_NB_PRELOAD"
 
 # torch holds the interpreter lock for a second while its libraries are loaded. The kernel first sends the result of the cell.

@@ -532,9 +532,9 @@ class TestInterruptedBeforeTheEarlierAnswers:
         """The message counts the answers that are in the file."""
         file = tmp_path / "run.jsonl"
         annotated(pipe, NOTES, resume=file)
-        with pytest.raises(RunInterrupted, match="after 4 texts") as before:
+        with pytest.raises(RunInterrupted, match="after 4 notes") as before:
             nb.annotate(NOTES, Interrupting(), resume=file)
-        with pytest.raises(RunInterrupted, match="after 4 texts") as during:
+        with pytest.raises(RunInterrupted, match="after 4 notes") as during:
             annotated(pipe, ending_with(KeyboardInterrupt(), 1), resume=file)
 
         assert before.value.file == during.value.file == str(file)

@@ -111,7 +111,7 @@ def test_panel_is_accessible(front):
     expect(front.panel.get_by_role("alert")).to_be_visible()
     contrasts = page_measures.contrasts(front.panel)
 
-    assert {"auto", "cuda", "cpu", "Error:", "Refresh", "(SIMULATED)"} <= {
+    assert {"auto", "mps", "cpu", "Error:", "Refresh", "(SIMULATED)"} <= {
         word for text in contrasts for word in text.split()
     }
     assert {text: ratio for text, ratio in contrasts.items() if ratio < 4.5} == {}

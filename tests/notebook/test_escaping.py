@@ -63,7 +63,7 @@ def error_of_many(text):
 
 
 def panel_of_variable(computers, text):
-    return PanelState(**read_state(computers.plain(OPENMED_DEVICE=text).session))
+    return PanelState(**read_state(computers.mac(OPENMED_DEVICE=text).session))
 
 
 def panel_of_models(computers, text):

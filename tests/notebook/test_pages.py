@@ -13,13 +13,22 @@ from openmed_nb.notebook.magics import OpenMedMagics, parse_line, split_options
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
-PAGES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (README, *DOCS, ROOT / "CONTRIBUTING.md")}
+DIRECTIVE_PATTERN = re.compile(r"^```\{[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
+"""A directive of the documentation site, such as a table of contents."""
+
+PAGES = {
+    str(path.relative_to(ROOT)): DIRECTIVE_PATTERN.sub("", path.read_text("utf-8"))
+    for path in (README, *DOCS, ROOT / "CONTRIBUTING.md")
+}
+GENERATED = (ROOT / "docs" / "reference", ROOT / "docs" / "troubleshooting")
+"""Folders of pages that are written when the site is built. ``test_site.py`` follows the links to them."""
 
 CODE_FENCE_PATTERN = re.compile(r"^```(\w*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 """Fenced block of code and its language. A block without a language is a notebook cell."""
 
 EXPECTED_OUTPUT = {
     "README.md": ["", "[type 2 diabetes mellitus](DISEASE)"],
+    "docs/index.md": ["Device: cpu", "[type 2 diabetes mellitus](DISEASE)", "", "3 diseases found"],
     "docs/magics.md": ["[asthma](DISEASE)", "", "[asthma](DISEASE)", ""],
     "docs/devices.md": ["SIMULATED", "Device: cpu"],
     "docs/panel.md": [""],
@@ -110,6 +119,8 @@ def test_links_lead_to_files_and_headings(page):
     for link in links:
         name, _, anchor = link.partition("#")
         target = (folder / name).resolve() if name else ROOT / page
+        if any(target.is_relative_to(generated) for generated in GENERATED):
+            continue
         assert target.exists(), link
         assert not anchor or anchor in heading_anchors(target), link
     for path in re.findall(r"\b((?:scripts|benchmarks|binder|notebooks)/\w+\.\w+)", PAGES[page]):
@@ -117,10 +128,12 @@ def test_links_lead_to_files_and_headings(page):
 
 
 def test_readme_links_every_page():
-    """The README links to every page of the docs and to every notebook."""
+    """The README links to every notebook and to every page of the docs, those of the site through its landing page."""
     linked = set(re.findall(r"\]\(([^)#]+)", PAGES["README.md"]))
+    linked |= {f"docs/{link}" for link in re.findall(r"\]\(([^)#]+)", PAGES["docs/index.md"])}
     notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
 
+    assert "docs/index.md" in linked
     assert {f"docs/{path.name}" for path in DOCS} | notebooks <= linked
 
 

@@ -438,7 +438,7 @@ def _silent_errors(report: DoctorReport, _context: EvidenceContext) -> tuple[str
     return bugs if bugs or was_checked else None
 
 
-def _has_no_gpu(report: DoctorReport, _context: EvidenceContext) -> bool | None:
+def _gpu_checks_do_not_apply(report: DoctorReport, _context: EvidenceContext) -> bool | None:
     """Return whether no check of a GPU applies, or ``None`` if the checks did not run."""
     names = {finding.name for finding in report.findings}
     return set(GPU_CHECKS) <= set(_names_with_status(report, NOT_APPLICABLE)) if names.issuperset(GPU_CHECKS) else None
@@ -641,7 +641,7 @@ class Evidence(Displayable):
         "throughput (texts or rows)", RATE, {DeviceMetrics: "rows_per_second", Profile: _profile_throughput}
     )
     num_texts: int | None = _metric_field("number of texts", COUNT)
-    no_gpu: bool | None = _metric_field("no GPU on this computer", BOOLEAN, {DoctorReport: _has_no_gpu})
+    no_gpu: bool | None = _metric_field("no GPU on this computer", BOOLEAN, {DoctorReport: _gpu_checks_do_not_apply})
     simulated: bool = _metric_field("simulated", BOOLEAN, default=False)
 
     def __post_init__(self) -> None:
