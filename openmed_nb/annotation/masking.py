@@ -26,7 +26,7 @@ MAX_DISPLAYED_TEXTS = 5  # Only these texts are stored for display.
 IS_MISSING = "The text is missing."
 MASKING_DISCLAIMER = (
     "Masking is not guaranteed to be complete: entities that the model misses remain in the text. "
-    "Review it before sharing."
+    "Review the text before you share it."
 )
 
 # Categories of identifying data, each with the model labels that belong to it, as upper-case letters only.
