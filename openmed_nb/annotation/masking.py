@@ -6,7 +6,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ MAX_DISPLAYED_TEXTS = 5  # Only these texts are stored for display.
 IS_MISSING = "The text is missing."
 MASKING_DISCLAIMER = (
     "Masking is not guaranteed to be complete: entities that the model misses remain in the text. "
-    "Review it before sharing."
+    "Review the text before you share it."
 )
 
 # Categories of identifying data, each with the model labels that belong to it, as upper-case letters only.
@@ -442,15 +442,20 @@ def _describe_unmasked(labels: tuple[str, ...] | None, num_rules: int = 0) -> tu
     if not labels:
         sentence = "No entities are replaced."
     else:
-        names = ", ".join(map(shorten, labels[:MAX_DISPLAYED_LABELS]))
+        names = list(map(shorten, labels[:MAX_DISPLAYED_LABELS]))
         if len(labels) > MAX_DISPLAYED_LABELS:
-            names += f" and {len(labels) - MAX_DISPLAYED_LABELS} more"
-        sentence = f"Only entities with the label{'' if len(labels) == 1 else 's'} {names} are replaced."
+            names.append(f"{len(labels) - MAX_DISPLAYED_LABELS} more")
+        plural = "" if len(labels) == 1 else "s"
+        sentence = f"Only entities with the label{plural} {_join_names(names)} are replaced."
     categories = _find_uncovered_categories(labels)
     if not categories:
         return "", (sentence, *rules_sentences)
-    names = " and ".join(filter(None, (", ".join(categories[:-1]), categories[-1])))
-    return f"; {names} are not masked", (sentence, *rules_sentences)
+    return f"; {_join_names(categories)} are not masked", (sentence, *rules_sentences)
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Return names as a list in a sentence, such as ``"names, dates and numbers"``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def strip_bio_prefix(label: str) -> str:

@@ -1315,7 +1315,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             for label, score in min_scores.items()
             if score
         ]
-        sentence = f"Filtered to {' or '.join(map(shorten, labels)) or 'entities'}"
+        sentence = f"Filtered to {' or '.join(map(shorten, labels))} entities" if labels else "Filtered to entities"
         sentence += f" with {' and '.join(conditions)}." if conditions else "."
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
         results = self.results.filter({label.casefold() for label in labels}, min_scores, context)
@@ -1357,7 +1357,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if 0 < num_shown < len(self):
             hints.append(f"Showing {num_shown} of {len(self):,} notes.")
         if num_shown < len(self) and self.texts is not None:
-            hints.append(f"Use found.show({num_shown}) for {'another' if num_shown else 'a note'}.")
+            hints.append(f"Use found.show({num_shown}) to see {'another' if num_shown else 'a note'}.")
         sentences = (*summary.sentences, " ".join(hints)) if hints else summary.sentences
         return replace(report, sentences=sentences, segments=tuple(self._segments()))
 

@@ -29,7 +29,9 @@ FORMAT = "openmed_nb review, 1"
 # Label of a missed entity if the labels of the model are not known.
 DEFAULT_LABEL = "ENTITY"
 
-SAMPLE_NOTICE = "The notes are a random sample. Also mark missed entities: ticks alone do not measure recall."
+SAMPLE_NOTICE = (
+    "The notes are a random sample. Also add missed entities: marks of the found entities alone do not measure recall."
+)
 NOT_REVIEWED_REMEDY = "Mark each of them as right or wrong."
 OTHER_FILE_REMEDY = "Use a different file."
 

@@ -178,7 +178,7 @@ class Scores(Displayable):
         if self.gold_characters:
             fraction = _format_percent(self.uncovered_characters / self.gold_characters)
             sentences.append(
-                f"{self.uncovered_characters:,} of {self.gold_characters:,} gold characters are not in an entity ({fraction})."
+                f"{self.uncovered_characters:,} of {self.gold_characters:,} gold characters are not in a predicted entity ({fraction})."
             )
         if self.num_failed:
             sentences.append(f"{pluralize(self.num_failed, 'text')} failed; gold entities there count as missed.")

@@ -14,7 +14,15 @@ from .causes import DeviceFacts, RejectionRule
 from .device import Device
 from .environment import EnvPlan
 from .registry import DEVICE_TYPES, get_device, gpu_type
-from .request import DEFAULT_SOURCE, GPU, DeviceRequest, DeviceSetting, first_explicit, normalize_device
+from .request import (
+    DEFAULT_SOURCE,
+    GPU,
+    DeviceRequest,
+    DeviceSetting,
+    describe_source,
+    first_explicit,
+    normalize_device,
+)
 
 
 @dataclass(frozen=True)
@@ -101,8 +109,8 @@ class DeviceChoice(Displayable):
         hardware = self.reason.rstrip(".").partition("; ")[2]
         if self.requested != "auto":
             spelling = "" if self.requested == self.device else f" as {self.requested!r}"
-            details = f": {hardware}" if hardware else ""
-            return f"Device: {device} (requested by {self.requested_by}{spelling}{details})"
+            details = f"; {hardware}" if hardware else ""
+            return f"Device: {device} (requested by {describe_source(self.requested_by)}{spelling}{details})"
         if not hardware:
             reasons = {rejection.reason for rejection in self.rejected}
             hardware = f"no GPU available to PyTorch on {self.computer}"
@@ -186,15 +194,15 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
     reasons = rejected[0].reason
     if len(rejected) > 1:
         reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
-    message = f"{value!r} is not available (requested by {request.source}): {reasons}."
+    message = f"{value!r} is not available (requested by {describe_source(request.source)}): {reasons}."
     raise DeviceUnavailableError(message, rejected[-1].remedy or USE_AUTO_REMEDY)
 
 
 def _selection_reason(request: DeviceRequest, device: str, rejected: list[Rejection], cpu_switch: str) -> str:
     """Return the reason for the selected device as a clause."""
     if request.value != "auto":
-        return f"{request.value!r} was requested by {request.source}"
-    automatic = f"'auto' was requested by {request.source}"
+        return f"{request.value!r} was requested by {describe_source(request.source)}"
+    automatic = f"'auto' was requested by {describe_source(request.source)}"
     if request.source == DEFAULT_SOURCE:
         automatic = "No device was requested"
     reason = f"{device} has the highest priority"
@@ -307,7 +315,7 @@ class Explanation(Displayable):
             report = Report("Device: none", (self.choice.message, self.choice.remedy))
         else:
             choice = self.choice
-            facts = (f"{choice.dtype}: {choice.dtype_reason}.", *choice.facts)
+            facts = (f"Data type {choice.dtype}: {choice.dtype_reason}.", *choice.facts)
             report = replace(
                 choice.to_report(),
                 title=f"Device: {choice.device} ({choice.status})",

@@ -200,6 +200,11 @@ class DeviceSetting(JsonMixin):
         return "(not set)" if self.value is None else mask_secrets(self.source, self.value)
 
 
+def describe_source(source: str) -> str:
+    """Return the source of a request for a sentence."""
+    return "the device argument" if source == "argument" else source
+
+
 def resolution_order(
     environ: Mapping[str, str], argument: DeviceSetting | None = None, override: DeviceRequest | None = None
 ) -> tuple[DeviceSetting, ...]:

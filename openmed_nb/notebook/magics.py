@@ -59,8 +59,8 @@ CHEAT_SHEET_ROWS = (
     ("%openmed_doctor --ops bundled", "predict which operators of a model fall back to the CPU"),
     ("%openmed_sweep bundled --seconds 10", "find the best batch size"),
     ("%openmed_log run.json", "record the measurement environment"),
-    ("%openmed_log --diff run.json", "show what changed since then"),
-    ("%openmed_release", "release memory, including named variables"),
+    ("%openmed_log --diff run.json", "show what has changed since run.json"),
+    ("%openmed_release", "release memory held by models, outputs and the last error"),
     ("%openmed_report --quick", "benchmark this computer from end to end"),
     ("found = nb.annotate(notes)", "annotate many texts with a progress bar"),
     ("found.show(17)", "show one text with its entities highlighted"),
@@ -257,7 +257,7 @@ class CheatSheet(Displayable):
 
     def to_report(self) -> Report:
         """Return the state in two sentences, and the table of lines; those for MPS are collapsed without it."""
-        models = ", ".join(self.models) if self.models else "none; loaded on first use"
+        models = ", ".join(self.models) if self.models else "none (a model is loaded on first use)"
         sentences = (self.device, f"Loaded models: {models}.")
         columns = ("command", "description")
         rows = tuple(row for row in CHEAT_SHEET_ROWS if self.devices.has_mps or row not in MPS_ROWS)
@@ -402,7 +402,7 @@ class OpenMedMagics(Magics):
     @_json
     @_parsed_line_magic
     def openmed_doctor(self, arguments: argparse.Namespace) -> object:
-        """Diagnose problems of this computer, torch, the environment and the models, and suggest fixes."""
+        """Diagnose problems with this computer, torch, the environment and the models, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor accepts only one of a model and --ops.", "Use one of them.")
         from ..runbook.checks.doctor.report import doctor

@@ -233,7 +233,7 @@ def release(
             device = "cpu"
             notes.append(f"No device cache was emptied: {error}")
         if traceback and last_error is not None:
-            notes.append("%debug and %tb no longer have frames of the last error.")
+            notes.append("%debug and %tb can no longer show the last error.")
             if details := OutOfMemoryDetails.parse(last_error):
                 notes.append(f"The last error was {details}.")
         if SESSION.interrupted_run is not None:

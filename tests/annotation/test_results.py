@@ -495,10 +495,10 @@ class TestSomeOfTheEntities:
         some_of_them = annotations(MIXED, ("asthma drug",)).filter("drug", "disease").filter(min_score=0.5)
         for shown in (some_of_them, some_of_them.summary()):
             assert (
-                "  Filtered to drug or disease.\n  Filtered to entities with a score of at least 0.5.\n  By label"
+                "  Filtered to drug or disease entities.\n  Filtered to entities with a score of at least 0.5.\n  By label"
                 in str(shown)
             )
-            assert "Filtered to drug or disease." in shown._repr_html_()
+            assert "Filtered to drug or disease entities." in shown._repr_html_()
 
     def test_the_first_stays_as_it_was(self):
         """A filter makes another value."""

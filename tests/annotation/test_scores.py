@@ -224,7 +224,7 @@ def test_report_of_scores():
     assert report.title == "model found 1 of 4 gold entities"
     assert report.sentences == (
         "Strict F1: 28.6% in 3 texts.",
-        "10 of 20 gold characters are not in an entity (50.0%).",
+        "10 of 20 gold characters are not in a predicted entity (50.0%).",
         "1 text failed; gold entities there count as missed.",
     )
     assert table.caption == "Scores"

@@ -166,7 +166,7 @@ REGIONS = {
           - rowgroup:
             - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB .* samples?.* [\\d.]+ GiB, /:
               - rowheader "mps (SIMULATED)"
-            - row /^process [\\d.]+ [MG]iB .* samples?.* [\\d.]+ GiB, of this computer/:
+            - row /^process [\\d.]+ [MG]iB .* samples?.* [\\d.]+ GiB, total memory/:
               - rowheader "process"
         - button "Refresh"
         - button "Release memory"

@@ -202,15 +202,15 @@ def automatic(reason, *rejected, **facts):
     return DeviceChoice("cpu", "auto", "default", reason, confirmed=True, rejected=reasons, **facts)
 
 
-CHIP = "'mps' was requested by argument; the chip is Apple M2."
+CHIP = "'mps' was requested by the device argument; the chip is Apple M2."
 HEADLINES = {
-    "as requested": (choice(), "Device: cpu (requested by argument)"),
+    "as requested": (choice(), "Device: cpu (requested by the device argument)"),
     "by another name": (
         DeviceChoice("mps", "gpu", "argument", CHIP, confirmed=True),
-        "Device: mps (requested by argument as 'gpu': the chip is Apple M2)",
+        "Device: mps (requested by the device argument as 'gpu'; the chip is Apple M2)",
     ),
     "automatic": (
-        DeviceChoice("mps", "auto", "default", f"No device was requested; {CHIP[33:]}", confirmed=True),
+        DeviceChoice("mps", "auto", "default", f"No device was requested; {CHIP.partition('; ')[2]}", confirmed=True),
         "Device: mps (selected automatically: the chip is Apple M2)",
     ),
     "no GPU": (

@@ -11,7 +11,7 @@ from openmed_nb.errors import ConfigurationError, WorkerMismatchError
 
 VERSIONS = {"openmed_nb": nb.__version__, "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}
 MAC = WorkerInfo("mac1", "Darwin arm64", "mps", "No device was requested, and mps has the highest priority.", VERSIONS)
-LINUX = WorkerInfo("box", "Linux x86_64", "cuda", "'cuda' was requested by argument.", VERSIONS)
+LINUX = WorkerInfo("box", "Linux x86_64", "cuda", "'cuda' was requested by the device argument.", VERSIONS)
 SETTINGS = {"model": "1f", "aggregation_strategy": "first"}
 
 
@@ -25,7 +25,7 @@ def test_worker_list_displays_hosts_and_versions_only_in_html():
 
     assert str(workers).splitlines() == [
         "3 workers (cuda, mps) on 2 hosts",
-        "  cuda: 'cuda' was requested by argument.",
+        "  cuda: 'cuda' was requested by the device argument.",
         "  mps: No device was requested, and mps has the highest priority.",
     ]
     assert "mac1" in workers._repr_html_()

@@ -122,7 +122,7 @@ def test_cluster_on_this_machine_listens_only_on_loopback(one_host):
     processes = map(psutil.Process, list_processes(one_host.client))
     connections = [connection for process in processes for connection in process.net_connections()]
 
-    assert str(one_host) == "1 worker (cpu) on 1 host\n  cpu: 'cpu' was requested by argument."
+    assert str(one_host) == "1 worker (cpu) on 1 host\n  cpu: 'cpu' was requested by the device argument."
     assert one_host.to_dict()["workers"][0]["versions"]["openmed_nb"] == nb.__version__
     assert {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN} == {
         "127.0.0.1"

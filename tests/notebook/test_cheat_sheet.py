@@ -12,7 +12,7 @@ def test_cheat_sheet_shows_device_and_loaded_models(kernel):
     kernel.run("import openmed_nb; openmed_nb.load_model('bundled_small')")
     text = kernel.run("%openmed").text
 
-    assert "Loaded models: none; loaded on first use." in empty
+    assert "Loaded models: none (a model is loaded on first use)." in empty
     assert f"  {kernel.value('openmed_nb.device().headline')}." in text
     assert "  Loaded models: bundled_small." in text
 

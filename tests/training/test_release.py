@@ -65,7 +65,7 @@ def test_release_measures_sources_in_order(last_error):
     assert ("frames of the last error" in str(report), "batches of guards" in str(report)) == (True, False)
     assert "batches of guards" in report._repr_html_()
     assert report.notes == (
-        "%debug and %tb no longer have frames of the last error.",
+        "%debug and %tb can no longer show the last error.",
         "The last error was an out-of-memory error on mps: 5.2 GiB allocated, 384.0 KiB in use by other allocations.",
     )
     assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB

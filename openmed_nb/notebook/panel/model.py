@@ -101,7 +101,7 @@ def _run_interruptibly(function: Callable[[], None]) -> None:
 # The source of a device request by a click.
 PANEL_SOURCE = "the panel"
 
-NO_TEXT = "Enter a text, then press Annotate."
+NO_TEXT = "Enter a text, then click Annotate."
 
 # Interval between memory samples if automatic refresh is on.
 REFRESH_SECONDS = 2.0

@@ -74,7 +74,7 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
         choice: Active device.
         fraction: Fraction of the recommended memory that the allocator may use. If ``None``, it has no such limit.
     """
-    process = MemoryBar("process", (MemoryPart("", resident_bytes()),), total_memory_bytes(), "of this computer")
+    process = MemoryBar("process", (MemoryPart("", resident_bytes()),), total_memory_bytes(), "total memory")
     if choice is None or not choice.confirmed or not get_device(choice.device).has_allocator:
         return (process,)
     device = get_device(choice.device)

@@ -302,9 +302,7 @@ class SweepReport(StepReport):
             sentences.append(f"The largest batch size tested; {self._still_increasing_reason}.")
         else:
             percentage = f"{100 * self.min_gain:g} %"
-            sentences.append(
-                f"The smallest batch size for which no larger one tested is more than {percentage} faster."
-            )
+            sentences.append(f"No larger batch size in this sweep is more than {percentage} faster.")
         if self.batch_tokens:
             sentences.append(f"To use this batch size: nb.annotate(notes, batch_tokens={self.batch_tokens}).")
         if self.method:
@@ -744,9 +742,9 @@ def release_memory(device: str) -> None:
 HEADROOM_FRACTION = 0.1
 
 # Methods to measure the memory of a step.
-ALLOCATOR = "peak of the tensors during a step, including the model, from torch's allocator"
+ALLOCATOR = "peak size of the tensors during a step, including the model (measured by torch's allocator)"
 DRIVER = "memory of the process on the device for a step with an empty cache; this torch version has no peak for MPS"
-PROFILER = "peak of the tensors that a step allocated, excluding the model, from torch's profiler"
+PROFILER = "peak size of the tensors that a step allocated, excluding the model (measured by torch's profiler)"
 NOT_KNOWN = "not known, because another profiler was active"
 
 # Memory limit and current memory of the processes in a container on Linux (the kernel's admin-guide/cgroup-v2).

@@ -34,7 +34,7 @@ def test_process_is_the_only_bar_without_a_gpu(choice):
 
     assert bar.name == "process"
     assert 0 < bar.used < bar.limit == psutil.virtual_memory().total
-    assert bar.row[2].endswith("of this computer")
+    assert bar.row[2].endswith("total memory")
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])

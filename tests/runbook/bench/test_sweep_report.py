@@ -118,7 +118,7 @@ def test_report_text_has_only_the_knee():
     assert str(CUDA_REPORT).splitlines() == [
         "Batch sweep on cuda:0: 32 rows",
         "  bundled, annotation, rows of 128 tokens; 2 workers in the loader.",
-        "  The smallest batch size for which no larger one tested is more than 3 % faster.",
+        "  No larger batch size in this sweep is more than 3 % faster.",
         "  To use this batch size: nb.annotate(notes, batch_tokens=4096).",
         "  Memory: counted.",
     ]
