@@ -180,7 +180,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             if run and run.is_restored:
                 completed = run.to_annotations(show_text)
             if isinstance(error, KeyboardInterrupt) or completed is not earlier:
-                _remember_run(call, completed, path)
+                num_texts = run.inputs.count if run else None
+                _remember_run(_InterruptedRun(call, completed, num_texts or 0), path)
             if isinstance(error, KeyboardInterrupt):
                 raise _interrupt_error(completed, path, client) from None
             # A user's exception class may reject new attributes (a frozen dataclass) or define this name, so the value is
@@ -209,10 +210,12 @@ class _InterruptedRun:
     Attributes:
         call: The call of the run.
         earlier: Its results, or the path of the file that contains them.
+        num_texts: Number of its texts, or 0 if unknown.
     """
 
     call: _Call
     earlier: Annotations | str
+    num_texts: int
 
 
 def _resume_interrupted_run(texts: Any, call: _Call, **options: Any) -> Annotations | AnnotatedText:
@@ -230,13 +233,14 @@ def _resume_interrupted_run(texts: Any, call: _Call, **options: Any) -> Annotati
     return result
 
 
-def _remember_run(call: _Call, completed: Annotations, path: str | os.PathLike[str] | None) -> None:
+def _remember_run(unfinished: _InterruptedRun, path: str | os.PathLike[str] | None) -> None:
     """Store a run that did not finish in the session. Texts and ids are not needed to resume it."""
+    completed = unfinished.earlier
     interrupted: _InterruptedRun | None = SESSION.interrupted_run
     is_known = interrupted is not None and interrupted.earlier is completed
-    if len(completed) and not is_known:
+    if isinstance(completed, Annotations) and len(completed) and not is_known:
         results = replace(completed, preview_texts=(), texts=None, row_index=None, ids=None)
-        SESSION.interrupted_run = _InterruptedRun(call, results if path is None else os.path.realpath(path))
+        SESSION.interrupted_run = replace(unfinished, earlier=results if path is None else os.path.realpath(path))
 
 
 def _forget_finished_run(earlier: Annotations | str, annotations: Annotations) -> None:
@@ -245,9 +249,11 @@ def _forget_finished_run(earlier: Annotations | str, annotations: Annotations) -
     if interrupted is None:
         return
     is_finished = interrupted.earlier == earlier
-    if isinstance(interrupted.earlier, Annotations):
+    if isinstance(interrupted.earlier, Annotations) and len(annotations) >= interrupted.num_texts:
         fingerprints = interrupted.earlier.results.fingerprints
-        is_finished = is_finished or annotations.results.fingerprints[: len(fingerprints)] == fingerprints
+        has_texts = annotations.results.fingerprints[: len(fingerprints)] == fingerprints
+        is_repeated = has_texts and not changed_settings(annotations.settings, interrupted.earlier.settings)
+        is_finished = is_finished or is_repeated
     if is_finished:
         SESSION.interrupted_run = None
 

@@ -188,7 +188,7 @@ def test_deleted_file_is_written_again(found, tmp_path):
     assert again.num_reviewed == 2
 
 
-def test_two_kernels_share_a_file(found, tmp_path):
+def test_two_kernels_can_write_one_file(found, tmp_path):
     path = tmp_path / "review.jsonl"
     first = found.review(path, sample=None)
     second = found.review(path, sample=None)
