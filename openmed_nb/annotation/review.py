@@ -159,9 +159,22 @@ class Review(LiveNotes):
             raise ConfigurationError(
                 "The label contains an unpaired surrogate.", "Pass a label of printable characters."
             )
-        self.mark_spans(note, {span: right})
+        self._change_marks(note, {span: right})
 
-    def mark_spans(self, note: int, changes: Mapping[GoldSpan, bool | None]) -> None:
+    def mark_all(self, note: int) -> None:
+        """Mark the entities of a note that have no mark as right.
+
+        Args:
+            note: Index of the note, one of :attr:`notes`.
+
+        Raises:
+            ConfigurationError: If the note is not in the sample, or the file cannot be written.
+        """
+        note = self._check_note(note)
+        marks = self.marked_spans(note)
+        self._change_marks(note, {span: True for span in self.entities[note] if span not in marks})
+
+    def _change_marks(self, note: int, changes: Mapping[GoldSpan, bool | None]) -> None:
         """Change the marks of spans of a note. ``None`` removes a mark."""
         self._read_file()
         spans = {**self.marked_spans(note), **changes}
@@ -208,7 +221,7 @@ class Review(LiveNotes):
 
     def num_unmarked(self, note: int) -> int:
         """Return the number of entities of a note without a mark."""
-        return len({*self.entities[note]} - self.marked_spans(note).keys())
+        return len({*self.entities[self._check_note(note)]} - self.marked_spans(note).keys())
 
     def progress(self) -> str:
         """Return the number of reviewed notes as a sentence."""
@@ -337,8 +350,7 @@ class ReviewListing(NoteListing):
             if span in self._spans(note):
                 self.review.mark(note, *span, event["right"])
         elif action == "all right":
-            marks = self.review.marked_spans(note)
-            self.review.mark_spans(note, {span: True for span in self.review.entities[note] if span not in marks})
+            self.review.mark_all(note)
         elif action == "add":
             self._add_missed(note, event)
         elif action == "finish":

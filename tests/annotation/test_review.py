@@ -358,6 +358,7 @@ def test_any_message_leaves_the_browser_usable(found, tmp_path, event):
         for view in views:
             view._handle(view, sent, [])
             Session().pack(view.state)
+            assert "asthma" not in view.state["alert"]
     for view in views:
         view._handle(view, {"action": "search", "query": ""}, [])
         view._handle(view, {"action": "move", "note": 0, "position": 3}, [])
