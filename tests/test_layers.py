@@ -108,7 +108,7 @@ ALLOWED = {
     "annotation": {"numpy"},
     "annotation.browser_view": {"anywidget"},
     "annotation.pipeline": {"numpy", "torch", "transformers"},
-    "notebook.panel.view": {"ipywidgets"},
+    "notebook.panel.view": {"anywidget", "ipywidgets"},
     "runbook.checks.doctor.silent_errors": {"torch"},
     "runbook.checks.operators.recorders": {"torch"},
     "runbook.checks.precision.rounding": {"torch"},

@@ -43,11 +43,6 @@ class BrowserView(anywidget.AnyWidget):
             self.send({"handled": True})  # The state may be the same as before.
 
 
-def create_view(listing: NoteListing) -> BrowserView:
-    """Return the widget of a listing."""
-    return BrowserView(listing)
-
-
 def replace_views(parent: Mapping[str, Any], view: BrowserView) -> None:
     """Close the views of earlier executions of a cell, whose output the front end removes.
 

@@ -1061,10 +1061,10 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
     def create_view(self) -> DOMWidget:
         """Return a browser of the notes, with a search box and filters."""
-        from .browser_view import create_view
+        from .browser_view import BrowserView
         from .browsing import NoteListing
 
-        return create_view(NoteListing(self))
+        return BrowserView(NoteListing(self))
 
     @overload
     def show(self, number: None = None, *, context: bool = False) -> NotePages: ...

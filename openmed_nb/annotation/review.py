@@ -31,8 +31,6 @@ FORMAT = "openmed_nb review, 1"
 DEFAULT_LABEL = "ENTITY"
 
 SAMPLE_NOTICE = "The notes are a random sample. Also mark missed entities: ticks alone do not measure recall."
-NOT_REVIEWED_REMEDY = "Mark each of them as right or wrong."
-OTHER_FILE_REMEDY = "Use a different file."
 
 
 class NoteMarks(NamedTuple):
@@ -198,7 +196,7 @@ class Review(LiveNotes):
         self._read_file()
         if finished and (count := self.num_unmarked(note)):
             message = f"{pluralize(count, 'entity is', 'entities are')} not marked."
-            raise ConfigurationError(message, NOT_REVIEWED_REMEDY)
+            raise ConfigurationError(message, "Mark each of them as right or wrong.")
         self._save(note, NoteMarks(self.marked_spans(note), finished))
 
     def is_reviewed(self, note: int) -> bool:
@@ -211,9 +209,9 @@ class Review(LiveNotes):
 
     def create_view(self) -> DOMWidget:
         """Return a browser of the notes of the sample."""
-        from .browser_view import create_view
+        from .browser_view import BrowserView
 
-        return create_view(ReviewListing(self))
+        return BrowserView(ReviewListing(self))
 
     def marked_spans(self, note: int) -> Mapping[GoldSpan, bool]:
         """Return whether each marked span of a note is a true entity."""
@@ -242,7 +240,6 @@ class Review(LiveNotes):
 
     def _append(self, path: Path, lines: bytes) -> None:
         """Write lines to disk, so that they are not lost if the kernel is killed."""
-        problem = ""
         try:
             path.touch(mode=0o600)  # Readable by its owner only.
             with path.open("ab") as file:
@@ -250,9 +247,7 @@ class Review(LiveNotes):
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            problem = f"cannot be written: {describe_error(error)}"
-        if problem:
-            raise self._file_error(problem, OTHER_FILE_REMEDY)
+            raise self._file_error(f"cannot be written: {describe_error(error)}") from None
         self._file_size += len(lines)
 
     def _read_file(self) -> None:
@@ -260,7 +255,6 @@ class Review(LiveNotes):
         path = self.path
         if path is None:
             return
-        problem = ""
         data = b""
         try:
             if path.is_file():
@@ -272,11 +266,9 @@ class Review(LiveNotes):
                     os.truncate(path, len(complete))
                     data = complete
             elif path.exists():
-                problem = "is not a regular file"
+                raise self._file_error("is not a regular file")
         except OSError as error:
-            problem = f"cannot be used: {describe_error(error)}"
-        if problem:
-            raise self._file_error(problem, OTHER_FILE_REMEDY)
+            raise self._file_error(f"cannot be used: {describe_error(error)}") from None
         header = to_json_line({"format": FORMAT, "notes": self.found.fingerprint(), "seed": self.seed})
         self._file_size = len(data)
         if header.startswith(data):  # The file is new, was deleted, or has an incomplete header.
@@ -285,8 +277,7 @@ class Review(LiveNotes):
             return
         first, *lines = data.splitlines(keepends=True)
         self._check_header(first, header)
-        marks = dict(map(self._parse_marks, lines, itertools.count(2)))
-        self._marks.update(marks)
+        self._marks.update(list(map(self._parse_marks, lines, itertools.count(2))))
 
     def _check_header(self, line: bytes, expected: bytes) -> None:
         """Raise an error if the file belongs to another review."""
@@ -294,7 +285,7 @@ class Review(LiveNotes):
             return
         values = parse_json_line(line)
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise self._file_error("is not a review", OTHER_FILE_REMEDY)
+            raise self._file_error("is not a review")
         if values.get("notes") != self.found.fingerprint():
             raise self._file_error("is a review of other notes", "Annotate the same notes, or use a different file.")
         seed = describe_value(values.get("seed"))
@@ -310,7 +301,7 @@ class Review(LiveNotes):
         }
         return value["note"], NoteMarks(spans, value["finished"])
 
-    def _file_error(self, problem: str, remedy: str) -> ConfigurationError:
+    def _file_error(self, problem: str, remedy: str = "Use a different file.") -> ConfigurationError:
         return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)
 
 
