@@ -81,7 +81,7 @@ class Review(LiveNotes):
             raise ConfigurationError("There are no notes to review.", "Annotate at least one note.")
         self.entities = {note: found.note_spans(note) for note in self.notes}
         self._marks: dict[int, NoteMarks] = {}
-        self._file_size = -1  # Size of the file when it was last read or written.
+        self._file_size = -1  # Size of the file when it was last read or written; -1 if it has to be read.
         self._read_file()
 
     def __len__(self) -> int:
@@ -247,6 +247,7 @@ class Review(LiveNotes):
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
+            self._file_size = -1
             raise self._file_error(f"cannot be written: {describe_error(error)}") from None
         self._file_size += len(lines)
 
@@ -261,23 +262,29 @@ class Review(LiveNotes):
                 if path.stat().st_size == self._file_size:
                     return
                 data = path.read_bytes()
-                complete = data[: data.rfind(b"\n") + 1]
-                if complete and complete != data:  # The disk was full, or the process was killed while it wrote a line.
-                    os.truncate(path, len(complete))
-                    data = complete
             elif path.exists():
                 raise self._file_error("is not a regular file")
         except OSError as error:
             raise self._file_error(f"cannot be used: {describe_error(error)}") from None
         header = to_json_line({"format": FORMAT, "notes": self.found.fingerprint(), "seed": self.seed})
-        self._file_size = len(data)
         if header.startswith(data):  # The file is new, was deleted, or has an incomplete header.
             lines = [header, *(_marks_line(note, marks) for note, marks in self._marks.items())]
+            self._file_size = len(data)
             self._append(path, b"".join(lines)[len(data) :])
             return
         first, *lines = data.splitlines(keepends=True)
         self._check_header(first, header)
-        self._marks.update(list(map(self._parse_marks, lines, itertools.count(2))))
+        size = len(data)
+        if not data.endswith(b"\n"):  # The disk was full, or the process was killed while it wrote the line.
+            size -= len(lines.pop())
+        marks = list(map(self._parse_marks, lines, itertools.count(2)))
+        if size < len(data):
+            try:
+                os.truncate(path, size)
+            except OSError as error:
+                raise self._file_error(f"cannot be written: {describe_error(error)}") from None
+        self._marks.update(marks)
+        self._file_size = size
 
     def _check_header(self, line: bytes, expected: bytes) -> None:
         """Raise an error if the file belongs to another review."""

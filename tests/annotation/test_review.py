@@ -164,7 +164,7 @@ def test_other_files_are_refused(found, tmp_path):
     path.write_bytes(lines[0] + lines[1].replace(b"DISEASE", b"DRUG") + lines[2])
     with pytest.raises(ConfigurationError, match="corrupt at line 2"):
         found.review(path)
-    for content in (b"notes\n", b"", json.dumps({"format": "other"}).encode() + b"\n"):
+    for content in (b"notes\n", b"a,b\n1,2", b"", json.dumps({"format": "other"}).encode() + b"\n"):
         other = tmp_path / "other.jsonl"
         other.write_bytes(content)
         if content:
@@ -218,6 +218,35 @@ def test_full_disk_loses_no_mark(found, tmp_path):
     assert again.gold.texts == review.gold.texts
     assert again.marked_spans(1) == review.marked_spans(1) == {}
     assert again.marked_spans(2) == {GoldSpan(0, 1, "DISEASE"): True}
+
+
+def test_file_that_became_another_one_is_not_changed(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    path.write_bytes(b"a,b\n1,2")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="not a review"):
+            review.mark(1, 0, 1, "DISEASE")
+    assert path.read_bytes() == b"a,b\n1,2"
+    path.unlink()
+    review.mark(2, 0, 1, "DISEASE")
+    assert found.review(path, sample=None).num_reviewed == 1
+
+
+def test_file_that_cannot_be_written_yet_gets_its_header_later(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    path.unlink()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            review.mark(1, 0, 1, "DISEASE")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    review.mark(2, 0, 1, "DISEASE")
+    assert found.review(path, sample=None).marked_spans(2) == review.marked_spans(2)
 
 
 def test_pipe_is_refused(found, tmp_path):
