@@ -145,9 +145,9 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         "on_error": None if on_error == "raise" else on_error,
         "show_text": None if show_text else False,
     }
-    call = _Call({name: value for name, value in options.items() if value is not None}, arguments)
+    options = {name: value for name, value in options.items() if value is not None}
     if resume is True:
-        return _resume_interrupted_run(texts, call, client=client, progress=progress)
+        return _resume_interrupted_run(texts, options, arguments, client=client, progress=progress)
     batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
     if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
         message = f"Invalid type for resume: {short_type_name(resume)}."
@@ -182,7 +182,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             if run and (is_restored or path is not None):
                 completed = run.to_annotations(show_text)
             if isinstance(error, KeyboardInterrupt) or is_restored:
-                _remember_run(call, completed, path)
+                num_texts = run.inputs.count if run else None
+                _remember_run(_InterruptedRun(options, arguments, completed, num_texts or 0), path)
             if isinstance(error, KeyboardInterrupt):
                 raise _interrupt_error(completed, path, client) from None
             # A user's exception class may reject new attributes (a frozen dataclass) or define this name, so the value is
@@ -192,53 +193,46 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
 
 
 @dataclass(frozen=True)
-class _Call:
-    """Arguments of a call of ``annotate``, except for texts, ``client``, ``progress`` and ``resume``.
-
-    Attributes:
-        options: Options of ``annotate`` that were passed.
-        arguments: Options of :func:`load_pipeline`.
-    """
-
-    options: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class _InterruptedRun:
     """The last run of this kernel that did not finish.
 
     Attributes:
-        call: The call of the run.
+        options: Options of ``annotate`` that were passed, except for ``client``, ``progress`` and ``resume``.
+        arguments: Options of :func:`load_pipeline`.
         earlier: Its results, or the path of the file that contains them.
+        num_texts: Number of its texts, or 0 if unknown.
     """
 
-    call: _Call
+    options: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     earlier: Annotations | str
+    num_texts: int
 
 
-def _resume_interrupted_run(texts: Any, call: _Call, **options: Any) -> Annotations | AnnotatedText:
+def _resume_interrupted_run(
+    texts: Any, options: Mapping[str, Any], arguments: Mapping[str, Any], **new_options: Any
+) -> Annotations | AnnotatedText:
     """Annotate the remaining texts of the interrupted run of the session, with the options of its call."""
     interrupted: _InterruptedRun | None = SESSION.interrupted_run
     if interrupted is None:
         message = "This kernel has no interrupted run."
         raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
-    arguments = call.arguments
-    if "model" not in call.options:  # Options of one model may not apply to another one.
-        arguments = {**interrupted.call.arguments, **arguments}
+    if "model" not in options:  # Options of one model may not apply to another one.
+        arguments = {**interrupted.arguments, **arguments}
     result: Annotations | AnnotatedText = annotate(
-        texts, resume=interrupted.earlier, **{**interrupted.call.options, **call.options, **options, **arguments}
+        texts, resume=interrupted.earlier, **{**interrupted.options, **options, **new_options, **arguments}
     )
     return result
 
 
-def _remember_run(call: _Call, completed: Annotations, path: str | os.PathLike[str] | None) -> None:
+def _remember_run(unfinished: _InterruptedRun, path: str | os.PathLike[str] | None) -> None:
     """Store a run that did not finish in the session. Texts and ids are not needed to resume it."""
+    completed = unfinished.earlier
     interrupted: _InterruptedRun | None = SESSION.interrupted_run
     is_known = interrupted is not None and interrupted.earlier is completed
-    if len(completed) and not is_known:
+    if isinstance(completed, Annotations) and len(completed) and not is_known:
         results = replace(completed, preview_texts=(), texts=None, row_index=None, ids=None)
-        SESSION.interrupted_run = _InterruptedRun(call, results if path is None else os.path.realpath(path))
+        SESSION.interrupted_run = replace(unfinished, earlier=results if path is None else os.path.realpath(path))
 
 
 def _forget_finished_run(earlier: Annotations | str, annotations: Annotations) -> None:
@@ -247,9 +241,11 @@ def _forget_finished_run(earlier: Annotations | str, annotations: Annotations) -
     if interrupted is None:
         return
     is_finished = interrupted.earlier == earlier
-    if isinstance(interrupted.earlier, Annotations):
+    if isinstance(interrupted.earlier, Annotations) and len(annotations) >= interrupted.num_texts:
         fingerprints = interrupted.earlier.results.fingerprints
-        is_finished = is_finished or annotations.results.fingerprints[: len(fingerprints)] == fingerprints
+        has_texts = annotations.results.fingerprints[: len(fingerprints)] == fingerprints
+        is_repeated = has_texts and not changed_settings(annotations.settings, interrupted.earlier.settings)
+        is_finished = is_finished or is_repeated
     if is_finished:
         SESSION.interrupted_run = None
 

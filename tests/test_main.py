@@ -188,8 +188,8 @@ def data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "openmed_nb"))
     folder = tmp_path / "openmed_nb" / "validation_records"
     folder.mkdir(parents=True)
-    (folder / "1.json").write_bytes(b"x" * 2048)
-    (folder / "2.batch_size").write_bytes(b"x" * 10)
+    (folder / f"{1:024x}.json").write_bytes(b"x" * 2048)
+    (folder / f"{2:024x}.batch_size").write_bytes(b"x" * 10)
     (folder / "mine.txt").write_text("mine", "utf-8")
     return folder
 
@@ -217,6 +217,21 @@ def test_data_is_removed_only_after_a_confirmation(data_folder, monkeypatch, cap
         assert main(["data", "--clear"]) == status
         assert str(data_folder) in capsys.readouterr().out
         assert len(list(data_folder.iterdir())) == num_files
+
+
+def test_clearing_data_keeps_files_of_the_user(data_folder, tmp_path):
+    """The folder may be one of the user, with JSON files, links and folders that the package did not write."""
+    outside = tmp_path / "outside.json"
+    outside.write_text("mine", "utf-8")
+    (data_folder / "notes.json").write_text("mine", "utf-8")
+    (data_folder / f"{3:024x}.json").symlink_to(outside)
+    (data_folder / f"{4:024x}.json").mkdir()
+    (data_folder / f"{5:024x}.json").symlink_to(tmp_path / "gone")
+
+    assert main(["data", "--clear", "--yes"]) == 0
+    kept = {file.name for file in data_folder.iterdir()}
+    assert kept == {"mine.txt", "notes.json", *(f"{number:024x}.json" for number in (3, 4, 5))}
+    assert outside.read_text("utf-8") == "mine"
 
 
 def test_clearing_data_leaves_no_empty_folder(data_folder, capsys):

@@ -192,6 +192,9 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "annotations.show": {"number": lambda: 0},
     "annotations.export": {"format": lambda: "doccano", "path": lambda: f"export_{next(NUMBERS)}"},
     "annotations.save": {"path": lambda: f"saved_{next(NUMBERS)}.csv"},
+    "annotations.review": {"path": lambda: None, "sample": lambda: 1},
+    "review.mark": {"note": lambda: 0, "start": lambda: 0, "end": lambda: 3, "label": lambda: "DISEASE"},
+    "review.finish": {"note": lambda: 0},
     "annotations.score": {"gold": lambda: [[], []]},
     "masked.original_offset": {"position": lambda: 0},
 }  # fmt: skip
@@ -246,6 +249,7 @@ def all_targets(functions: dict[str, Callable[..., Any]]) -> list[Target]:
         "summary": found.summary(),
         "pages": found.show(),
         "scores": found.score([[], []]),
+        "review": found.review("review.jsonl"),
         "masked": found.show(0).mask(),
         "masked_texts": found.mask(),
         "logbook_result": book,
@@ -506,7 +510,7 @@ COMMANDS = [
     ["report", "FILE"], ["report", f"--{LONG_WORD}"], ["report", "x", SENTENCE], ["report", f"FILE/{SENTENCE}"],
     ["bring-up", SENTENCE], ["bring-up", "FOLDER"], ["bring-up", "--device", SENTENCE], ["bring-up", "--folder", "FILE"],
     ["bring-up", "--seconds", SENTENCE], ["bring-up", f"--{SENTENCE}"], ["bring-up", "x", SENTENCE],
-    ["bring-up", f"--seconds={LONG_WORD}"],
+    ["bring-up", f"--seconds={LONG_WORD}"], ["data", SENTENCE], ["data", f"--{SENTENCE}"],
 ]  # fmt: skip
 """Command lines that fail, with a note as each of their arguments."""
 

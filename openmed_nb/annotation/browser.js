@@ -37,7 +37,8 @@ function render({ model, el }) {
   const send = (action, values = {}) => {
     pending += 1;
     el.setAttribute("aria-busy", "true");
-    model.send({ action, ...values });
+    // The kernel may display another note before it handles this action.
+    model.send({ action, note: state.note, ...values });
   };
   const button = (text, onclick, properties = {}) => element("button", { type: "button", textContent: text, onclick, ...properties });
   let state = model.get("state");

@@ -9,6 +9,7 @@ from typing import Any
 import anywidget
 from traitlets import Dict
 
+from .._utils.text import short_type_name
 from .browsing import NoteListing
 
 FOLDER = Path(__file__).parent
@@ -33,14 +34,13 @@ class BrowserView(anywidget.AnyWidget):
         return "openmed_nb browser of notes"
 
     def _handle(self, _view: BrowserView, event: Mapping[str, Any], _buffers: object) -> None:
-        self.listing.handle(event)
-        self.state = self.listing.state()
-        self.send({"handled": True})  # The state may be the same as before.
-
-
-def create_view(listing: NoteListing) -> BrowserView:
-    """Return the widget of a listing."""
-    return BrowserView(listing)
+        try:
+            self.listing.handle(event)
+            self.state = self.listing.state()
+        except Exception as error:  # noqa: BLE001 - nobody else would report it, and its message may quote a note
+            self.state = {**self.state, "alert": f"The action failed ({short_type_name(error)}). Run this cell again."}
+        finally:
+            self.send({"handled": True})  # The state may be the same as before.
 
 
 def replace_views(parent: Mapping[str, Any], view: BrowserView) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from .._render.display import Report, TextSegment, label_color, pluralize, to_html
+from .._utils.validation import check_number
+from ..errors import OpenMedError
 
 if TYPE_CHECKING:
     from .gold import GoldSpan
@@ -51,11 +53,6 @@ class AnnotatedNotes(Protocol):
         ...
 
     @property
-    def ids(self) -> Any:
-        """One id per note, or ``None``."""
-        ...
-
-    @property
     def known_labels(self) -> tuple[str, ...] | None:
         """Labels that the model can predict."""
         ...
@@ -91,6 +88,10 @@ class AnnotatedNotes(Protocol):
         """Yield the texts."""
         ...
 
+    def note_name(self, index: int) -> str:
+        """Return the index of a note, and its id."""
+        ...
+
     def note_spans(self, index: int) -> list[GoldSpan]:
         """Return the entities of a note as spans."""
         ...
@@ -116,6 +117,7 @@ class NoteListing:
         min_score: Minimum score of a displayed entity.
         matches: Indices of the notes in the list.
         position: Position of the displayed note in the list.
+        alert: Error of the last action, or an empty string.
     """
 
     def __init__(self, found: AnnotatedNotes) -> None:
@@ -125,6 +127,7 @@ class NoteListing:
         self.min_score = 0.0
         self.position = 0
         self.matches = np.arange(0)
+        self.alert = ""
         self._columns = found.entity_columns()
         self._hits: np.ndarray | None = None
         self._num_unsearched = 0
@@ -141,9 +144,8 @@ class NoteListing:
         """Apply the search and the filters. The same note stays displayed if it is still in the list."""
         columns = self._columns
         displayed = -1 if self.note is None else self.note
-        kept = columns.scores >= self.min_score
-        for label in self.hidden_labels:
-            kept &= columns.labels != columns.strings.index(label)
+        is_hidden = np.array([string in self.hidden_labels for string in columns.strings], bool)
+        kept = (columns.scores >= self.min_score) & ~is_hidden[columns.labels]
         self._counts = np.bincount(columns.notes[kept], minlength=len(self.found))
         listed = np.ones(len(self.found), bool) if self._hits is None else self._hits.copy()
         if self.hidden_labels or self.min_score:
@@ -156,24 +158,35 @@ class NoteListing:
 
         Texts are read from where they are, such as files. Texts of a generator are not stored.
         """
-        self.query = query
-        self._num_unsearched = 0
-        self._hits = None
+        num_unsearched = 0
+        hits = None
         folded = query.casefold()
         if folded:
             columns = self._columns
             has_query = np.array([folded in string.casefold() for string in columns.strings], bool)
-            self._hits = np.zeros(len(self.found), bool)
-            self._hits[columns.notes[has_query[columns.words]]] = True
+            hits = np.zeros(len(self.found), bool)
+            hits[columns.notes[has_query[columns.words]]] = True
             for index, text in enumerate(self.found.iter_note_texts(verify=False)):
                 if text is not None:
-                    self._hits[index] |= folded in text.casefold()
+                    hits[index] |= folded in text.casefold()
                 elif index not in self._unavailable:
-                    self._num_unsearched += 1
+                    num_unsearched += 1
+        # Assigned only now, because reading the texts may fail or be interrupted.
+        self.query = query
+        self._hits = hits
+        self._num_unsearched = num_unsearched
         self.update()
 
     def handle(self, event: Mapping[str, Any]) -> None:
-        """Apply what a user did in the widget."""
+        """Apply what a user did in the widget. An error is displayed."""
+        self.alert = ""
+        try:
+            self.apply(event)
+        except OpenMedError as error:
+            self.alert = str(error)
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Apply what a user did, or raise an error."""
         action = event["action"]
         if action == "move":
             self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
@@ -181,10 +194,11 @@ class NoteListing:
             positions = np.flatnonzero(self.matches == int(event["note"]))
             self.position = int(positions[0]) if len(positions) else self.position
         elif action == "search" and self.found.show_text:
-            self.search(str(event["query"]))
+            self.search(str(event["query"]).encode("utf-8", "replace").decode())
         elif action == "filter":
+            min_score = check_number("min_score", event["min_score"], 1)
             self.hidden_labels = frozenset(event["hidden"]) & self._labels.keys()
-            self.min_score = float(event["min_score"])
+            self.min_score = min_score
             self.update()
 
     def state(self) -> dict[str, Any]:
@@ -201,7 +215,7 @@ class NoteListing:
             "rows": rows,
             "html": "",
             "status": f"{count:,} of {pluralize(len(self.found), 'note')}.",
-            "alert": "",
+            "alert": self.alert,
             "query": self.query if self.found.show_text else None,
             "min_score": self.min_score,
             "labels": [
@@ -233,9 +247,8 @@ class NoteListing:
 
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
-        name = f"{index}" if self.found.ids is None else f"{index} ({self.found.ids[index]})"
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
-        return name, detail
+        return self.found.note_name(index), detail
 
 
 def _label(entity: Mapping[str, Any]) -> str:

@@ -6,30 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .._render.display import pluralize
 
-# Labels that are English words for what they count, with their plurals. Entities with other labels, such as "PER" or
-# "ANATOMY", are counted as entities.
-_PLURALS = {
-    "chemical": "chemicals",
-    "date": "dates",
-    "disease": "diseases",
-    "disorder": "disorders",
-    "drug": "drugs",
-    "gene": "genes",
-    "medication": "medications",
-    "name": "names",
-    "person": "persons",
-    "procedure": "procedures",
-    "protein": "proteins",
-    "species": "species",
-    "symptom": "symptoms",
-    "treatment": "treatments",
+# Labels that are English words for what they count. Entities with other labels, such as "PER" or "ANATOMY", are counted as
+# entities.
+_NOUNS = {
+    "chemical",
+    "date",
+    "disease",
+    "disorder",
+    "drug",
+    "gene",
+    "medication",
+    "name",
+    "person",
+    "procedure",
+    "protein",
+    "species",
+    "symptom",
+    "treatment",
 }
 
 
 def label_noun(labels: Iterable[str]) -> str:
     """Return the English word that all labels are, or an empty string if they differ or are not a word."""
     words = {label.casefold() for label in labels}
-    return words.pop() if len(words) == 1 and words <= _PLURALS.keys() else ""
+    return words.pop() if len(words) == 1 and words <= _NOUNS else ""
 
 
 def entities_headline(
@@ -49,7 +49,9 @@ def entities_headline(
         ('No diseases found', 'No entities found in 1 note')
     """
     noun = label_noun(counts or known_labels or ())
-    plural = _PLURALS.get(noun, "entities")
+    plural = "entities"
+    if noun:
+        plural = noun if noun == "species" else f"{noun}s"
     total = sum(counts.values())
     found = pluralize(total, noun or "entity", plural) if total else f"No {plural}"
     return f"{found} found" if num_notes is None else f"{found} found in {pluralize(num_notes, 'note')}"

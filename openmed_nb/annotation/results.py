@@ -1061,10 +1061,10 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
     def create_view(self) -> DOMWidget:
         """Return a browser of the notes, with a search box and filters."""
-        from .browser_view import create_view
+        from .browser_view import BrowserView
         from .browsing import NoteListing
 
-        return create_view(NoteListing(self))
+        return BrowserView(NoteListing(self))
 
     @overload
     def show(self, number: None = None, *, context: bool = False) -> NotePages: ...
@@ -1397,8 +1397,14 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     ) -> Iterator[tuple[str, list[TextSegment]]]:
         """Yield the index and the id of each text of a range as a name, and the highlighted text, or a notice if it is hidden."""
         for index, segments in self.iter_segments(start, stop, max_characters):
-            name = f"{index}" if self.ids is None else f"{index} ({self.ids[index]})"
-            yield name, segments
+            yield self.note_name(index), segments
+
+    def note_name(self, index: int) -> str:
+        """Return the index of a note, and its id."""
+        if self.ids is None:
+            return str(index)
+        # A message to the front end cannot contain an unpaired surrogate.
+        return f"{index} ({self.ids[index]})".encode("utf-8", "replace").decode()
 
     @property
     def _keys(self) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,8 @@ import numpy as np
 
 from .._render.display import Report, label_color, pluralize
 from .._utils.text import describe_error, describe_value
-from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path
-from ..errors import ConfigurationError, OpenMedError
+from .._utils.validation import as_integer, check_bool, check_integer, check_optional_integer, check_path
+from ..errors import ConfigurationError
 from .browsing import AnnotatedNotes, NoteListing
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .json_lines import append_checksum, parse_checked_line, to_json_line
@@ -32,8 +33,6 @@ DEFAULT_LABEL = "ENTITY"
 SAMPLE_NOTICE = (
     "The notes are a random sample. Also add missed entities: marks of the found entities alone do not measure recall."
 )
-NOT_REVIEWED_REMEDY = "Mark each of them as right or wrong."
-OTHER_FILE_REMEDY = "Use a different file."
 
 
 class NoteMarks(NamedTuple):
@@ -84,8 +83,8 @@ class Review(LiveNotes):
             raise ConfigurationError("There are no notes to review.", "Annotate at least one note.")
         self.entities = {note: found.note_spans(note) for note in self.notes}
         self._marks: dict[int, NoteMarks] = {}
-        if self.path is not None:
-            self._open_file(self.path)
+        self._file_size = -1  # Size of the file when it was last read or written; -1 if it has to be read.
+        self._read_file()
 
     def __len__(self) -> int:
         return len(self.found)
@@ -146,18 +145,42 @@ class Review(LiveNotes):
                 wrong. ``None`` removes the mark.
 
         Raises:
-            ConfigurationError: If the note is not in the sample, the span is not valid, or the file cannot be written.
+            ConfigurationError: If the note is not in the sample, the span is not in its text, or the file cannot be written.
         """
         if right is not None:
             check_bool("right", right)
+        note = self._check_note(note)
         span = parse_span((start, end, label))
-        if note not in self.entities or span is None:
-            raise ConfigurationError("The mark is not a span of a note in the sample.", "Use an index in review.notes.")
-        spans = {key: value for key, value in self.marked_spans(note).items() if key != span}
-        if right is not None:
-            spans[span] = right
+        text = next(self.found.iter_note_texts(note), None)
+        if span is None or (text is not None and span.end > len(text)):
+            message = "The mark is not a span of the note."
+            raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
+        if span.label != span.label.encode("utf-8", "replace").decode():
+            raise ConfigurationError(
+                "The label contains an unpaired surrogate.", "Pass a label of printable characters."
+            )
+        self._change_marks(note, {span: right})
+
+    def mark_all(self, note: int) -> None:
+        """Mark the entities of a note that have no mark as right.
+
+        Args:
+            note: Index of the note, one of :attr:`notes`.
+
+        Raises:
+            ConfigurationError: If the note is not in the sample, or the file cannot be written.
+        """
+        note = self._check_note(note)
+        marks = self.marked_spans(note)
+        self._change_marks(note, {span: True for span in self.entities[note] if span not in marks})
+
+    def _change_marks(self, note: int, changes: Mapping[GoldSpan, bool | None]) -> None:
+        """Change the marks of spans of a note. ``None`` removes a mark."""
+        self._read_file()
+        spans = {**self.marked_spans(note), **changes}
+        marks = {span: is_right for span, is_right in spans.items() if is_right is not None}
         finished = note in self._marks and self._marks[note].finished
-        self._save(note, NoteMarks(spans, finished and all(entity in spans for entity in self.entities[note])))
+        self._save(note, NoteMarks(marks, finished and all(entity in marks for entity in self.entities[note])))
 
     def finish(self, note: int, finished: bool = True) -> None:
         """Mark a note as reviewed.
@@ -170,11 +193,12 @@ class Review(LiveNotes):
             ConfigurationError: If the note is not in the sample, if an entity of the model is not marked, or if the file cannot be
                 written.
         """
-        if note not in self.entities:
-            raise ConfigurationError("The note is not in the sample.", "Use an index in review.notes.")
+        check_bool("finished", finished)
+        note = self._check_note(note)
+        self._read_file()
         if finished and (count := self.num_unmarked(note)):
             message = f"{pluralize(count, 'entity is', 'entities are')} not marked."
-            raise ConfigurationError(message, NOT_REVIEWED_REMEDY)
+            raise ConfigurationError(message, "Mark each of them as right or wrong.")
         self._save(note, NoteMarks(self.marked_spans(note), finished))
 
     def is_reviewed(self, note: int) -> bool:
@@ -187,9 +211,9 @@ class Review(LiveNotes):
 
     def create_view(self) -> DOMWidget:
         """Return a browser of the notes of the sample."""
-        from .browser_view import create_view
+        from .browser_view import BrowserView
 
-        return create_view(ReviewListing(self))
+        return BrowserView(ReviewListing(self))
 
     def marked_spans(self, note: int) -> Mapping[GoldSpan, bool]:
         """Return whether each marked span of a note is a true entity."""
@@ -197,59 +221,72 @@ class Review(LiveNotes):
 
     def num_unmarked(self, note: int) -> int:
         """Return the number of entities of a note without a mark."""
-        return len({*self.entities[note]} - self.marked_spans(note).keys())
+        return len({*self.entities[self._check_note(note)]} - self.marked_spans(note).keys())
 
     def progress(self) -> str:
         """Return the number of reviewed notes as a sentence."""
         return f"{self.num_reviewed:,} of {pluralize(self.num_notes, 'note')} reviewed."
 
+    def _check_note(self, note: object) -> int:
+        """Return the index of a note, or raise an error if the note is not in the sample."""
+        index = as_integer(note)
+        if index is None or index not in self.entities:
+            raise ConfigurationError("The note is not in the sample.", "Use an index in review.notes.")
+        return index
+
     def _save(self, note: int, marks: NoteMarks) -> None:
-        """Store the marks of a note, and append them to the file."""
+        """Append the marks of a note to the file, and store them."""
         if self.path is not None:
-            value = {
-                "note": note,
-                "right": [span for span, is_right in marks.spans.items() if is_right],
-                "wrong": [span for span, is_right in marks.spans.items() if not is_right],
-                "finished": marks.finished,
-            }
-            self._append(self.path, append_checksum(to_json_line(value)))
+            self._append(self.path, _marks_line(note, marks))
         self._marks[note] = marks
 
-    def _append(self, path: Path, line: bytes) -> None:
-        """Write a line to disk, so that it is not lost if the kernel is killed."""
-        problem = ""
+    def _append(self, path: Path, lines: bytes) -> None:
+        """Write lines to disk, so that they are not lost if the kernel is killed."""
         try:
             path.touch(mode=0o600)  # Readable by its owner only.
             with path.open("ab") as file:
-                file.write(line)
+                file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            problem = f"cannot be written: {describe_error(error)}"
-        if problem:
-            raise self._file_error(problem, OTHER_FILE_REMEDY)
+            self._file_size = -1
+            raise self._file_error(f"cannot be written: {describe_error(error)}") from None
+        self._file_size += len(lines)
 
-    def _open_file(self, path: Path) -> None:
-        """Read the marks of a file, or write the header of a new file."""
-        header = to_json_line({"format": FORMAT, "notes": self.found.fingerprint(), "seed": self.seed})
-        problem = ""
+    def _read_file(self) -> None:
+        """Read the marks of a file that is new to this review, or that another kernel has changed. Write what it lacks."""
+        path = self.path
+        if path is None:
+            return
         data = b""
         try:
-            data = path.read_bytes() if path.exists() else b""
+            if path.is_file():
+                if path.stat().st_size == self._file_size:
+                    return
+                data = path.read_bytes()
+            elif path.exists():
+                raise self._file_error("is not a regular file")
         except OSError as error:
-            problem = f"cannot be read: {describe_error(error)}"
-        if problem:
-            raise self._file_error(problem, OTHER_FILE_REMEDY)
-        lines = data.splitlines(keepends=True)
-        if not lines or (len(lines) == 1 and header.startswith(data) and data != header):
-            self._append(path, header[len(data) :])  # The process may have been killed while it wrote the header.
+            raise self._file_error(f"cannot be used: {describe_error(error)}") from None
+        header = to_json_line({"format": FORMAT, "notes": self.found.fingerprint(), "seed": self.seed})
+        if header.startswith(data):  # The file is new, was deleted, or has an incomplete header.
+            lines = [header, *(_marks_line(note, marks) for note, marks in self._marks.items())]
+            self._file_size = len(data)
+            self._append(path, b"".join(lines)[len(data) :])
             return
-        self._check_header(lines[0], header)
-        for number, line in enumerate(lines[1:], 2):
-            if not line.endswith(b"\n"):  # The process was killed while it wrote this line.
-                os.truncate(path, len(data) - len(line))
-                return
-            self._read_marks(parse_checked_line(line), number)
+        first, *lines = data.splitlines(keepends=True)
+        self._check_header(first, header)
+        size = len(data)
+        if not data.endswith(b"\n"):  # The disk was full, or the process was killed while it wrote the line.
+            size -= len(lines.pop())
+        marks = list(map(self._parse_marks, lines, itertools.count(2)))
+        if size < len(data):
+            try:
+                os.truncate(path, size)
+            except OSError as error:
+                raise self._file_error(f"cannot be written: {describe_error(error)}") from None
+        self._marks.update(marks)
+        self._file_size = size
 
     def _check_header(self, line: bytes, expected: bytes) -> None:
         """Raise an error if the file belongs to another review."""
@@ -257,22 +294,35 @@ class Review(LiveNotes):
             return
         values = parse_json_line(line)
         if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise self._file_error("is not a review", OTHER_FILE_REMEDY)
+            raise self._file_error("is not a review")
         if values.get("notes") != self.found.fingerprint():
             raise self._file_error("is a review of other notes", "Annotate the same notes, or use a different file.")
         seed = describe_value(values.get("seed"))
         raise self._file_error(f"has a sample with seed {seed}", f"Pass seed={seed}, or use a different file.")
 
-    def _read_marks(self, value: Mapping[str, Any], number: int) -> None:
-        """Read the marks of a note from a line."""
-        if not value:  # The checksum shows that :meth:`_save` did not write the line.
+    def _parse_marks(self, line: bytes, number: int) -> tuple[int, NoteMarks]:
+        """Return a note and its marks from a line of the file."""
+        value = parse_checked_line(line)
+        if not value:  # The checksum shows that :func:`_marks_line` did not return the line.
             raise self._file_error(f"is corrupt at line {number}", "Delete that line and everything after it.")
-        spans = {GoldSpan(*span): True for span in value["right"]}
-        spans.update({GoldSpan(*span): False for span in value["wrong"]})
-        self._marks[value["note"]] = NoteMarks(spans, value["finished"])
+        spans = {
+            GoldSpan(*span): is_right for name, is_right in (("right", True), ("wrong", False)) for span in value[name]
+        }
+        return value["note"], NoteMarks(spans, value["finished"])
 
-    def _file_error(self, problem: str, remedy: str) -> ConfigurationError:
+    def _file_error(self, problem: str, remedy: str = "Use a different file.") -> ConfigurationError:
         return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)
+
+
+def _marks_line(note: int, marks: NoteMarks) -> bytes:
+    """Return the marks of a note as a line of the file."""
+    value = {
+        "note": note,
+        "right": [span for span, is_right in marks.spans.items() if is_right],
+        "wrong": [span for span, is_right in marks.spans.items() if not is_right],
+        "finished": marks.finished,
+    }
+    return append_checksum(to_json_line(value))
 
 
 class ReviewListing(NoteListing):
@@ -286,36 +336,33 @@ class ReviewListing(NoteListing):
         super().__init__(review.found)
         self.review = review
         self.matches = np.array(review.notes, np.int64)
-        self._error = ""
 
-    def handle(self, event: Mapping[str, Any]) -> None:
-        """Apply what a user did in the widget. An error is displayed."""
-        self._error = ""
-        note = self.review.notes[self.position]
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Apply what a user did, or raise an error."""
         action = event["action"]
-        try:
-            if action == "mark":
-                self.review.mark(note, event["start"], event["end"], event["label"], event["right"])
-            elif action == "all right":
-                for span in self.review.entities[note]:
-                    if span not in self.review.marked_spans(note):
-                        self.review.mark(note, *span)
-            elif action == "add":
-                self._add_missed(note, event)
-            elif action == "finish":
-                self.review.finish(note, event["finished"])
-            else:
-                super().handle(event)
-        except OpenMedError as error:
-            self._error = str(error)
+        if action in {"move", "find"}:
+            super().apply(event)
+            return
+        # The note that was displayed. The kernel may have handled a move since.
+        note = event["note"]
+        if action == "mark":
+            span = GoldSpan(event["start"], event["end"], event["label"])
+            if span in self._spans(note):
+                self.review.mark(note, *span, event["right"])
+        elif action == "all right":
+            self.review.mark_all(note)
+        elif action == "add":
+            self._add_missed(note, event)
+        elif action == "finish":
+            self.review.finish(note, event["finished"])
 
     def _add_missed(self, note: int, event: Mapping[str, Any]) -> None:
         """Add a selected span, or the first occurrence of a typed text that is not an entity yet."""
-        text = next(self.found.iter_note_texts(note), None) or ""
+        text = self._read_text(note)
         words = event["text"].strip()
         start = event["start"]
         if start is None:
-            taken = {span.start for span in (*self.review.entities[note], *self.review.marked_spans(note))}
+            taken = {span.start for span in self._spans(note)}
             start = text.find(words)
             while start in taken:
                 start = text.find(words, start + 1)
@@ -324,15 +371,18 @@ class ReviewListing(NoteListing):
             selected = text[start : event["end"]]
             end = start + len(selected.rstrip())
             start += len(selected) - len(selected.lstrip())
-        if not words or not 0 <= start < end:
+        label = event["label"]
+        if not words or not 0 <= start < end or label not in self._labels_of(note):
             raise ConfigurationError("The note does not contain this text.", "Select the text in the note.")
-        self.review.mark(note, start, end, event["label"])
+        self.review.mark(note, start, end, label)
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
         """Return the entities of the model and the missed entities of a note."""
+        entities = self.review.entities[index]
         missed = [
             {"entity_group": span.label, "score": 1.0, "start": span.start, "end": span.end}
-            for span in self._missed(index)
+            for span in self._spans(index)
+            if span not in entities
         ]
         return [*self.found[index], *missed]
 
@@ -345,10 +395,7 @@ class ReviewListing(NoteListing):
         """Return the content of the widget as JSON-compatible data."""
         review = self.review
         note = review.notes[self.position]
-        text = next(self.found.iter_note_texts(note), None) or ""
-        entities = review.entities[note]
-        spans = sorted({*entities, *self._missed(note)})
-        labels = {*(self.found.known_labels or ()), *(span.label for span in spans)}
+        text = self._read_text(note)
         name, detail = self.row(note)
         marks = review.marked_spans(note)
         rows = [
@@ -357,24 +404,32 @@ class ReviewListing(NoteListing):
                 "text": text[span.start : span.end],
                 "color": label_color(span.label),
                 "right": marks.get(span),
-                "missed": span not in entities,
+                "missed": span not in review.entities[note],
             }
-            for span in spans
+            for span in self._spans(note)
         ]
         return {
             **super().state(),
             "status": f"Note {name}: {detail}. {review.progress()}",
-            "alert": self._error,
             "review": {
                 "notice": SAMPLE_NOTICE,
-                "labels": sorted(labels) or [DEFAULT_LABEL],
+                "labels": self._labels_of(note),
                 "entities": rows,
                 "finished": review.is_reviewed(note),
                 "unmarked": review.num_unmarked(note),
             },
         }
 
-    def _missed(self, note: int) -> list[GoldSpan]:
-        """Return the marked entities of a note that the model did not find."""
-        marks = self.review.marked_spans(note)
-        return [span for span, is_right in marks.items() if is_right and span not in self.review.entities[note]]
+    def _read_text(self, note: int) -> str:
+        """Return the text of a note, or an empty string if it has changed."""
+        return next(self.found.iter_note_texts(note), None) or ""
+
+    def _spans(self, note: int) -> list[GoldSpan]:
+        """Return the entities of the model and the missed entities of a note."""
+        missed = [span for span, is_right in self.review.marked_spans(note).items() if is_right]
+        return sorted({*self.review.entities[note], *missed})
+
+    def _labels_of(self, note: int) -> list[str]:
+        """Return the labels of missed entities that a user can select."""
+        labels = {*(self.found.known_labels or ()), *(span.label for span in self._spans(note))}
+        return sorted(labels) or [DEFAULT_LABEL]

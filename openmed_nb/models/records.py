@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -338,21 +339,30 @@ class RecordStore:
     def stored_data(self) -> StoredData:
         """Return the number and size of the files of each kind."""
         kinds = []
-        for kind, suffix in FILE_SUFFIXES.items():
-            sizes = [file.lstat().st_size for file in self.folder.glob(f"*{suffix}")]
+        for kind in FILE_SUFFIXES:
+            sizes = [file.lstat().st_size for file in self._files(kind)]
             kinds.append(StoredFiles(_KIND_NAMES[kind], len(sizes), sum(sizes)))
         return StoredData(str(self.folder), tuple(kinds))
 
     def clear(self) -> None:
         """Delete all records, and the directories of the package that are then empty."""
-        with self._writing():
-            for suffix in FILE_SUFFIXES.values():
-                for file in self.folder.glob(f"*{suffix}"):
+        try:
+            for kind in FILE_SUFFIXES:
+                for file in self._files(kind):
                     file.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"The files in {str(self.folder)!r} cannot be removed: {describe_error(error)}."
+            raise ConfigurationError(message, "Change the permissions of the folder.") from error
         with contextlib.suppress(OSError):  # It has other files, or does not exist.
             self.folder.rmdir()
             if self.folder.parent.name == DATA_FOLDER:
                 self.folder.parent.rmdir()
+
+    def _files(self, kind: type[ValidationRecord | TunedBatchSize]) -> list[Path]:
+        """Return the files that :meth:`store` wrote. The user may keep other files in the directory."""
+        pattern = re.compile(rf"[0-9a-f]{{24}}{re.escape(FILE_SUFFIXES[kind])}")
+        files = self.folder.glob(f"*{FILE_SUFFIXES[kind]}")
+        return [file for file in files if pattern.fullmatch(file.name) and file.is_file() and not file.is_symlink()]
 
     def explain_missing(self, identity: ModelIdentity) -> str:
         """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""

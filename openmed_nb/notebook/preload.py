@@ -171,14 +171,14 @@ class Preloader:
     def _check(self) -> None:
         """Wait for torch, raise the error of its import, and warn of variables that were set too late.
 
+        It is called once, so that the next use tries the import again.
+
         Raises:
-            TorchImportError: If torch could not be imported. The next use tries again.
+            TorchImportError: If torch could not be imported.
         """
         self._torch_finished.wait()
-        error = self._torch_error
-        self._torch_error = None
-        if error is not None:
-            raise torch_import_error(error) from error
+        if self._torch_error is not None:
+            raise torch_import_error(self._torch_error) from self._torch_error
         variables = _variables_read_at_import()
         changed = sorted(
             name for name in {*self._variables, *variables} if self._variables.get(name) != variables.get(name)

@@ -1,6 +1,7 @@
 """The browser of notes: search, filters and the displayed note, without a widget."""
 
 import pytest
+from jupyter_client.session import Session
 
 import openmed_nb as nb
 from openmed_nb.annotation.browsing import NUM_LISTED, NoteListing
@@ -148,3 +149,31 @@ def test_tokens_and_no_notes_can_be_browsed():
 def test_annotations_have_a_static_form_without_a_user():
     assert set(annotations()._repr_mimebundle_()) == {"text/plain", "text/html"}
     assert annotations().create_view().state["count"] == len(NOTES)
+
+
+def test_failed_search_keeps_the_list_and_is_reported():
+    """The texts of the user may raise any error while they are read."""
+
+    class Texts:
+        broken = False
+
+        def __iter__(self):
+            for index, note in enumerate(NOTES):
+                if self.broken and index:
+                    raise RuntimeError(note)
+                yield note
+
+    texts = Texts()
+    view = annotations(texts=texts).create_view()
+    view._handle(view, search("asthma"), [])
+    texts.broken = True
+    view._handle(view, search("aspirin"), [])
+    assert "RuntimeError" in view.state["alert"]
+    assert NOTES[1] not in view.state["alert"]
+    assert (view.listing.query, view.listing.matches.tolist()) == ("asthma", [0])
+
+
+def test_unpaired_surrogates_do_not_reach_the_front_end():
+    listing = after(search("asthma \ud83d"), search(""), found=annotations(ids=["a\ud83d", *"bcde"]))
+    Session().pack(listing.state())
+    Session().pack(annotations(ids=["a\ud83d", *"bcde"]).show()._repr_mimebundle_())

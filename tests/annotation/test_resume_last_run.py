@@ -144,6 +144,20 @@ def test_run_is_released(finish):
     assert watched() is None
 
 
+@pytest.mark.parametrize(
+    ("notes", "options"),
+    [(NOTES[:119], {}), (NOTES, {"model": "bundled"}), (NOTES, {"aggregation_strategy": "max"})],
+    ids=["fewer notes", "other model", "other option"],
+)
+def test_run_is_not_released_by_another_run(notes, options):
+    with pytest.raises(InvalidTextError):
+        nb.annotate([*NOTES[:119], 5], **OPTIONS)
+    done = len(SESSION.interrupted_run.earlier)
+    nb.annotate(notes, **{**OPTIONS, **options})
+
+    assert len(SESSION.interrupted_run.earlier) == done
+
+
 def test_release_reports_run():
     interrupt()
 

@@ -1,10 +1,15 @@
 """Reviews: a random sample of notes, marks that become gold, and the file that continues."""
 
 import json
+import math
+import os
+import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from jupyter_client.session import Session
 
 import openmed_nb as nb
 from openmed_nb.annotation.gold import GoldSpan
@@ -159,7 +164,7 @@ def test_other_files_are_refused(found, tmp_path):
     path.write_bytes(lines[0] + lines[1].replace(b"DISEASE", b"DRUG") + lines[2])
     with pytest.raises(ConfigurationError, match="corrupt at line 2"):
         found.review(path)
-    for content in (b"notes\n", b"", json.dumps({"format": "other"}).encode() + b"\n"):
+    for content in (b"notes\n", b"a,b\n1,2", b"", json.dumps({"format": "other"}).encode() + b"\n"):
         other = tmp_path / "other.jsonl"
         other.write_bytes(content)
         if content:
@@ -170,6 +175,90 @@ def test_other_files_are_refused(found, tmp_path):
         found.review(tmp_path)
     with pytest.raises(ConfigurationError):
         found.review(tmp_path / "no" / "review.jsonl")
+
+
+def test_deleted_file_is_written_again(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    path.unlink()
+    finish(review, 1)
+    again = found.review(path, sample=None)
+    assert again.gold.texts == review.gold.texts
+    assert again.num_reviewed == 2
+
+
+def test_two_kernels_can_write_one_file(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    first = found.review(path, sample=None)
+    second = found.review(path, sample=None)
+    first.mark(0, 0, 1, "DISEASE")
+    second.mark(0, 1, 2, "DISEASE")
+    finish(first, 1)
+    second.finish(1, finished=False)
+    marks = {GoldSpan(0, 1, "DISEASE"): True, GoldSpan(1, 2, "DISEASE"): True}
+    assert found.review(path, sample=None).marked_spans(0) == marks
+    assert found.review(path, sample=None).num_reviewed == 0
+
+
+def test_full_disk_loses_no_mark(found, tmp_path):
+    """A limit of the file size has the effect of a full disk: a line is cut off."""
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            review.mark(1, 0, 1, "DISEASE")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    review.mark(2, 0, 1, "DISEASE")
+    again = found.review(path, sample=None)
+    assert again.gold.texts == review.gold.texts
+    assert again.marked_spans(1) == review.marked_spans(1) == {}
+    assert again.marked_spans(2) == {GoldSpan(0, 1, "DISEASE"): True}
+
+
+def test_file_that_became_another_one_is_not_changed(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    path.write_bytes(b"a,b\n1,2")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="not a review"):
+            review.mark(1, 0, 1, "DISEASE")
+    assert path.read_bytes() == b"a,b\n1,2"
+    path.unlink()
+    review.mark(2, 0, 1, "DISEASE")
+    assert found.review(path, sample=None).num_reviewed == 1
+
+
+def test_file_that_cannot_be_written_yet_gets_its_header_later(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    review = found.review(path, sample=None)
+    path.unlink()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            review.mark(1, 0, 1, "DISEASE")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    review.mark(2, 0, 1, "DISEASE")
+    assert found.review(path, sample=None).marked_spans(2) == review.marked_spans(2)
+
+
+def test_pipe_is_refused(found, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="regular file"):
+        found.review(tmp_path / "pipe")
+
+
+def test_integers_of_numpy_are_saved(found, tmp_path):
+    path = tmp_path / "review.jsonl"
+    found.review(path, sample=None).mark(np.int64(0), np.int32(0), np.int64(1), "DISEASE")
+    assert found.review(path, sample=None).marked_spans(0) == {GoldSpan(0, 1, "DISEASE"): True}
 
 
 def test_killed_process_loses_no_mark(tmp_path):
@@ -206,7 +295,12 @@ def test_notes_without_texts_or_entities_cannot_be_reviewed(make):
         ("mark", (0, 1, 1, "DISEASE")),
         ("mark", (0, 0, 1, 5)),
         ("mark", (0, 0, 1, "DISEASE", "yes")),
+        ("mark", (0, 0, 999, "DISEASE")),
+        ("mark", (0, 0, 1, "\ud800")),
+        ("mark", ([0], 0, 1, "DISEASE")),
+        ("mark", (True, 0, 1, "DISEASE")),
         ("finish", (99,)),
+        ("finish", (0, "She has asthma")),
     ],
 )
 def test_invalid_marks_are_rejected(found, method, arguments):
@@ -224,27 +318,83 @@ def test_clicks_change_the_review(found):
     review = found.review(sample=None)
     listing = ReviewListing(review)
     note = listing.note
+
+    def click(**event):
+        listing.handle({"note": note, **event})
+
     text = NOTES[note]
     start = text.index("knee")
-    missed = {"text": "", "start": None, "end": None, "label": "SYMPTOM"}
-    listing.handle({"action": "finish", "finished": True})
+    missed = {"action": "add", "label": "DISEASE"}
+    click(action="finish", finished=True)
     assert "not marked" in listing.state()["alert"]
-    listing.handle({"action": "all right"})
+    click(action="all right")
     assert listing.state()["review"]["unmarked"] == 0
-    listing.handle({"action": "add", **missed, "text": "knee ", "start": start - 1, "end": start + 5})
-    listing.handle({"action": "add", **missed, "text": "No"})
-    listing.handle({"action": "add", **missed, "text": "asthma"})
+    click(**missed, text="knee ", start=start - 1, end=start + 5)
+    click(**missed, text="No", start=None, end=None)
+    click(**missed, text="asthma", start=None, end=None)
     assert "does not contain" in listing.state()["alert"]
-    listing.handle({"action": "finish", "finished": True})
+    click(action="finish", finished=True)
     state = listing.state()
     assert state["alert"] == ""
     assert state["review"]["finished"]
     assert state["rows"][0][1].endswith(", reviewed")
     added = [(entity["text"], entity["label"]) for entity in state["review"]["entities"] if entity["missed"]]
-    assert added == [("knee", "SYMPTOM"), ("No", "SYMPTOM")]
-    assert "SYMPTOM" in state["html"]
-    listing.handle({"action": "mark", "start": start, "end": start + 4, "label": "SYMPTOM", "right": None})
+    assert added == [("knee", "DISEASE"), ("No", "DISEASE")]
+    assert "No<" in state["html"]
+    click(action="mark", start=start, end=start + 4, label="DISEASE", right=None)
     assert "knee" not in [entity["text"] for entity in listing.state()["review"]["entities"]]
+
+
+def test_late_click_belongs_to_the_displayed_note(found):
+    """The front end may send a click before it has received the next note."""
+    review = found.review(sample=None)
+    listing = ReviewListing(review)
+    first, second, *_ = review.notes
+    listing.handle({"action": "move", "note": first, "position": 1})
+    listing.handle({"action": "all right", "note": first})
+    listing.handle({"action": "finish", "note": first, "finished": True})
+    assert review.is_reviewed(first)
+    assert review.marked_spans(second) == {}
+
+
+def test_all_entities_are_saved_at_once(found, tmp_path):
+    review = found.review(tmp_path / "review.jsonl", sample=1)
+    ReviewListing(review).handle({"action": "all right", "note": review.notes[0]})
+    assert len(review.path.read_bytes().splitlines()) == 2
+
+
+VALUES = [
+    *(None, True, -1, 0, 10**9, 10**30, 2.5, math.nan, math.inf, "", "x", "\ud800", "a" * 10_000),
+    *([], [[]], {}, {"a": 1}, [None], [{}], TEXT, "DISEASE"),
+]
+EVENTS = [
+    *({"action": "search", "query": None}, {"action": "filter", "hidden": [], "min_score": 0}),
+    *({"action": "move", "position": 0}, {"action": "find", "note": 0}, {"action": "finish", "finished": True}),
+    *({"action": "mark", "start": 8, "end": 14, "label": "DISEASE", "right": True}, {"action": "all right"}),
+    {"action": "add", "start": 8, "end": 14, "label": "DISEASE", "text": "asthma"},
+]
+
+
+@pytest.mark.filterwarnings("error")  # jupyter_client warns of a message that is not valid JSON.
+@pytest.mark.parametrize("event", EVENTS, ids=[event["action"] for event in EVENTS])
+def test_any_message_leaves_the_browser_usable(found, tmp_path, event):
+    """A message that no front end sends neither raises an error nor writes a text to the file."""
+    review = found.review(tmp_path / "review.jsonl", sample=None)
+    views = [found.create_view(), review.create_view()]
+    events = [{**event, "note": 0, key: value} for key in (*event, "note") for value in VALUES]
+    events += [{name: value for name, value in event.items() if name != key} for key in event]
+    for sent in [*events, *VALUES]:
+        for view in views:
+            view._handle(view, sent, [])
+            Session().pack(view.state)
+            assert "asthma" not in view.state["alert"]
+    for view in views:
+        view._handle(view, {"action": "search", "query": ""}, [])
+        view._handle(view, {"action": "move", "note": 0, "position": 3}, [])
+        assert view.state["position"] == 3
+        assert view.state["alert"] == ""
+    assert "asthma" not in review.path.read_text("utf-8")
+    assert found.review(review.path, sample=None).gold.texts == review.gold.texts
 
 
 def test_review_is_displayed_with_its_progress(found):

@@ -159,10 +159,11 @@ class EvidenceCase:
     def break_even(self) -> BreakEven | None:
         """Speed at which a GPU is worth using, by the gate of the speedup; ``None`` if the rate of the CPU is not known."""
         evidence = self.evidence
-        if self.on_accelerator or not evidence.texts_per_second:
+        rate = evidence.texts_per_second
+        if self.on_accelerator or rate is None or rate <= 0:
             return None
         task = evidence.task or ANNOTATION
-        return BreakEven(task, evidence.texts_per_second, evidence.phase_fractions or {}, self.limits["speedup"])
+        return BreakEven(task, rate, evidence.phase_fractions or {}, self.limits["speedup"])
 
     @property
     def generates_on_mps(self) -> bool:

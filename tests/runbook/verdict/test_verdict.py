@@ -268,7 +268,8 @@ def test_break_even_follows_the_gate_and_needs_a_cpu():
 
     assert cpu.break_even.gpu_rows_per_hour == 360_000
     assert evaluate(load_evidence("only_cpu", device="mps")).break_even is None
-    assert evaluate(load_evidence("only_cpu", texts_per_second=None)).break_even is None
+    for rate in (None, 0.0, -1.0):
+        assert evaluate(load_evidence("only_cpu", texts_per_second=rate)).break_even is None
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
