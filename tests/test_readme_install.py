@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -58,6 +59,24 @@ def test_readme_installs_what_the_notebooks_need():
     assert shlex.split(install)[-2:] == [".[notebooks]", "jupyterlab"]
     assert "-c binder/constraints.txt" in install
     assert (ROOT / shlex.split(opened)[-1]).is_file()
+
+
+def test_readme_serves_the_folders_that_the_notebooks_link_to():
+    """JupyterLab opens no link to a file outside the root folder of its server."""
+    command = shlex.split(readme_command("notebooks").split(" && ")[-1])
+    served = {word.partition("=")[0]: word.partition("=")[2] for word in command}.get("--notebook-dir")
+    root = (ROOT / (served or Path(command[-1]).parent)).resolve()
+    links = [
+        (path, link)
+        for path in (ROOT / "notebooks").glob("*.ipynb")
+        for link in re.findall(r"\]\((\.\./[^)#]+)", path.read_text("utf-8"))
+    ]
+
+    assert links
+    for path, link in links:
+        target = (path.parent / link).resolve()
+        assert target.is_file(), link
+        assert target.is_relative_to(root), link
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import numpy as np
 from .._render.display import Report, TextSegment, label_color, pluralize, to_html
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .gold import GoldSpan
     from .scores import Scores
 
@@ -85,6 +87,10 @@ class AnnotatedNotes(Protocol):
 
     def fingerprint(self) -> str:
         """Return a fingerprint of all texts."""
+        ...
+
+    def to_keyed_frame(self, columns: Mapping[str, Any]) -> pd.DataFrame:
+        """Return columns as a DataFrame with the ids of the notes."""
         ...
 
     def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
