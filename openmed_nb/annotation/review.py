@@ -326,6 +326,8 @@ class Review(LiveNotes):
 class ReviewListing(NoteListing):
     """The notes of a review in a browser. It has no filters, because every entity of a note is marked.
 
+    A review that continues displays its first note that is not reviewed.
+
     Attributes:
         review: The review.
     """
@@ -334,6 +336,8 @@ class ReviewListing(NoteListing):
         super().__init__(review.found)
         self.review = review
         self.matches = np.array(review.notes, np.int64)
+        is_reviewed = [review.is_reviewed(note) for note in review.notes]
+        self.position = 0 if all(is_reviewed) else is_reviewed.index(False)
         self._error = ""
 
     def handle(self, event: Mapping[str, Any]) -> None:

@@ -109,6 +109,15 @@ def test_frame_has_the_index_of_a_series():
     assert review.to_frame().index.tolist() == ["y"]
 
 
+def test_review_continues_at_the_first_note_that_is_not_reviewed(found):
+    review = found.review(sample=3)
+    for note in (review.notes[0], review.notes[2]):
+        finish(review, note)
+    assert ReviewListing(review).note == review.notes[1]
+    finish(review, review.notes[1])
+    assert ReviewListing(review).note == review.notes[0]
+
+
 def test_review_without_a_file_states_it(found, tmp_path):
     assert "not saved" in ReviewListing(found.review()).state()["review"]["notice"]
     assert "not saved" not in ReviewListing(found.review(tmp_path / "review.jsonl")).state()["review"]["notice"]
