@@ -12,6 +12,8 @@ from .._utils.validation import check_number
 from ..errors import OpenMedError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from .gold import GoldSpan
     from .scores import Scores
 
@@ -82,6 +84,10 @@ class AnnotatedNotes(Protocol):
 
     def fingerprint(self) -> str:
         """Return a fingerprint of all texts."""
+        ...
+
+    def to_keyed_frame(self, columns: Mapping[str, Any]) -> pd.DataFrame:
+        """Return columns as a DataFrame with the ids of the notes."""
         ...
 
     def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:

@@ -87,12 +87,12 @@ class NoteInputs:
 def make_id_column(ids: Sequence[Any]) -> Any:
     """Return ids as a column of a DataFrame.
 
-    Ids of several types keep their values: integers next to ``None`` stay integers. Names of files that are not valid Unicode
-    cannot be in a column of strings.
+    Ids of several types keep their values: integers next to ``None`` stay integers. A column without ids has no numeric type, so
+    that it can be merged with strings. Names of files that are not valid Unicode cannot be in a column of strings.
     """
     import pandas as pd
 
-    has_one_type = len({type(note_id) for note_id in ids}) <= 1
+    has_one_type = len({type(note_id) for note_id in ids}) == 1
     is_unicode = not any(
         _SURROGATE_PATTERN.search(note_id)
         for note_id in ids

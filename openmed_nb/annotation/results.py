@@ -990,24 +990,29 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         Raises:
             ConfigurationError: If pandas is not installed.
         """
+        columns: dict[str, Any] = {}
+        for name, values in self.results.columns().items():
+            columns[name] = values
+            if name == "word":
+                columns["span_text"] = self._surface_forms()
+        return self.to_keyed_frame(columns)
+
+    def to_keyed_frame(self, columns: Mapping[str, Any]) -> pd.DataFrame:
+        """Return columns as a DataFrame with the ids, paths and index of the notes that the column ``note`` contains."""
         try:
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        columns: dict[str, Any] = {}
-        for name, values in self.results.columns().items():
-            columns[name] = values
-            if name == "note" and self._has_own_ids:
-                columns["id"] = make_id_column([self.ids[index] for index in values])
-            if name == "word":
-                columns["span_text"] = self._surface_forms()
-        if _are_files(self.texts):
-            columns["source"] = make_id_column([self.sources[index] for index in columns["note"]])
+        notes = columns["note"]
         frame = pd.DataFrame(columns)
+        if self._has_own_ids:
+            frame.insert(1, "id", make_id_column([self.ids[index] for index in notes]))
+        if _are_files(self.texts):
+            frame["source"] = make_id_column([self.sources[index] for index in notes])
         if self.row_index is None:
             return frame
         index = self.row_index.take(frame["note"])
-        names = [f"{name}_index" if name in columns else name for name in index.names]
+        names = [f"{name}_index" if name in frame else name for name in index.names]
         return frame.set_axis(index.set_names(names))
 
     def to_frame_with_ids(self) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from .pages import LiveNotes
 from .tables import parse_json_line
 
 if TYPE_CHECKING:
+    import pandas as pd
     from ipywidgets import DOMWidget
 
     from .scores import Scores
@@ -33,6 +34,7 @@ DEFAULT_LABEL = "ENTITY"
 SAMPLE_NOTICE = (
     "The notes are a random sample. Also add missed entities: marks of the found entities alone do not measure recall."
 )
+NOT_SAVED_NOTICE = 'The review is not saved. To save it, pass a file name: found.review("review.jsonl").'
 
 
 class NoteMarks(NamedTuple):
@@ -110,6 +112,50 @@ class Review(LiveNotes):
             if self.is_reviewed(note)
         ]
         return GoldTexts(tuple(texts), is_numbered=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per entity of the reviewed notes.
+
+        The columns are ``note`` (index of the text), ``id`` if ids were passed, ``entity_group``, ``span_text`` (the characters of the
+        note), ``start``, ``end`` and ``mark``: ``"right"``, ``"wrong"``, or ``"missed"`` for an entity that the model missed. Paths of
+        files and the index of a Series are those of :meth:`Annotations.to_frame`.
+
+        Raises:
+            ConfigurationError: If pandas is not installed.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate({"a7": "Has asthma."}, "bundled_small", device="cpu")
+            >>> review = found.review()
+            >>> review.mark(0, 4, 10, "DISEASE", right=True)
+            >>> review.finish(0)
+            >>> review.to_frame()[["id", "span_text", "mark"]].values.tolist()
+            [['a7', 'asthma', 'right']]
+        """
+        notes: list[int] = []
+        spans: list[GoldSpan] = []
+        words: list[str] = []
+        marks: list[str] = []
+        for note in sorted(filter(self.is_reviewed, self.notes)):
+            text = next(self.found.iter_note_texts(note), None) or ""
+            for span, is_right in sorted(self.marked_spans(note).items()):
+                is_found = span in self.entities[note]
+                if not is_found and not is_right:  # Neither the model nor the user claims this entity.
+                    continue
+                mark = "right" if is_right else "wrong"
+                notes.append(note)
+                spans.append(span)
+                words.append(text[span.start : span.end])
+                marks.append(mark if is_found else "missed")
+        columns = {
+            "note": np.array(notes, np.int64),
+            "entity_group": np.array([span.label for span in spans], object),
+            "span_text": np.array(words, object),
+            "start": np.array([span.start for span in spans], np.int64),
+            "end": np.array([span.end for span in spans], np.int64),
+            "mark": np.array(marks, object),
+        }
+        return self.found.to_keyed_frame(columns)
 
     def score(self, *, seed: int = 0) -> Scores:
         """Return the scores of the entities in the reviewed notes; see :meth:`Annotations.score`.
@@ -207,7 +253,7 @@ class Review(LiveNotes):
 
     def to_report(self) -> Report:
         """Return the progress of the review."""
-        return Report(self.progress(), (SAMPLE_NOTICE,))
+        return Report(self.progress(), self.notices())
 
     def create_view(self) -> DOMWidget:
         """Return a browser of the notes of the sample."""
@@ -222,6 +268,10 @@ class Review(LiveNotes):
     def num_unmarked(self, note: int) -> int:
         """Return the number of entities of a note without a mark."""
         return len({*self.entities[self._check_note(note)]} - self.marked_spans(note).keys())
+
+    def notices(self) -> tuple[str, ...]:
+        """Return the sentences below the notes."""
+        return (SAMPLE_NOTICE,) if self.path is not None else (SAMPLE_NOTICE, NOT_SAVED_NOTICE)
 
     def progress(self) -> str:
         """Return the number of reviewed notes as a sentence."""
@@ -328,6 +378,8 @@ def _marks_line(note: int, marks: NoteMarks) -> bytes:
 class ReviewListing(NoteListing):
     """The notes of a review in a browser. It has no filters, because every entity of a note is marked.
 
+    A review that continues displays its first note that is not reviewed.
+
     Attributes:
         review: The review.
     """
@@ -336,6 +388,8 @@ class ReviewListing(NoteListing):
         super().__init__(review.found)
         self.review = review
         self.matches = np.array(review.notes, np.int64)
+        is_reviewed = [review.is_reviewed(note) for note in review.notes]
+        self.position = 0 if all(is_reviewed) else is_reviewed.index(False)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Apply what a user did, or raise an error."""
@@ -412,7 +466,7 @@ class ReviewListing(NoteListing):
             **super().state(),
             "status": f"Note {name}: {detail}. {review.progress()}",
             "review": {
-                "notice": SAMPLE_NOTICE,
+                "notice": " ".join(review.notices()),
                 "labels": self._labels_of(note),
                 "entities": rows,
                 "finished": review.is_reviewed(note),

@@ -83,6 +83,51 @@ def test_removed_mark_ends_the_review_of_the_note(found):
     assert not review.is_reviewed(note)
 
 
+def test_frame_contains_the_marked_entities_of_reviewed_notes():
+    pandas = pytest.importorskip("pandas")
+    found = annotate({"a7": "No flu.", "b2": "She has asthma, migraine and ASD.", "c3": "Has gout."})
+    review = found.review(sample=None)
+    assert review.to_frame().empty
+    asthma, migraine = review.entities[1][:2]
+    for span in review.entities[1]:
+        review.mark(1, *span, right=span != migraine)
+    review.mark(1, 29, 32, "SYMPTOM")
+    review.mark(1, 0, 3, "SYMPTOM", right=False)
+    review.mark(2, *review.entities[2][0])
+    review.finish(1)
+    frame = review.to_frame()
+    assert [*frame] == ["note", "id", "entity_group", "span_text", "start", "end", "mark"]
+    assert {*frame["id"]} == {"b2"}
+    marks = dict(zip(frame["span_text"], frame["mark"], strict=True))
+    assert marks == {"asthma": "right", "migraine": "wrong", "ASD": "missed"}
+    assert frame["start"].tolist()[0] == asthma.start
+    dates = pandas.DataFrame({"id": ["a7", "b2"], "date": ["2024-01-02", "2024-03-04"]})
+    assert {*frame.merge(dates, on="id")["date"]} == {"2024-03-04"}
+    assert found.review().to_frame().merge(dates, on="id").empty
+
+
+def test_frame_has_the_index_of_a_series():
+    pandas = pytest.importorskip("pandas")
+    found = annotate(pandas.Series(["Unwell.", "Has gout."], index=["x", "y"]))
+    review = found.review(sample=None)
+    finish(review, 1)
+    assert review.to_frame().index.tolist() == ["y"]
+
+
+def test_review_continues_at_the_first_note_that_is_not_reviewed(found):
+    review = found.review(sample=3)
+    for note in (review.notes[0], review.notes[2]):
+        finish(review, note)
+    assert ReviewListing(review).note == review.notes[1]
+    finish(review, review.notes[1])
+    assert ReviewListing(review).note == review.notes[0]
+
+
+def test_review_without_a_file_states_it(found, tmp_path):
+    assert "not saved" in ReviewListing(found.review()).state()["review"]["notice"]
+    assert "not saved" not in ReviewListing(found.review(tmp_path / "review.jsonl")).state()["review"]["notice"]
+
+
 def test_score_counts_reviewed_notes_only(found):
     review = found.review(sample=None)
     with pytest.raises(ConfigurationError, match="No note"):
