@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from .._render.display import Report, TextSegment, label_color, pluralize, to_html
+from .headlines import entities_headline, note_name, origin_details
 
 if TYPE_CHECKING:
     from .gold import GoldSpan
@@ -53,6 +54,21 @@ class AnnotatedNotes(Protocol):
     @property
     def ids(self) -> Any:
         """One id per note, or ``None``."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Device of the model."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the run, with the applied filters."""
         ...
 
     @property
@@ -192,7 +208,10 @@ class NoteListing:
         count = len(self.matches)
         start = max(0, min(self.position - NUM_LISTED // 2, count - NUM_LISTED))
         rows = [self.row(int(index)) for index in self.matches[start : start + NUM_LISTED]]
+        details = [origin_details(self.found.model, self.found.device), *self.found.settings.get("only", ())]
         state: dict[str, Any] = {
+            "title": entities_headline(self._labels, self.found.known_labels, len(self.found)),
+            "details": details,
             "count": count,
             "total": len(self.found),
             "position": self.position,
@@ -233,7 +252,7 @@ class NoteListing:
 
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
-        name = f"{index}" if self.found.ids is None else f"{index} ({self.found.ids[index]})"
+        name = note_name(index, self.found.ids)
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
         return name, detail
 

@@ -361,6 +361,8 @@ class ReviewListing(NoteListing):
         ]
         return {
             **super().state(),
+            "title": "",
+            "details": [],
             "status": f"Note {name}: {detail}. {review.progress()}",
             "alert": self._error,
             "review": {
