@@ -148,3 +148,19 @@ def test_tokens_and_no_notes_can_be_browsed():
 def test_annotations_have_a_static_form_without_a_user():
     assert set(annotations()._repr_mimebundle_()) == {"text/plain", "text/html"}
     assert annotations().create_view().state["count"] == len(NOTES)
+
+
+def test_state_starts_with_the_result_and_the_filters():
+    found = annotations()
+    state = NoteListing(found).state()
+    assert (state["title"], state["details"]) == ("5 entities found in 5 notes", ["Model: m, device: cpu"])
+    state = NoteListing(found.filter("disease", min_score=0.5)).state()
+    assert state["title"] == "2 diseases found in 5 notes"
+    assert state["details"][1:] == list(found.filter("disease", min_score=0.5).settings["only"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"), [(None, "1"), (["A", "B", "C", "D", "E"], "1 (B)"), ([0, 1, 2, 3, 4], "1")]
+)
+def test_row_repeats_no_id_that_is_the_index(ids, expected):
+    assert NoteListing(annotations(ids=ids)).row(1)[0] == expected
