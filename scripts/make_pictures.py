@@ -48,6 +48,14 @@ SUMMARY = """import openmed_nb as nb
 notes = ["Seen for asthma.", "No complaints.", "Migraine since 2019; asthma as a child."]
 found = nb.annotate(notes)
 found.summary()"""
+BROWSER = """import pandas as pd
+
+table = pd.read_csv("data/notes.csv")
+found = nb.annotate(table, text_column="text", id_column="note_id", progress=False)
+found"""
+REVIEW = """import tempfile
+
+found.review(f"{tempfile.mkdtemp()}/review.jsonl", sample=20)"""
 DEFECT = """with nb.simulated_mps(defects=["pytorch#177116"]):
     found = nb.doctor("bundled_small")
 found"""
@@ -61,6 +69,8 @@ CELLS = {
     "device": DEVICE,
     "ner": NER,
     "summary": SUMMARY,
+    "browser": BROWSER,
+    "review": REVIEW,
     "doctor": DEFECT,
     "sweep": 'nb.sweep("bundled")',
     "curve": LEAK,
@@ -69,8 +79,8 @@ CELLS = {
 }
 """The cells of one notebook; each but that which begins the simulation gives a picture."""
 
-ALWAYS = ("device", "summary", "simulated")
-"""The cells that others need: they load the extension, import the package, and begin the simulation."""
+ALWAYS = ("device", "summary", "browser", "simulated")
+"""The cells that others need: they load the extension, import the package, annotate notes, and begin the simulation."""
 
 TYPED = (
     "%load_ext openmed_nb\n%openmed_device --simulate mps",
@@ -104,6 +114,7 @@ def photograph(wanted: list[str], folder: Path) -> None:
         jupyter_server.serving(Path(home)) as server,
         sync_playwright() as play,
     ):
+        shutil.copytree(ROOT / "notebooks" / "data", server.notebooks / "data")
         browser = play.chromium.launch(executable_path=found, args=BROWSER_TESTS["ARGUMENTS"])
         expect.set_options(timeout=BROWSER_TESTS["PATIENCE"])
         if set(wanted) & set(CELLS):

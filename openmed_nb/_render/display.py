@@ -88,9 +88,10 @@ CAPTION = "caption-side:top;text-align:left;font-weight:600;padding:0.2em 0"
 TOP_ROW = "border:none;background:none"
 ROW = "border-top:1px solid rgba(128,128,128,0.35);background:none"
 CELL = "padding:0.2em 1.2em 0.2em 0;vertical-align:top"
+ROW_HEADER = "font-weight:400"  # Only the headers of the columns are bold.
 COLLAPSED = "margin:0.4em 0"
 SUMMARY = "cursor:pointer"
-TEXT = "white-space:pre-wrap"
+TEXT = "white-space:pre-wrap;margin:0.4em 0"
 SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
 SCROLLABLE_TEXT = "max-height:30em;overflow:auto"
 SCROLLABLE_TABLE = "max-width:100%;overflow:auto"
@@ -125,7 +126,7 @@ MAX_TABLE_CHARACTERS = 36  # Approximate width of a page on a phone; a wider tab
 
 # One number or a range, optionally with a unit and with a percentage in parentheses.
 NUMBER_PATTERN = re.compile(
-    r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?"
+    r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*%?( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?"
 )
 # Code in a sentence: a name of the package, optionally with arguments, or a magic. It is applied to escaped text.
 INLINE_CODE_PATTERN = re.compile(
@@ -268,7 +269,7 @@ def _html_rows(table: Table, status_columns: list[int]) -> str:
             f"{status_badge(cell)} {cell}" if index in status_columns else _html_prose(cell)
             for index, cell in enumerate(row)
         ]
-        first = f'<th scope="row" style="{styles[0]}">{cells[0]}</th>'
+        first = f'<th scope="row" style="{styles[0]};{ROW_HEADER}">{cells[0]}</th>'
         rest = (f'<td style="{style}">{cell}</td>' for cell, style in zip(cells[1:], styles[1:], strict=True))
         body.append(f'<tr style="{ROW}">{first}{"".join(rest)}</tr>')
     caption = ""

@@ -51,6 +51,7 @@ function render({ model, el }) {
   const labels = element("fieldset", {}, element("legend", { textContent: "Labels" }));
   const labelBoxes = element("div", { className: "openmed-boxes" });
   labels.append(labelBoxes);
+  labels.hidden = state.labels.length === 0;
   const boxes = state.labels.map(({ name }) => element("input", { type: "checkbox", value: name, onchange: () => filter() }));
   labelBoxes.append(...state.labels.map(({ name, count, color }, index) =>
     element("label", {}, boxes[index], chip(name, color), count.toLocaleString("en"))));
@@ -62,10 +63,13 @@ function render({ model, el }) {
   };
   score.oninput = () => { scoreValue.textContent = score.valueAsNumber.toFixed(2); };
   score.onchange = filter;
+  const title = element("p", { className: "openmed-title" });
+  const details = element("div", { className: "openmed-details" });
   const filters = element("div", { className: "openmed-filters" }, searchField, labels,
     element("label", {}, "Minimum score", element("span", {}, score, scoreValue)));
 
-  const list = element("select", { size: 12, ariaLabel: "Notes" });
+  // A select with one row would be a menu.
+  const list = element("select", { size: Math.max(2, Math.min(state.total, 12)), ariaLabel: "Notes" });
   list.onchange = () => send("move", { position: Number(list.value) });
   const previous = button("Previous", () => send("move", { position: state.position - 1 }));
   const next = button("Next", () => send("move", { position: state.position + 1 }));
@@ -131,6 +135,9 @@ function render({ model, el }) {
       scoreValue.textContent = state.min_score.toFixed(2);
       state.labels.forEach(({ shown }, index) => { boxes[index].checked = shown; });
     }
+    title.textContent = state.title;
+    details.hidden = state.details.length === 0;
+    details.replaceChildren(...state.details.map((textContent) => element("p", { textContent })));
     filters.hidden = state.review !== null;
     list.replaceChildren(...state.rows.map(([name, detail], index) =>
       element("option", { value: state.first + index, textContent: `${name}: ${detail}`, selected: state.first + index === state.position })));
@@ -158,7 +165,7 @@ function render({ model, el }) {
       notice.textContent = state.review.notice;
     }
   };
-  el.append(filters, element("div", { className: "openmed-columns" }, list, element("div", {}, pager, alert, note, review)));
+  el.append(title, details, filters, element("div", { className: "openmed-columns" }, list, element("div", {}, pager, alert, note, review)));
   draw();
   model.on("change:state", draw);
   model.on("msg:custom", () => {

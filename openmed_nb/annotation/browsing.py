@@ -10,6 +10,7 @@ import numpy as np
 from .._render.display import Report, TextSegment, label_color, pluralize, to_html
 from .._utils.validation import check_number
 from ..errors import OpenMedError
+from .headlines import entities_headline, note_name, origin_details
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +56,26 @@ class AnnotatedNotes(Protocol):
         ...
 
     @property
+    def ids(self) -> Any:
+        """One id per note, or ``None``."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Device of the model."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the run, with the applied filters."""
+        ...
+
+    @property
     def known_labels(self) -> tuple[str, ...] | None:
         """Labels that the model can predict."""
         ...
@@ -92,10 +113,6 @@ class AnnotatedNotes(Protocol):
 
     def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
         """Yield the texts."""
-        ...
-
-    def note_name(self, index: int) -> str:
-        """Return the index of a note, and its id."""
         ...
 
     def note_spans(self, index: int) -> list[GoldSpan]:
@@ -212,7 +229,10 @@ class NoteListing:
         count = len(self.matches)
         start = max(0, min(self.position - NUM_LISTED // 2, count - NUM_LISTED))
         rows = [self.row(int(index)) for index in self.matches[start : start + NUM_LISTED]]
+        details = [origin_details(self.found.model, self.found.device), *self.found.settings.get("only", ())]
         state: dict[str, Any] = {
+            "title": entities_headline(self._labels, self.found.known_labels, len(self.found)),
+            "details": details,
             "count": count,
             "total": len(self.found),
             "position": self.position,
@@ -253,8 +273,9 @@ class NoteListing:
 
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
+        name = note_name(index, self.found.ids)
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
-        return self.found.note_name(index), detail
+        return name, detail
 
 
 def _label(entity: Mapping[str, Any]) -> str:

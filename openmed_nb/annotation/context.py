@@ -15,11 +15,12 @@ from ..errors import ConfigurationError
 # Selects all columns.
 ALL = "all"
 
-# Values that are labeled in the displayed text, and their labels. Other values are the usual case and have no label.
+# Values that are labeled in the displayed text, and their labels: the words of the columns, by which ``filter`` selects. Other
+# values are the usual case and have no label.
 _LABELS: Mapping[str, Mapping[Any, str]] = {
-    "negated": {True: "no"},
-    "uncertain": {True: "possible"},
-    "temporality": {"historical": "past", "hypothetical": "if"},
+    "negated": {True: "negated"},
+    "uncertain": {True: "uncertain"},
+    "temporality": {"historical": "historical", "hypothetical": "hypothetical"},
     "experiencer": {"family": "family", "other": "other person"},
 }
 
@@ -58,11 +59,11 @@ ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]
 
 
 def context_mark(entity: Mapping[str, Any]) -> str:
-    """Return the context labels of an entity, such as ``"no, family"``, or an empty string.
+    """Return the context labels of an entity, such as ``"negated, family"``, or an empty string.
 
     Example:
         >>> context_mark({"negated": True, "experiencer": "family"}), context_mark({"negated": False})
-        ('no, family', '')
+        ('negated, family', '')
     """
     labels = (column_labels.get(entity.get(column), "") for column, column_labels in _LABELS.items())
     return ", ".join(filter(None, labels))

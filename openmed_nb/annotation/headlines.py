@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from .._render.display import pluralize
 
@@ -55,6 +56,19 @@ def entities_headline(
     total = sum(counts.values())
     found = pluralize(total, noun or "entity", plural) if total else f"No {plural}"
     return f"{found} found" if num_notes is None else f"{found} found in {pluralize(num_notes, 'note')}"
+
+
+def note_name(index: int, ids: Sequence[Any] | None) -> str:
+    """Return the index of a note, followed by its id if the id is different.
+
+    Example:
+        >>> note_name(17, ["A"] * 20), note_name(0, [0]), note_name(3, None)
+        ('17 (A)', '0', '3')
+    """
+    if ids is None or str(ids[index]) == str(index):
+        return str(index)
+    # A message to the front end cannot contain an unpaired surrogate.
+    return f"{index} ({ids[index]})".encode("utf-8", "replace").decode()
 
 
 def origin_details(model: str, device: str) -> str:

@@ -26,7 +26,7 @@ from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
 from .context import CONTEXT_VALUES, context_mark, create_context_finder
-from .headlines import entities_headline, label_noun, origin_details
+from .headlines import entities_headline, label_noun, note_name, origin_details
 from .inputs import make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -639,7 +639,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         rows = []
         for entity in self.entities:
             start, end, label = entity_span(entity)
-            word = " ".join(self.text[start:end].split()) if self.show_text else "…"
+            word = " ".join(self.text[start:end].split()) if self.show_text else ""
             score = f"{float(entity['score']):.2f}"
             rows.append((_display_label(label), score, f"{start}-{end}", word, context_mark(entity)))
         return Table("Entities", ("label", "score", "characters", "text", "context"), tuple(rows))
@@ -1246,7 +1246,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
         Returns:
             Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. A displayed text marks negated
-            entities with "no", for example. A run cannot be resumed from them.
+            entities with "negated", for example. A run cannot be resumed from them.
 
         Raises:
             ConfigurationError: If openmed is not installed, if a column or the language is unknown, or if a text with entities has
@@ -1271,7 +1271,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                 text = self._stored_text(index, current_text) if entities else ""
                 for name, values in find_context(text, entities).items():
                     context.setdefault(name, []).extend(values)
-                SESSION.notify(ProgressEvent("Adding context", "", index + 1, len(self), "text"))
+                SESSION.notify(ProgressEvent("Adding context", "", index + 1, len(self), "note"))
         results = self.results.with_columns(context)
         return replace(self, results=results, settings={**self.settings, "context": tuple(results.context)})
 
@@ -1402,14 +1402,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     ) -> Iterator[tuple[str, list[TextSegment]]]:
         """Yield the index and the id of each text of a range as a name, and the highlighted text, or a notice if it is hidden."""
         for index, segments in self.iter_segments(start, stop, max_characters):
-            yield self.note_name(index), segments
-
-    def note_name(self, index: int) -> str:
-        """Return the index of a note, and its id."""
-        if self.ids is None:
-            return str(index)
-        # A message to the front end cannot contain an unpaired surrogate.
-        return f"{index} ({self.ids[index]})".encode("utf-8", "replace").decode()
+            yield note_name(index, self.ids), segments
 
     @property
     def _keys(self) -> Sequence[Any]:
@@ -1517,7 +1510,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         shown = self.show(span.text)
         word = shown.text[span.start : span.end]
         entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
-        title = f"Text {span.text}, characters {span.start} to {span.end}"
+        title = f"Note {note_name(span.text, self.ids)}, characters {span.start} to {span.end}"
         return _ScoredText(**{**vars(shown), "entities": (entity,), "dropped": ()}, title=title)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -1643,4 +1636,5 @@ class _ScoredText(AnnotatedText):
     title: str = ""
 
     def to_report(self) -> Report:
-        return replace(super().to_report(), title=self.title)
+        # Gold entities are not from a model.
+        return replace(super().to_report(), title=self.title, details="")

@@ -464,6 +464,8 @@ class ReviewListing(NoteListing):
         ]
         return {
             **super().state(),
+            "title": "",
+            "details": [],
             "status": f"Note {name}: {detail}. {review.progress()}",
             "review": {
                 "notice": " ".join(review.notices()),

@@ -200,7 +200,7 @@ def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
         _format_percent(scores.precision),
         _format_percent(scores.recall),
         _format_percent(scores.f1),
-        f"{100 * low:.1f} to {100 * high:.1f}",
+        f"{_format_percent(low)} to {_format_percent(high)}",
         f"{scores.gold:,}",
         f"{scores.predicted:,}",
     )

@@ -71,9 +71,10 @@ def _move_to_top(mode: Mode) -> None:
 
 STDERR_FD = 2
 
-# Lines that torch 2.13's profiler prints at each start and end, regardless of KINETO_LOG_LEVEL, and once for a CUDA build on a
-# machine without a driver, which only kineto treats as an error (its DeviceProperties.cpp).
-KINETO_NOISE = (b"USDT:", b"gpuGetDeviceCount failed")
+# Lines that torch 2.13's profiler prints regardless of KINETO_LOG_LEVEL: at each start and end; once for a CUDA build on a machine
+# without a driver, which only kineto treats as an error (its DeviceProperties.cpp); and once if another thread has imported torch,
+# as in the background of a kernel, which concerns only profiles that another process requests (its init.cpp).
+KINETO_NOISE = (b"USDT:", b"gpuGetDeviceCount failed", b"External init callback must run in same thread")
 
 CAPTURE_SUFFIX = ".gputrace"  # Suffix of a Metal capture, which torch adds to every name (MPSProfiler.mm).
 MEMORY_EVENT = "[memory]"  # Name of an allocation or deallocation in torch's profiler (torch/autograd/profiler.py).

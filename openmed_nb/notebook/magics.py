@@ -45,16 +45,19 @@ if TYPE_CHECKING:
 
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
+    ("%openmed_ner Patient has asthma", "annotate the text of a line"),
+    ("%%openmed_ner", "annotate the text of a cell"),
+    ("%openmed_ner --from notes", "annotate a variable: a text, a list of texts or a Series"),
+    ("%openmed_ner --out found {note}", "annotate a variable and store the result in another"),
+    ("found = nb.annotate(notes)", "annotate many texts with a progress bar"),
+    ("found.show(17)", "show one text with its entities highlighted"),
+    ('found.filter("disease", min_score=0.9)', "filter entities"),
     ("%openmed_device", "show the active device and the reason"),
     ("%openmed_device cpu", "override the device; auto selects the best one"),
     ("%openmed_device --list", "list all devices and whether they are usable"),
     ("%openmed_device --explain", "explain the device selection and the environment variables"),
     ('%openmed_device --simulate mps --memory "8 GiB"', "simulate a Mac until --simulate off"),
     ("%openmed_panel", "open the interactive panel"),
-    ("%openmed_ner Patient has asthma", "annotate the text of a line"),
-    ("%%openmed_ner", "annotate the text of a cell"),
-    ("%openmed_ner --from notes", "annotate a variable: a text, a list of texts or a Series"),
-    ("%openmed_ner --out found {note}", "annotate a variable and store the result in another"),
     ("%openmed_doctor", "diagnose problems and suggest fixes"),
     ("%openmed_doctor --ops bundled", "predict which operators of a model fall back to the CPU"),
     ("%openmed_sweep bundled --seconds 10", "find the best batch size"),
@@ -62,9 +65,6 @@ CHEAT_SHEET_ROWS = (
     ("%openmed_log --diff run.json", "show what has changed since run.json"),
     ("%openmed_release", "release memory held by models, outputs and the last error"),
     ("%openmed_report --quick", "benchmark this computer from end to end"),
-    ("found = nb.annotate(notes)", "annotate many texts with a progress bar"),
-    ("found.show(17)", "show one text with its entities highlighted"),
-    ('found.filter("disease", min_score=0.9)', "filter entities"),
     ("nb.compare()", "measure the speedup over the CPU and the time per phase"),
 )
 

@@ -177,3 +177,19 @@ def test_unpaired_surrogates_do_not_reach_the_front_end():
     listing = after(search("asthma \ud83d"), search(""), found=annotations(ids=["a\ud83d", *"bcde"]))
     Session().pack(listing.state())
     Session().pack(annotations(ids=["a\ud83d", *"bcde"]).show()._repr_mimebundle_())
+
+
+def test_state_starts_with_the_result_and_the_filters():
+    found = annotations()
+    state = NoteListing(found).state()
+    assert (state["title"], state["details"]) == ("5 entities found in 5 notes", ["Model: m, device: cpu"])
+    state = NoteListing(found.filter("disease", min_score=0.5)).state()
+    assert state["title"] == "2 diseases found in 5 notes"
+    assert state["details"][1:] == list(found.filter("disease", min_score=0.5).settings["only"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"), [(None, "1"), (["A", "B", "C", "D", "E"], "1 (B)"), ([0, 1, 2, 3, 4], "1")]
+)
+def test_row_repeats_no_id_that_is_the_index(ids, expected):
+    assert NoteListing(annotations(ids=ids)).row(1)[0] == expected

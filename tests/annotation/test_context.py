@@ -67,7 +67,7 @@ class TestWithContext:
 
     def test_shown_text_marks_context_in_words(self, found):
         shown = found.with_context("all").show("a")
-        assert "[chest pain](DISEASE, no)" in str(shown)
+        assert "[chest pain](DISEASE, negated)" in str(shown)
         assert "[asthma](DISEASE)" in str(shown)
         assert "DISEASE, family" in shown._repr_html_()
 
@@ -173,7 +173,7 @@ class TestSentences:
 def test_context_mark_names_unusual_values_only():
     usual = {"negated": False, "uncertain": False, "temporality": "recent", "experiencer": "patient"}
     assert context_mark(usual) == ""
-    assert context_mark({"temporality": "historical", "experiencer": "family"}) == "past, family"
+    assert context_mark({"temporality": "historical", "experiencer": "family"}) == "historical, family"
 
 
 # Each documented value of context: its column, and the value of an entity that has it.

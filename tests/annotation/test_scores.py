@@ -235,7 +235,7 @@ def test_report_of_scores():
         ("all", "type"),
         *((label, "strict") for label in ("DATE", "NAME", "TOWN")),
     ]
-    assert table.rows[0] == ("all", "strict", "33.3%", "25.0%", "28.6%", "12.5 to 50.0", "4", "3")
+    assert table.rows[0] == ("all", "strict", "33.3%", "25.0%", "28.6%", "12.5% to 50.0%", "4", "3")
     assert table.rows[4][2:5] == ("50.0%", "50.0%", "50.0%")
     assert len(dataclasses.replace(scores, gold_characters=0, num_failed=0).to_report().sentences) == 1
     one = score_spans("model", {0: []}, {0: [GoldSpan(0, 1, "NAME")]}, str, 0).to_report()
@@ -289,7 +289,7 @@ def test_score_accepts_each_form_of_gold(annotations, gold):
     (missed,) = scores.missed
     assert (missed.text, missed.start, missed.end, missed.label) == (1, 3, 13, "DISEASE")
     lines = str(missed.show()).splitlines()
-    assert (lines[0], lines[2]) == ("Text 1, characters 3 to 13", "No [complaints](DISEASE).")
+    assert (lines[0], lines[2]) == ("Note 1, characters 3 to 13", "No [complaints](DISEASE).")
     assert [entity["word"] for entity in missed.show()] == ["complaints"]
 
 

@@ -162,7 +162,7 @@ REGIONS = {
         - heading "Memory" [level=2]
         - table "Memory in use":
           - rowgroup:
-            - row "memory used limit"
+            - row "kind used limit"
           - rowgroup:
             - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB .* samples?.* [\\d.]+ GiB, /:
               - rowheader "mps (SIMULATED)"

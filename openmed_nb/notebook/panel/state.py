@@ -64,7 +64,7 @@ class MemoryBar:
 # Fields of a PanelState with their new values.
 StateChanges: TypeAlias = dict[str, Any]
 
-MEMORY_COLUMNS = ("memory", "used", "limit")
+MEMORY_COLUMNS = ("kind", "used", "limit")
 
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:

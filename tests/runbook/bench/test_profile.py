@@ -304,6 +304,7 @@ def test_profile_raises_errors_of_step():
 def test_profile_suppresses_only_profiler_output(capfd):
     with suppress_kineto_output():
         os.write(2, b"first\nUSDT:2026-11-21 profiler_start\nsecond\n")
+        os.write(2, b"ERROR: External init callback must run in same thread as registerClient (1 != 2)\n")
     run_profile(nn.Linear(8, 8), torch.ones(4, 8), device="cpu", steps=1)
     os.write(2, b"third\n")
 
