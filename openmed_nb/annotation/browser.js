@@ -45,7 +45,12 @@ function render({ model, el }) {
   let selection = null;
 
   const search = element("input", { type: "search", placeholder: "Search, then press Enter" });
-  search.onchange = () => send("search", { query: search.value });
+  let query = state.query;
+  search.onchange = () => {
+    if (search.value === query) return; // Enter causes both events.
+    query = search.value;
+    send("search", { query });
+  };
   search.onsearch = search.onchange;
   const searchField = element("label", {}, "Search", search);
   const labels = element("fieldset", {}, element("legend", { textContent: "Labels" }));
@@ -170,7 +175,9 @@ function render({ model, el }) {
   model.on("change:state", draw);
   model.on("msg:custom", () => {
     pending = Math.max(pending - 1, 0);
-    if (!pending) el.removeAttribute("aria-busy");
+    if (pending) return;
+    el.removeAttribute("aria-busy");
+    query = state.query;
   });
   return () => document.removeEventListener("selectionchange", select);
 }

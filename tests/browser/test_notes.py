@@ -5,7 +5,10 @@ import json
 import pytest
 from playwright.sync_api import expect
 
+import openmed_nb as nb
 from helpers import front_ends, page_measures
+from openmed_nb.annotation import browser_view
+from openmed_nb.annotation.browsing import NoteListing
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +87,24 @@ def test_notes_are_found_by_keyboard(front, notes):
     expect(status(notes)).to_contain_text("Note 4: 0 entities.")
     expect(notes.get_by_role("region", name="Text")).to_have_attribute("tabindex", "0")
     assert front.cell_types() == cells
+
+
+def test_enter_searches_once(new_page):
+    """Enter causes two events, and a search reads all notes."""
+    page = new_page()
+    script = (browser_view.FOLDER / "browser.js").read_text("utf-8").replace("export default", "window.browser =")
+    page.add_script_tag(content=f"{{ {script} }}")
+    page.evaluate(
+        """state => {
+          window.sent = [];
+          browser.render({ model: { get: () => state, send: (event) => sent.push(event), on() {} }, el: document.body });
+        }""",
+        NoteListing(nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)).state(),
+    )
+    page.get_by_role("searchbox").focus()
+    page.keyboard.type("asthma")
+    page.keyboard.press("Enter")
+    assert page.evaluate("sent") == [{"action": "search", "note": 0, "query": "asthma"}]
 
 
 def test_review_becomes_gold(front):
