@@ -1636,5 +1636,5 @@ class _ScoredText(AnnotatedText):
     title: str = ""
 
     def to_report(self) -> Report:
-        # Gold entities are not from a model.
+        # The model did not find a missed entity.
         return replace(super().to_report(), title=self.title, details="")

@@ -189,20 +189,22 @@ REGIONS = {
         - heading "Models" [level=2]
         - group:
           - text: "1 model loaded: bundled_small"
-          - table "Loaded models":
-            - caption: Loaded models
-            - rowgroup:
-              - row "model device dtype size follows the session device"
-            - rowgroup:
-              - row "bundled_small mps (SIMULATED) float32 9.7 MiB yes":
-                - rowheader "bundled_small"
+          - region "Loaded models":
+            - table "Loaded models":
+              - caption: Loaded models
+              - rowgroup:
+                - row "model device dtype size follows the session device"
+              - rowgroup:
+                - row "bundled_small mps (SIMULATED) float32 9.7 MiB yes":
+                  - rowheader "bundled_small"
         - button "Unload bundled_small"
         """,
     "Environment": """
         - heading "Environment" [level=2]
         - group:
           - text: /MPS variables. 3 active/
-          - table "Environment"
+          - region "Environment":
+            - table "Environment"
         """,
 }
 """Accessibility tree of each region: names, states, tables with captions and row headers."""
