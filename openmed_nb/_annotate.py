@@ -178,7 +178,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             return replace(annotations.show(0), seconds=annotations.seconds) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
             is_restored = run is not None and run.is_restored
-            # Results in memory stay as they were if the texts differ. Of a file, those of equal texts are returned.
+            # If the texts differ, results in memory remain unchanged. Of a file, the results of equal texts are returned.
             if run and (is_restored or path is not None):
                 completed = run.to_annotations(show_text)
             if isinstance(error, KeyboardInterrupt) or is_restored:
