@@ -69,7 +69,7 @@ def stack_at(run: Callable[[], Any], begins: Callable[[CodeType], bool]) -> list
 
 # Where the work of each function begins.
 WORK = {
-    "nb.annotate": (lambda: nb.annotate(NOTES, model="bundled_small"), r"annotation/stream\.py: .*prepare"),
+    "nb.annotate": (lambda: nb.annotate(NOTES, model="bundled_small"), r"annotation/stream\.py: .*\.tokenize"),
     "nb.sweep": (
         lambda: nb.sweep("bundled_small", seconds=1),
         r"runbook/bench/sweep.*: .*[Ss]earch",

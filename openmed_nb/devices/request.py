@@ -200,9 +200,8 @@ class DeviceSetting(JsonMixin):
         return "(not set)" if self.value is None else mask_secrets(self.source, self.value)
 
 
-def describe_source(source: str) -> str:
-    """Return the source of a request for a sentence."""
-    return "the device argument" if source == "argument" else source
+# Sources of a request that have another name in a sentence.
+SOURCE_NAMES = {"argument": "the device argument"}
 
 
 def resolution_order(
