@@ -273,7 +273,8 @@ class NoteListing:
 
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
-        name = note_name(index, self.found.ids)
+        # A message to the front end cannot contain an unpaired surrogate.
+        name = note_name(index, self.found.ids).encode("utf-8", "replace").decode()
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
         return name, detail
 

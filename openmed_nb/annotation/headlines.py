@@ -67,8 +67,7 @@ def note_name(index: int, ids: Sequence[Any] | None) -> str:
     """
     if ids is None or str(ids[index]) == str(index):
         return str(index)
-    # A message to the front end cannot contain an unpaired surrogate.
-    return f"{index} ({ids[index]})".encode("utf-8", "replace").decode()
+    return f"{index} ({ids[index]})"
 
 
 def origin_details(model: str, device: str) -> str:

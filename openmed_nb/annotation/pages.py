@@ -85,7 +85,9 @@ class NotePages(LiveNotes):
 
     def _segments(self, start: int, stop: int) -> Iterator[TextSegment]:
         for name, segments in self.annotations.iter_named_segments(start, stop):
-            yield TextSegment(f"{name}: ", starts_text=True)
+            # A message to the front end cannot contain an unpaired surrogate.
+            displayed_name = name.encode("utf-8", "replace").decode()
+            yield TextSegment(f"{displayed_name}: ", starts_text=True)
             yield from segments
             yield TextSegment("\n")
 
