@@ -273,7 +273,10 @@ class OpenMedMagics(Magics):
 
     default_model = Unicode("bundled", help="Default model for %%openmed_ner.").tag(config=True)
     aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="Default aggregation strategy.").tag(config=True)
-    preload = Bool(True, help="Import torch and transformers in the background after %openmed_device.").tag(config=True)
+    preload = Bool(
+        True,
+        help="Import torch and transformers in the background after the first %openmed, %openmed_device or %openmed_panel.",
+    ).tag(config=True)
     show_text = Bool(True, help="Show the text in results. Outputs are saved in the notebook.").tag(config=True)
 
     @cached_property
@@ -339,7 +342,7 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("--model", help="alias, Hub id or folder (default: the bundled disease model)")
     @argument("--strategy", help="aggregation strategy: none, simple, first, average or max")
-    @argument("--device", help="device for this cell only")
+    @argument("--device", help="device for this command only")
     @argument("--from", dest="variable", metavar="NAME", help="variable with a text, a list of texts or a Series")
     @argument("--out", metavar="NAME", help="variable for the result, which is then not displayed")
     @line_cell_magic
@@ -404,7 +407,7 @@ class OpenMedMagics(Magics):
     def openmed_doctor(self, arguments: argparse.Namespace) -> object:
         """Diagnose problems with this computer, torch, the environment and the models, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
-            raise MagicError("%openmed_doctor accepts only one of a model and --ops.", "Use one of them.")
+            raise MagicError("%openmed_doctor accepts a model or --ops, not both.", "Use one of them.")
         from ..runbook.checks.doctor.report import doctor
         from ..runbook.checks.operators.forecast import forecast
 

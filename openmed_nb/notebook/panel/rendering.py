@@ -154,7 +154,7 @@ def _sparkline(history: tuple[int, ...]) -> str:
         for index, used in enumerate(samples)
     )
     value_range = f"{format_bytes(min(samples))} to {format_bytes(max(samples))}"
-    label = f"{value_range} at the last {pluralize(len(history), 'sample')}"
+    label = f"{value_range} in the last {pluralize(len(history), 'sample')}"
     return (
         f'<svg class="openmed-line" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{label}</title>'
         f'<polygon points="0,{HEIGHT} {points} {WIDTH},{HEIGHT}"/><polyline points="{points}"/></svg>'
