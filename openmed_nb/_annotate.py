@@ -378,9 +378,8 @@ class _Inputs(Iterator[object]):
         if self.ids is not None and self._read > len(self.ids):
             raise self._ids_error(f"more than {len(self.ids):,}")
         fingerprint = text_fingerprint(text)
-        if (
-            fingerprint == MISSING_FINGERPRINT
-        ):  # The model processes an empty text; the fingerprint identifies the missing value.
+        # The model processes an empty text; the fingerprint identifies the missing value.
+        if fingerprint == MISSING_FINGERPRINT:
             text = "" if self._delimiter is None else []
         self.pending.append(_PendingText(fingerprint, effective_length(text)))
         if len(self.preview_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
