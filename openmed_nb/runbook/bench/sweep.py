@@ -56,8 +56,8 @@ MIN_TRAINING_ROWS = 2
 # is left for noise.
 MIN_KNEE_GAIN = 0.03
 
-# Sizes whose throughput is within this fraction of the best are measured again in interleaved rounds before the knee is
-# chosen.
+# Sizes whose throughput is within this fraction of the best, or within the minimum gain if that is larger, are measured again
+# in interleaved rounds before the knee is chosen.
 NEAR_BEST_FRACTION = 0.10
 
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
@@ -500,7 +500,7 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
     points, stop_code = search_sizes(measurement, min_gain, max_batch_size, min_batch_size)
-    near_best = _remeasure_near_best(measurement, points)
+    near_best = _remeasure_near_best(measurement, points, min_gain)
     SESSION.notify(ProgressEvent("Sweeping", target.name))
     knee = _find_knee(near_best, min_gain)
     if len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}:
@@ -601,14 +601,15 @@ def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple
     return tuple(by_rows[rows] for rows in sorted(by_rows))
 
 
-def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
+def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point], min_gain: float) -> list[Point]:
     """Measure the points near the best again in interleaved rounds, and return them, sorted by size.
 
     The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
-    sizes alike, so only these measurements are compared.
+    sizes alike, so only these measurements are compared. Every size that can be the knee is among them.
     """
     fitting_points = select_fitting(points)
-    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + NEAR_BEST_FRACTION)
+    max_gain = max(NEAR_BEST_FRACTION, min_gain)
+    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + max_gain)
     near_best = [point for point in fitting_points if point.speed >= min_speed]
     return measurement.measure_interleaved(near_best, MAX_ROUNDS) if len(near_best) > 1 else near_best
 
