@@ -153,7 +153,7 @@ def test_releases_keep_time_limit(seconds):
 
 
 @pytest.mark.parametrize("activations", [1 * GIB, 30 * GIB])
-def test_nothing_is_released_if_nothing_grows(activations):
+def test_constant_shapes_need_no_release(activations):
     """The blocks of activations are cached between steps, and the next step needs them again."""
     with nb.simulated_mps("64 GiB") as mps:
         model = torch.empty(2 * GIB, dtype=torch.uint8, device="mps")
