@@ -269,6 +269,8 @@ KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.tr
 # Names of the lines in a chart.
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 PROCESS_LINE_NAMES = {"resident": "process"}
+# Lines of one chart on a device with unified memory: the footprint of the process includes the memory of the device.
+UNIFIED_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "resident": "process"}
 # A limit, or the memory of the process, is drawn in the chart of the device if it is at most this multiple of the highest
 # memory of the device. Otherwise the lines would be flat on the axis.
 MAX_REFERENCE_LINE_RATIO = 3
@@ -500,17 +502,14 @@ class MemoryCurve(Displayable):
     def charts(self) -> tuple[Chart, ...]:
         """Charts of the memory of the device, with its limits, and of the process, over the epochs.
 
-        On a device with unified memory, the footprint of the process includes the memory of the device. So they are in one
-        chart, unless the process is much larger.
+        On a device with unified memory they are one chart, unless the process is much larger.
         """
         warm_up = self.epoch_samples[:1]
-        device_sizes = [getattr(sample, name) or 0 for sample in self.samples for name in DEVICE_LINE_NAMES]
-        highest = max((sample.resident or 0 for sample in self.samples), default=0)
-        is_comparable = highest <= MAX_REFERENCE_LINE_RATIO * max(device_sizes, default=0)
-        if get_device(self.device).has_unified_memory and is_comparable:
-            names = {**DEVICE_LINE_NAMES, **PROCESS_LINE_NAMES}
+        reserved = max((sample.reserved or sample.allocated or 0 for sample in self.samples), default=0)
+        resident = max((sample.resident or 0 for sample in self.samples), default=0)
+        if get_device(self.device).has_unified_memory and resident <= MAX_REFERENCE_LINE_RATIO * reserved:
             caption = "Memory of the device and of the process"
-            return (self._make_chart(caption, names, 12, self.limits, warm_up),)
+            return (self._make_chart(caption, UNIFIED_LINE_NAMES, 12, self.limits, warm_up),)
         return (
             self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, warm_up),
             self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),

@@ -73,7 +73,6 @@ def test_unified_memory_is_in_one_chart():
     assert [(line.name, line.y) for line in chart.lines] == [
         ("tensors", (50.0,)),
         ("reserved by the device", (80.0,)),
-        ("peak in the epoch", (70.0,)),
         ("process", (240.0,)),
     ]
     assert [line.name for line in large.lines] == ["tensors", "reserved by the device", "peak in the epoch"]
