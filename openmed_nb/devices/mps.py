@@ -47,6 +47,7 @@ class Mps(Device):
     sdpa_supports_dropout = False
     sensor = "ioreg"
     has_allocator = True
+    has_unified_memory = True
     headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 2.0  # torch/mps/__init__.py:105
     accepts_zero_limit = True

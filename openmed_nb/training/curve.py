@@ -32,6 +32,7 @@ from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_f
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
+from .cache import NO_RELEASES, CacheReleases
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
 
 if TYPE_CHECKING:
@@ -268,7 +269,10 @@ KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.tr
 # Names of the lines in a chart.
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 PROCESS_LINE_NAMES = {"resident": "process"}
-# A limit is drawn if it is at most this multiple of the highest memory. Otherwise the lines would be flat on the axis.
+# Lines of one chart on a device with unified memory: the footprint of the process includes the memory of the device.
+UNIFIED_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "resident": "process"}
+# A limit, or the memory of the process, is drawn in the chart of the device if it is at most this multiple of the highest
+# memory of the device. Otherwise the lines would be flat on the axis.
 MAX_REFERENCE_LINE_RATIO = 3
 
 # Most likely cause of growth for each metric, with the remedy.
@@ -340,6 +344,7 @@ class MemoryCurve(Displayable):
         process: This process, in a training with several processes.
         total_epochs: Total number of epochs of the training; ``None`` if unknown.
         history_growth: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
+        releases: Number and duration of the releases of cached memory between steps.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]
@@ -356,6 +361,7 @@ class MemoryCurve(Displayable):
     process: ProcessInfo = ProcessInfo()
     total_epochs: int | None = None
     history_growth: int = 0
+    releases: CacheReleases = NO_RELEASES
 
     JSON_EXCLUDE = ("process", "total_epochs", "history_growth")
     JSON_PROPERTIES = ("simulated", "verdict", "reason", "advice", "trends")
@@ -494,9 +500,18 @@ class MemoryCurve(Displayable):
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
+        """Charts of the memory of the device, with its limits, and of the process, over the epochs.
+
+        On a device with unified memory they are one chart, unless the process is much larger.
+        """
+        warm_up = self.epoch_samples[:1]
+        reserved = max((sample.reserved or sample.allocated or 0 for sample in self.samples), default=0)
+        resident = max((sample.resident or 0 for sample in self.samples), default=0)
+        if get_device(self.device).has_unified_memory and resident <= MAX_REFERENCE_LINE_RATIO * reserved:
+            caption = "Memory of the device and of the process"
+            return (self._make_chart(caption, UNIFIED_LINE_NAMES, 12, self.limits, warm_up),)
         return (
-            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, self.epoch_samples[:1]),
+            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, warm_up),
             self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),
         )
 
@@ -549,7 +564,7 @@ class MemoryCurve(Displayable):
         columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
         return Report(
             f"Memory on {self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {self.verdict}",
-            tuple(filter(None, (self.reason, self.advice, self.process.sentence))),
+            tuple(filter(None, (self.reason, self.advice, *self.releases.sentences, self.process.sentence))),
             (
                 Table("Memory after each epoch", columns, tuple(rows), collapsed=True),
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),

@@ -200,6 +200,14 @@ def test_curve_to_dict():
         "reason": "0 epochs after the warm-up.",
         "advice": data["advice"],
         "trends": data["trends"],
+        "releases": {
+            "count": 0,
+            "seconds": 0.0,
+            "training_seconds": 0.0,
+            "postponed": 0,
+            "highest": 0,
+            "time_fraction": None,
+        },
         "process": 1,
         "processes": 4,
     }
