@@ -57,7 +57,7 @@ def test_click_moves_the_models(front):
     expect(front.region("Device")).to_contain_text("SIMULATED")
     front.region("Models").get_by_text("1 model loaded").click()
     expect(front.region("Models").get_by_role("row").last).to_contain_text("SIMULATED")
-    expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
+    expect(front.region("Device")).to_contain_text("Moved to the new device: bundled_small.")
 
 
 def test_panel_shows_changes_of_a_typed_cell(front):
@@ -116,7 +116,7 @@ def test_activity_is_displayed(front):
     front.button("Annotate").click()
     expect(front.region("Try it")).to_contain_text("on mps (SIMULATED)")
     front.device_button("cpu").click()
-    expect(front.region("Device")).to_contain_text("Moved: bundled_small.")
+    expect(front.region("Device")).to_contain_text("Moved to the new device: bundled_small.")
 
     seen = " ".join(front.page.evaluate("window.__seen"))
     assert "Loading: bundled_small" in seen
