@@ -1362,7 +1362,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if 0 < num_shown < len(self):
             hints.append(f"Showing {num_shown} of {len(self):,} notes.")
         if num_shown < len(self) and self.texts is not None:
-            hints.append(f"Use found.show({num_shown}) to see {'another' if num_shown else 'a note'}.")
+            hints.append(f"Use found.show({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
         sentences = (*summary.sentences, " ".join(hints)) if hints else summary.sentences
         return replace(report, sentences=sentences, segments=tuple(self._segments()))
 

@@ -24,6 +24,7 @@ from .._render.display import (
     Report,
     Table,
     format_bytes,
+    format_percent,
     pluralize,
 )
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
@@ -337,7 +338,7 @@ class MemoryCurve(Displayable):
     Attributes:
         device: Device of the training.
         samples: All samples in order; the verdict depends on those with ``is_boundary``.
-        growth_threshold: Fraction of growth over ten epochs that indicates a leak: 0.26 is 26 %.
+        growth_threshold: Fraction of growth over ten epochs that indicates a leak: 0.26 is 26%.
         referrers: Objects that hold more tensors at the end of the last epoch than after the warm-up, largest first.
         limit: Fraction of ``recommended`` at which torch raises an out-of-memory error: on MPS the high watermark, on
             CUDA the value of ``limit_memory``; ``None`` if there is no limit.
@@ -422,13 +423,13 @@ class MemoryCurve(Displayable):
             return f"{pluralize(len(steady), 'epoch')} after the warm-up."
         first = f"{format_bytes(trend.baseline)} after epoch {steady[0].epoch}"
         last = f"{format_bytes(trend.last)} after epoch {steady[-1].epoch}"
-        threshold = f"{100 * self.growth_threshold:.0f} %"
+        threshold = format_percent(self.growth_threshold)
         explanations = {
             GROWING: (
-                f"{100 * trend.growth:+.0f} % in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
+                f"{format_percent(trend.growth, '+.0f')} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
             ),
             FLAT: f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
-            SAWTOOTH: f"it rose and fell by {100 * trend.spread:.0f} % in between",
+            SAWTOOTH: f"it rose and fell by {format_percent(trend.spread)} in between",
             INSUFFICIENT_DATA: "it rose in the last epochs only",
         }
         if self.history_growth and trend.kind == INSUFFICIENT_DATA:
@@ -449,7 +450,9 @@ class MemoryCurve(Displayable):
                 and self.trend.total > self.growth_threshold
                 and not self._is_bounded_history(self.trend)
             ):
-                advice = f"The total change is {100 * self.trend.total:+.0f} %; monitor it in longer trainings."
+                advice = (
+                    f"The total change is {format_percent(self.trend.total, '+.0f')}; monitor it in longer trainings."
+                )
             if likely_cause is None:
                 return advice
             introduction = "Memory use is low so far, but" if advice == ADVICE[FLAT] else f"{advice} However,"

@@ -141,7 +141,7 @@ class EpochHooks:
         self.every_n_steps = check_optional_integer("every_n_steps", every_n_steps)
         self.before = _validate_hooks(before)
         self.after = _validate_hooks(after)
-        self.growth_threshold = check_number("growth_threshold", growth_threshold, example="0.26, which is 26 %")
+        self.growth_threshold = check_number("growth_threshold", growth_threshold, example="0.26, which is 26%")
         self.limit = SESSION.device_manager.memory_fraction(name)
         self.begin(name)
         if live and process.is_main_process:

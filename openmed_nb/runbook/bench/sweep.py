@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, pluralize, to_plain_data
+from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize, to_plain_data
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
 from ..._utils.text import describe_value, shorten
@@ -52,7 +52,7 @@ MAX_TICK_LABELS = 9  # If there are more sizes on an axis, only some of them are
 # ``torch.nn.functional.batch_norm`` raises an error in training if there is a single value per channel.
 MIN_TRAINING_ROWS = 2
 
-# Minimum relative gain in throughput that justifies a larger batch. The rest of the 5 % by which a manual choice may be worse
+# Minimum relative gain in throughput that justifies a larger batch. The rest of the 5% by which a manual choice may be worse
 # is left for noise.
 MIN_KNEE_GAIN = 0.03
 
@@ -235,8 +235,8 @@ class SweepReport(StepReport):
         )
         if larger is None:
             return f"{size}: {self._still_increasing_reason}."
-        percentage = round(100 * (larger.speed / knee.speed - 1))
-        pace = f"{abs(percentage)} % {'slower' if percentage < 0 else 'faster'}" if percentage else "as fast"
+        gain = round(larger.speed / knee.speed - 1, 2)
+        pace = f"{format_percent(abs(gain))} {'slower' if gain < 0 else 'faster'}" if gain else "as fast"
         memory = (
             f" and take {larger.memory / knee.memory:.1f} times the memory" if knee.memory and larger.memory else ""
         )
@@ -301,7 +301,7 @@ class SweepReport(StepReport):
         elif self.still_increasing:
             sentences.append(f"The largest batch size tested; {self._still_increasing_reason}.")
         else:
-            percentage = f"{100 * self.min_gain:g} %"
+            percentage = format_percent(self.min_gain, "g")
             sentences.append(f"No larger batch size in this sweep is more than {percentage} faster.")
         if self.batch_tokens:
             sentences.append(f"To use this batch size: nb.annotate(notes, batch_tokens={self.batch_tokens}).")

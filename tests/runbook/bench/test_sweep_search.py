@@ -166,7 +166,7 @@ def test_knee_follows_a_large_min_gain(min_gain, knee):
 
 @pytest.mark.parametrize(("curve", "max_knee"), CURVES.values(), ids=CURVES)
 def test_knee_is_near_best_throughput(curve, max_knee):
-    """The knee has at least 95 % of the best throughput, even with noise, and is not larger than necessary."""
+    """The knee has at least 95% of the best throughput, even with noise, and is not larger than necessary."""
     devices = [SyntheticDevice(curve, noise=0.02, seed=seed) for seed in range(5)]
     assert SyntheticDevice(curve).find_knee() <= max_knee
     for device in (SyntheticDevice(curve), *devices):

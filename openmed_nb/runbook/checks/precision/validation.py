@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
-from ...._render.display import FAILED, OK, WARNING, Displayable, Report, pluralize
+from ...._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
 from ...._utils.clock import time_call
 from ...._utils.plain import utc_timestamp
 from ...._utils.text import describe_value, model_label, short_type_name
@@ -101,9 +101,7 @@ class PrecisionVerdict(Displayable):
             reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
             record_tables = (replace(table, collapsed=True) for table in self.record.to_report().metrics)
             metrics = (*record_tables, *metrics)
-        required = (
-            f"Required: {100 * self.criteria.span_agreement:.0f}% identical entities in every aggregation strategy."
-        )
+        required = f"Required: {format_percent(self.criteria.span_agreement)} identical entities in every aggregation strategy."
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
             f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
