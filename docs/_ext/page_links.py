@@ -14,27 +14,40 @@ NOTEBOOK_PATTERN = re.compile(r"(?<=^\| )\[[^\]]+\]\(\.\./(?P<path>notebooks/[^)
 
 
 def add_toctree(text: str) -> str:
-    r"""Replace the comment ``toctree`` by a hidden table of contents of the links that start list items or rows.
+    r"""Replace the comment ``toctree`` by hidden tables of contents of the links that start list items or rows.
 
-    Pages after a colon in the comment follow these links; they exist on the site only.
+    The links below each heading are one group of the navigation. Pages after a colon in the comment follow these groups; they
+    exist on the site only.
 
     Example:
-        >>> print(add_toctree("<!-- toctree -->\n\n- [Use it](how_to/use.md)"))
+        >>> print(add_toctree("<!-- toctree -->\n\n## Train\n\n- [Use it](how_to/use.md)"))
         ```{toctree}
         :hidden:
+        :caption: Train
         <BLANKLINE>
         Use it <how_to/use>
         ```
         <BLANKLINE>
+        ## Train
+        <BLANKLINE>
         - [Use it](how_to/use.md)
     """
-    entries = [f"{match['title']} <{match['path']}>" for match in ENTRY_PATTERN.finditer(text)]
+    directives = []
+    for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
+        heading = section.partition("\n")[0]
+        entries = [f"{match['title']} <{match['path']}>" for match in ENTRY_PATTERN.finditer(section)]
+        directives.append(_toctree(entries, heading.removeprefix("## ") if heading.startswith("## ") else ""))
 
-    def directive(match: re.Match[str]) -> str:
-        lines = [*entries, *(match["more"] or "").split()]
-        return "\n".join(["```{toctree}", ":hidden:", "", *lines, "```"])
+    def replace(match: re.Match[str]) -> str:
+        return "\n\n".join(filter(None, [*directives, _toctree((match["more"] or "").split(), "")]))
 
-    return TOCTREE_PATTERN.sub(directive, text)
+    return TOCTREE_PATTERN.sub(replace, text)
+
+
+def _toctree(entries: list[str], caption: str) -> str:
+    """Return a hidden table of contents, empty if there are no entries."""
+    options = [":hidden:", f":caption: {caption}"] if caption else [":hidden:"]
+    return "\n".join(["```{toctree}", *options, "", *entries, "```"]) if entries else ""
 
 
 def add_binder_badges(text: str, repository: str) -> str:
