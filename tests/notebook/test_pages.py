@@ -13,12 +13,13 @@ from openmed_nb.notebook.magics import OpenMedMagics, parse_line, split_options
 
 ROOT = Path(__file__).parents[2]
 README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
+GUIDES = [path for folder in ("how_to", "explanation") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
 DIRECTIVE_PATTERN = re.compile(r"^```\{[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
 """A directive of the documentation site, such as a table of contents."""
 
 PAGES = {
     str(path.relative_to(ROOT)): DIRECTIVE_PATTERN.sub("", path.read_text("utf-8"))
-    for path in (README, *DOCS, ROOT / "CONTRIBUTING.md")
+    for path in (README, *DOCS, *GUIDES, ROOT / "CONTRIBUTING.md")
 }
 GENERATED = (ROOT / "docs" / "reference", ROOT / "docs" / "troubleshooting")
 """Folders of pages that are written when the site is built. ``test_site.py`` follows the links to them."""
