@@ -38,8 +38,10 @@ CLIPPED = """() => {
 PAGES = (
     "docs/index",
     "notebooks/01_a_note",
-    "docs/many_notes",
+    "docs/tutorials",
+    "docs/how_to/annotate_a_folder",
     "docs/how_to/score_and_correct",
+    "docs/explanation/mps",
     "docs/reference/api/openmed_nb.annotate",
     "docs/reference/api/openmed_nb.annotation.results.Annotations-class",
     "docs/reference/magics/openmed_device",

@@ -1,16 +1,21 @@
 """The code of the README, the landing page and the guides runs, page by page, in a real kernel and without a network."""
 
+import re
+import shlex
+
 import pytest
 
+import reference_pages
 from helpers.kernels import run_kernel
 from helpers.pages import find_code_blocks, read_pages
 
 RUNNABLE = {"", "python"}
 """Languages that run: notebook cells, which have no language, and Python."""
 
+ALL_PAGES = read_pages()
 BLOCKS = {
     page: [block for block in find_code_blocks(text) if block.language in RUNNABLE]
-    for page, text in read_pages().items()
+    for page, text in ALL_PAGES.items()
     if page in {"README.md", "docs/index.md"} or page.startswith(("docs/how_to/", "docs/explanation/"))
 }
 """Blocks that run in order, by page."""
@@ -42,6 +47,7 @@ EXPECTED_OUTPUT = {
     "docs/how_to/choose_device.md": ["Device: cpu (requested by %openmed_device)"],
     "docs/how_to/keep_texts_out_of_outputs.md": [""],
     "docs/how_to/load_the_extension.md": ["", "Device: cpu", "", ""],
+    "docs/how_to/release_memory.md": ["Released"],
     "docs/how_to/simulate_a_mac.md": ["SIMULATED", "Device: cpu"],
     "docs/how_to/use_the_panel.md": [""],
 }
@@ -75,6 +81,7 @@ def kernel(page_kernel, tmp_path):
     page_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
     # %reset deletes __spec__, without which multiprocessing starts no process.
     page_kernel.run(f"%reset -f\n__spec__ = None\n__import__('os').chdir({str(tmp_path)!r})")
+    page_kernel.run("__import__('gc').freeze()")  # Collecting the objects of the libraries takes seconds.
     return page_kernel
 
 
@@ -106,3 +113,27 @@ def test_reasons_of_blocks_that_do_not_run():
 
     assert found == NOT_RUN
     assert set(BLOCKS) >= SLOW
+
+
+PROGRAM_PATTERN = re.compile(r"^(?:openmed-nb|python -m openmed_nb)\b(.*)$", flags=re.MULTILINE)
+COMMANDS = dict(
+    re.findall(
+        r"^## `python -m openmed_nb ?([\w-]*)`$(.*?)(?=^## |\Z)",
+        reference_pages.command_line_page(),
+        re.MULTILINE | re.DOTALL,
+    )
+)
+"""What ``--help`` prints for each command of the program, by its name."""
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_shell_lines_have_valid_options(page):
+    """Each option of the program in a block for a shell is in the help of its command."""
+    for block in find_code_blocks(ALL_PAGES[page]):
+        if block.language != "sh":
+            continue
+        for line in PROGRAM_PATTERN.findall(block.code):
+            words = shlex.split(line, comments=True)
+            command = words[0] if words and words[0] in COMMANDS else ""
+            options = [word for word in words if word.startswith("-")]
+            assert [option for option in options if option not in COMMANDS[command]] == [], line

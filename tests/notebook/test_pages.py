@@ -17,6 +17,7 @@ PICTURE_PATTERN = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([\w/.]+)">'
     r'<img alt="([^"]{20,})" src="([\w/.]+)"></picture>'
 )
+MAX_WORDS = 1500
 MAX_IMAGE_BYTES = 2_000_000
 """Maximum size of an image or animation in bytes."""
 
@@ -82,6 +83,7 @@ def test_links_lead_to_files_and_headings(page):
         name, _, anchor = link.partition("#")
         target = (folder / name).resolve() if name else ROOT / page
         if any(target.is_relative_to(generated) for generated in GENERATED):
+            assert page == "docs/index.md", f"{link} does not exist on GitHub. Write the name as code."
             continue
         assert target.exists(), link
         assert not anchor or anchor in heading_anchors(target), link
@@ -106,6 +108,12 @@ def linked_files(page):
     """Return the files of the repository that a page links to."""
     links = re.findall(r"\]\(([^)#\s]+)", PAGES[page].replace("\n", ""))
     return {((ROOT / page).parent / link).resolve() for link in links if "://" not in link}
+
+
+@parametrize_pages
+def test_page_is_short(page):
+    """No page has more than 1,500 words, without the borders of tables."""
+    assert len(re.findall(r"[^\s|]+", PAGES[page])) <= MAX_WORDS
 
 
 def test_architecture_lists_every_subpackage():
