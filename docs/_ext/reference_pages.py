@@ -78,7 +78,7 @@ def index_page() -> str:
         "```{toctree}\n:hidden:\n\n"
         "api/index\nmagics/index\ncommand_line\nenvironment_variables\nerrors/index\nfiles/index\n"
         "../front_ends\n../recommendations\n"
-        "../models\n../../openmed_nb/models/bundled/disease/README\n../../openmed_nb/models/bundled/disease_small/README\n../coming_from_openmed\n```\n"
+        "../models\n../../openmed_nb/models/bundled/disease/README\n../../openmed_nb/models/bundled/disease_small/README\n```\n"
     )
 
 

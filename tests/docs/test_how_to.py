@@ -22,14 +22,21 @@ BLOCKS = {
 
 NOT_RUN = {
     "compiles for about a minute": ["docs/how_to/annotate_faster.md"],
+    "downloads a model from the Hugging Face Hub": ["docs/how_to/mask.md"],
     "is a file of settings": ["docs/how_to/load_the_extension.md"],
     "needs a run that was interrupted": ["docs/how_to/resume.md"],
     "needs at least 50 notes": ["docs/how_to/validate_a_dtype.md"],
+    "needs two other computers": ["docs/how_to/use_several_computers.md"],
     "trains for minutes": ["docs/how_to/check_a_device.md"],
 }
 """Pages with a block that does not run, by the reason in the comment above the block."""
 
-SLOW = {"docs/how_to/annotate_faster.md"}
+SLOW = {
+    "docs/how_to/annotate_faster.md",
+    "docs/how_to/bring_up_a_model.md",
+    "docs/how_to/hand_over_a_run.md",
+    "docs/how_to/use_several_computers.md",
+}
 """Pages that take more than a few seconds. The part ``docs`` of the slow suite runs them."""
 
 EXPECTED_OUTPUT = {
@@ -72,7 +79,8 @@ def kernel(page_kernel, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
     page_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
-    page_kernel.run(f"%reset -f\n__import__('os').chdir({str(tmp_path)!r})")
+    # %reset deletes __spec__, without which multiprocessing starts no process.
+    page_kernel.run(f"%reset -f\n__spec__ = None\n__import__('os').chdir({str(tmp_path)!r})")
     page_kernel.run("__import__('gc').freeze()")  # Collecting the objects of the libraries takes seconds.
     return page_kernel
 
