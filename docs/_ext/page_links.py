@@ -16,8 +16,8 @@ NOTEBOOK_PATTERN = re.compile(r"(?<=^\| )\[[^\]]+\]\(\.\./(?P<path>notebooks/[^)
 def add_toctree(text: str) -> str:
     r"""Replace the comment ``toctree`` by hidden tables of contents of the links that start list items or rows.
 
-    The links below each heading are one group of the navigation. Pages after a colon in the comment follow these groups; they
-    exist on the site only.
+    The links below each heading are one group of the navigation. Pages after a colon in the comment belong to the heading above
+    it; they exist on the site only.
 
     Example:
         >>> print(add_toctree("<!-- toctree -->\n\n## Train\n\n- [Use it](how_to/use.md)"))
@@ -34,20 +34,16 @@ def add_toctree(text: str) -> str:
     """
     directives = []
     for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
-        heading = section.partition("\n")[0]
         entries = [f"{match['title']} <{match['path']}>" for match in ENTRY_PATTERN.finditer(section)]
-        directives.append(_toctree(entries, heading.removeprefix("## ") if heading.startswith("## ") else ""))
-
-    def replace(match: re.Match[str]) -> str:
-        return "\n\n".join(filter(None, [*directives, _toctree((match["more"] or "").split(), "")]))
-
-    return TOCTREE_PATTERN.sub(replace, text)
-
-
-def _toctree(entries: list[str], caption: str) -> str:
-    """Return a hidden table of contents, empty if there are no entries."""
-    options = [":hidden:", f":caption: {caption}"] if caption else [":hidden:"]
-    return "\n".join(["```{toctree}", *options, "", *entries, "```"]) if entries else ""
+        for match in TOCTREE_PATTERN.finditer(section):
+            entries += (match["more"] or "").split()
+        heading = section.partition("\n")[0]
+        options = [":hidden:"]
+        if heading.startswith("## "):
+            options.append(f":caption: {heading.removeprefix('## ')}")
+        if entries:
+            directives.append("\n".join(["```{toctree}", *options, "", *entries, "```"]))
+    return TOCTREE_PATTERN.sub(lambda _match: "\n\n".join(directives), text)
 
 
 def add_binder_badges(text: str, repository: str) -> str:
