@@ -14,27 +14,36 @@ NOTEBOOK_PATTERN = re.compile(r"(?<=^\| )\[[^\]]+\]\(\.\./(?P<path>notebooks/[^)
 
 
 def add_toctree(text: str) -> str:
-    r"""Replace the comment ``toctree`` by a hidden table of contents of the links that start list items or rows.
+    r"""Replace the comment ``toctree`` by hidden tables of contents of the links that start list items or rows.
 
-    Pages after a colon in the comment follow these links; they exist on the site only.
+    The links below each heading are one group of the navigation. Pages after a colon in the comment belong to the heading above
+    it; they exist on the site only.
 
     Example:
-        >>> print(add_toctree("<!-- toctree -->\n\n- [Use it](how_to/use.md)"))
+        >>> print(add_toctree("<!-- toctree -->\n\n## Train\n\n- [Use it](how_to/use.md)"))
         ```{toctree}
         :hidden:
+        :caption: Train
         <BLANKLINE>
         Use it <how_to/use>
         ```
         <BLANKLINE>
+        ## Train
+        <BLANKLINE>
         - [Use it](how_to/use.md)
     """
-    entries = [f"{match['title']} <{match['path']}>" for match in ENTRY_PATTERN.finditer(text)]
-
-    def directive(match: re.Match[str]) -> str:
-        lines = [*entries, *(match["more"] or "").split()]
-        return "\n".join(["```{toctree}", ":hidden:", "", *lines, "```"])
-
-    return TOCTREE_PATTERN.sub(directive, text)
+    directives = []
+    for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
+        entries = [f"{match['title']} <{match['path']}>" for match in ENTRY_PATTERN.finditer(section)]
+        for match in TOCTREE_PATTERN.finditer(section):
+            entries += (match["more"] or "").split()
+        heading = section.partition("\n")[0]
+        options = [":hidden:"]
+        if heading.startswith("## "):
+            options.append(f":caption: {heading.removeprefix('## ')}")
+        if entries:
+            directives.append("\n".join(["```{toctree}", *options, "", *entries, "```"]))
+    return TOCTREE_PATTERN.sub(lambda _match: "\n\n".join(directives), text)
 
 
 def add_binder_badges(text: str, repository: str) -> str:

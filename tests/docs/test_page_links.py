@@ -14,17 +14,23 @@ NUMBERS = {"five": "5", "ten": "10", "fifteen": "15", "twenty": "20"}
 
 
 @pytest.mark.parametrize(
-    ("text", "entries"),
+    ("text", "directives"),
     [
-        ("<!-- toctree -->\n- [A](a.md)\n- [B](b/c.ipynb): text", ["A <a>", "B <b/c>"]),
-        ("<!-- toctree: x/index y -->\n| [A](../a.md) | text |", ["A <../a>", "x/index", "y"]),
+        ("<!-- toctree -->\n- [A](a.md)\n- [B](b/c.ipynb): text", [["", "A <a>", "B <b/c>"]]),
+        ("<!-- toctree: x/index y -->\n| [A](../a.md) | text |", [["", "A <../a>", "x/index", "y"]]),
+        (
+            "<!-- toctree -->\n- [A](a.md)\n## One\n- [B](b.md)\n## None\n## Two\n- [C](c.md)",
+            [["", "A <a>"], [":caption: One", "", "B <b>"], [":caption: Two", "", "C <c>"]],
+        ),
+        ("- [A](a.md)\n## One\n<!-- toctree: b/index -->", [["", "A <a>"], [":caption: One", "", "b/index"]]),
         ("<!-- toctree -->\nA [link](a.md) in a sentence, [an anchor](a.md#b)\n- [B](https://b.org/b.md)", []),
     ],
 )
-def test_toctree_has_the_links_of_lists(text, entries):
-    directive = page_links.add_toctree(text).partition("\n```\n")[0]
+def test_toctree_has_the_links_of_lists(text, directives):
+    lines = [["```{toctree}", ":hidden:", *lines, "```"] for lines in directives]
+    expected = "\n\n".join("\n".join(block) for block in lines)
 
-    assert directive == "\n".join(["```{toctree}", ":hidden:", "", *entries])
+    assert page_links.add_toctree(text) == re.sub("<!--.*-->", expected, text)
 
 
 def test_page_without_the_comment_is_unchanged():
@@ -40,7 +46,7 @@ def test_each_notebook_has_a_badge():
 
 def test_tutorials_repeat_the_time_of_each_notebook():
     text = (ROOT / "docs" / "tutorials.md").read_text("utf-8")
-    times = dict(re.findall(r"^\| \[[^\]]+\]\(\.\./notebooks/(\S+)\) \| (\d+) minutes \|", text, flags=re.MULTILINE))
+    times = dict(re.findall(r"^\| \[[^\]]+\]\(\.\./notebooks/(\S+)\) \| (\d+) \|", text, flags=re.MULTILINE))
 
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         first = nbformat.read(path, as_version=4).cells[0].source
