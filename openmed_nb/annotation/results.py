@@ -1231,7 +1231,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """Return the annotations with the context of each entity, by the rules of OpenMed.
 
         The rules look for cues such as "denies" or "mother" in the sentence of the entity, and have errors in both directions: see
-        docs/after_entities.md for measured values. No entity is removed; use :meth:`filter`.
+        docs/how_to/find_negated_entities.md for measured values. No entity is removed; use :meth:`filter`.
 
         Args:
             columns: Columns to add, or ``"all"``. ``"negated"``, the default, is fast; the others take about 10 ms per entity.

@@ -112,7 +112,7 @@ def test_step_with_autocast_and_scaler(requested, dtype):
     assert not torch.equal(model.weight, before)
 
 
-# Operators, and the devices whose autocast selects their type. docs/training.md has the same table.
+# Operators, and the devices whose autocast selects their type. docs/how_to/train_in_16_bits.md has the same table.
 AUTOCAST = [
     (("conv2d", "linear", "matmul", "bmm"), ("MPS", "CUDA", "CPU")),
     (("layer_norm", "group_norm", "softmax.int", "sum"), ("MPS", "CUDA")),
