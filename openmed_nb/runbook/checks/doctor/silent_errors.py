@@ -9,7 +9,7 @@ the error. A probe that can end the process (``may_abort``) runs in a process of
 
 The torch releases in the table are those of the issue threads, of the binaries for macOS, or both. For example, the copy in
 float64 (pytorch#197715) is fixed by pytorch#197722: ``mps_copy_`` calls ``scalarToMetalTypeString`` in the binary of torch 2.15.0,
-but not in those of 2.14.0 and 2.14.1. No Mac was available to run them.
+but not in those of 2.14.0 and 2.14.1. Nobody has run the probes on a Mac yet.
 
 This module imports torch. It is imported only after a computation on a device.
 """
@@ -424,7 +424,8 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
     for outcome in outcomes:
         bug = by_issue[outcome.issue]
         if outcome.not_run:
-            findings.append(Finding(bug.name, WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
+            # It has another name than an error that was found, which the verdict reads.
+            findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
         elif outcome.mismatch:
             evidence = f"{format_device(device)} {outcome.with_empty_cache or outcome.with_reused_memory}"
             details = f"it {outcome.mismatch} ({bug.issue}: {bug.description}; seen with {bug.affected})"

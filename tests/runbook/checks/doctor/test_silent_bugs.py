@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.checks.doctor.probe_process import read_result, start_probe
+from openmed_nb.runbook.checks.doctor.probe_process import can_abort, read_result, start_probe
 from openmed_nb.runbook.checks.doctor.silent_errors import (
     KNOWN_BUGS,
     PROCESS_FUNCTION,
@@ -169,6 +169,15 @@ def test_process_is_killed_at_the_end_of_the_block():
     assert not child.is_running()
 
 
+@pytest.mark.real_computer
+def test_real_device_is_probed_in_a_process():
+    assert can_abort("pytorch#197796")
+    with start_probe(PROCESS_FUNCTION, "pytorch#197796", "cpu") as wait:
+        assert wait() == ("", "")
+    with simulated_device(environ={}, defects="pytorch#187201"):
+        assert [can_abort(issue) for issue in ("pytorch#187201", "pytorch#197796")] == [True, False]
+
+
 def test_probe_without_result_is_a_warning():
     outcomes = [
         ProbeOutcome("pytorch#197796", not_run="its process failed (exit code 1)"),
@@ -178,6 +187,7 @@ def test_probe_without_result_is_a_warning():
 
     assert (problem.status, problem.evidence) == (WARNING, "not probed: its process failed (exit code 1)")
     assert problem.remedy
+    assert problem.name not in {bug.name for bug in KNOWN_BUGS}  # The verdict reads these as errors that were found.
     assert good.evidence.startswith("1 probe agrees")
 
 
