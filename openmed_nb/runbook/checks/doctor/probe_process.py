@@ -20,6 +20,9 @@ from ....devices.machine import ACTIVE_SIMULATIONS
 # Time limit, which includes the import of torch on a busy computer.
 PROBE_SECONDS = 120.0
 
+# Time that a killed process may take to exit. A process that waits for a GPU may never exit.
+EXIT_GRACE_SECONDS = 10.0
+
 # Signals of a failed assertion or an invalid memory access. Other signals come from the user or the operating system.
 CRASH_SIGNALS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP")
 
@@ -86,11 +89,15 @@ def start_probe(function: str, issue: str, device: str) -> Iterator[Callable[[],
             return ProbeResult(not_run=f"its process did not finish within {PROBE_SECONDS:g} s")
         return read_result(process.returncode, output, errors)
 
-    with process:
-        try:
-            yield wait
-        finally:
-            process.kill()  # It does nothing if the process has ended.
+    try:
+        yield wait
+    finally:
+        process.kill()  # It does nothing if the process has ended.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(EXIT_GRACE_SECONDS)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def read_result(code: int, output: str, errors: str) -> ProbeResult:

@@ -161,12 +161,19 @@ def test_missing_interpreter_is_a_reason(monkeypatch):
 
 
 @pytest.mark.real_computer
-def test_process_is_killed_at_the_end_of_the_block():
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_process_is_killed_at_the_end_of_the_block(error):
     before = {process.pid for process in psutil.Process().children()}
-    with simulated_device(environ={}, defects="pytorch#197796"), start_probe(PROCESS_FUNCTION, "pytorch#197796", "mps"):
-        (child,) = (process for process in psutil.Process().children() if process.pid not in before)
+    started = []
 
-    assert not child.is_running()
+    def stop_while_it_runs():
+        with start_probe(PROCESS_FUNCTION, "pytorch#197796", "cpu"):
+            started.extend(process for process in psutil.Process().children() if process.pid not in before)
+            raise error
+
+    with pytest.raises(error):
+        stop_while_it_runs()
+    assert [process.is_running() for process in started] == [False]
 
 
 @pytest.mark.real_computer
