@@ -275,7 +275,11 @@ def copy_as_float64(values: Tensor) -> Tensor:
 
 
 def linear_transposed_bfloat16(inputs: Tensor, weight: Tensor) -> Tensor:
-    return functional.linear(inputs.to(torch.bfloat16), weight.to(torch.bfloat16).T).float()
+    try:
+        inputs = inputs.to(torch.bfloat16)
+    except (RuntimeError, TypeError):  # MPS has no bfloat16 before macOS 14, which the doctor reports by the dtype.
+        return functional.linear(inputs, weight.T)
+    return functional.linear(inputs, weight.to(torch.bfloat16).T).float()
 
 
 def linear_gradient_five_dimensions(inputs: Tensor, weight: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from openmed_nb.runbook.checks.doctor.silent_errors import (
     bugs_for_device,
     copy_as_float64,
     describe_mismatch,
+    linear_transposed_bfloat16,
     run_probe,
     run_probes,
 )
@@ -198,17 +199,21 @@ def test_probe_without_result_is_a_warning():
     assert good.evidence.startswith("1 probe agrees")
 
 
-def test_rejected_copy_is_no_silent_error():
-    """A copy from MPS in float64 is rejected by torch 2.13 and 2.15."""
+class OnRejectingDevice(torch.Tensor):
+    """Tensor on a device that rejects copies in float64 as torch 2.13 and 2.15 do, and bfloat16 as macOS 13 does."""
 
-    class OnRejectingDevice(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function, types, args=(), kwargs=None):
-            if function is torch.Tensor.copy_:
-                raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
-            return super().__torch_function__(function, types, args, kwargs)
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.copy_ or any(argument is torch.bfloat16 for argument in args):
+            raise TypeError("Cannot convert a MPS Tensor")
+        return super().__torch_function__(function, types, args, kwargs)
 
-    assert copy_as_float64(torch.ones(2).as_subclass(OnRejectingDevice)).tolist() == [1, 1]
+
+def test_rejected_dtype_is_no_silent_error():
+    ones = torch.ones(2, 3, 3).as_subclass(OnRejectingDevice)
+
+    assert copy_as_float64(ones).tolist() == ones.tolist()
+    assert linear_transposed_bfloat16(ones, ones[0]).tolist() == (3 * ones).tolist()
 
 
 def test_bug_findings_list_mismatches_first():
