@@ -597,6 +597,7 @@ DEFECTS = (
     _make_defect(
         118115, "addcmul_ and addcdiv_ write nothing into a transposed tensor", "addcmul_ addcdiv_", _skip_write
     ),
+    _make_defect(176159, "index_add_ adds nothing to a transposed tensor", "index_add_", _skip_write),
     _make_defect(165267, "a transposed tensor is not filled with random numbers", RANDOM, _skip_write),
     _make_defect(156707, "attention returns NaN for a row that is masked entirely", ATTENTION, _return_nan),
     _make_defect(

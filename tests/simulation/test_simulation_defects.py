@@ -62,6 +62,7 @@ UNAFFECTED = [
     ("pytorch#118115", lambda: ones(3, 2).addcmul_(ones(3, 2), ones(3, 2))),
     ("pytorch#165267", lambda: ones(3, 2).uniform_(2, 3) > 1),
     ("pytorch#175189", compute_norm_gradient),
+    ("pytorch#176159", lambda: ones(3, 2).index_add_(0, torch.tensor([1], device="mps"), ones(1, 2))),
     ("pytorch#192212", lambda: functional.conv2d(ones(1, 2, 3, 3), torch.arange(18.0).reshape(1, 2, 3, 3).to("mps"))),
     ("pytorch#191929", lambda: ones(2) * torch.tensor([9.0, 2.0])[1].clone()),
     ("pytorch#191929", lambda: ones(2) * 2.0),
