@@ -194,6 +194,10 @@ class Device:
         """Return the UUID that other programs use for the device, or ``None`` if it is unknown."""
         return None
 
+    def dtype_rejection(self, _dtype: str, _torch_release: Version, _machine: MachineInfo) -> RejectionRule | None:
+        """Return the reason why a dtype is neither validated nor recommended on the device, or ``None`` if it can be used."""
+        return None
+
     def half_precision_rejection(
         self, _dtype: str, _torch_release: Version, _capability: Capability | None
     ) -> RejectionRule | None:

@@ -152,8 +152,8 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         The verdict with its reasons, the comparison, and the validation record.
 
     Raises:
-        ConfigurationError: As for :func:`parity`. Also if ``model`` is a pipeline, which has no files, or if the record cannot
-            be stored.
+        ConfigurationError: As for :func:`parity`. Also if ``model`` is a pipeline, which has no files, if the record cannot be
+            stored, or if the dtype can end the process on this device (bfloat16 on macOS 27 before torch 2.14).
         InvalidTextError, ModelError, DeviceError: As for :func:`parity`.
 
     Example:
@@ -178,6 +178,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         if device is not None:
             arguments["device"] = device
         spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})
+        SESSION.device_manager.check_dtype(name, target_device)
         identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
         pair = pair_from_files(spec, target_device)
