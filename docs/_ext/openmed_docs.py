@@ -81,8 +81,8 @@ class LinkCode(SphinxPostTransform):
         for literal in list(self.document.findall(nodes.literal)):
             if _is_linked(literal):
                 continue
-            name = re.split(r"[(\s=]", literal.astext(), maxsplit=1)[0].removeprefix("%%").removeprefix("%")
-            name = name.removesuffix(".")
+            name = re.split(r"[(\s=]", literal.astext(), maxsplit=1)[0]
+            name = name.replace("%%", "%").removesuffix(".")
             target = targets.get(name, "")
             if target and target.partition("#")[0] != self.env.docname:
                 docname, _, anchor = target.partition("#")
@@ -106,7 +106,7 @@ def code_targets() -> dict[str, str]:
         reference_pages.short_name(name): f"docs/reference/api/{reference_pages.page_name(name, value)}"
         for name, value in reference_pages.public_names().items()
     }
-    targets |= {name: f"docs/reference/magics/{name}" for name in reference_pages.magic_functions()}
+    targets |= {f"%{name}": f"docs/reference/magics/{name}" for name in reference_pages.magic_functions()}
     targets |= {name: f"docs/reference/errors/{name}" for name in reference_pages.error_classes()}
     variables = reference_pages.package_variables()
     page = "docs/reference/environment_variables"
