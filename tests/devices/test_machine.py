@@ -144,6 +144,21 @@ def test_run_command_ends_a_hanging_command_and_its_children(tmp_path):
     assert running == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+@pytest.mark.real_computer
+def test_interrupt_ends_a_running_command(tmp_path):
+    """The command does not receive the interrupt, because it has its own session."""
+    pid_file = tmp_path / "pid"
+    script = tmp_path / "slow"
+    script.write_text(f"#!/bin/sh\necho $$ >{pid_file}\nsleep 1\nkill -INT {os.getpid()}\nexec sleep 600\n")
+    script.chmod(0o755)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_command([str(script)], seconds=60)
+    _ended, running = psutil.wait_procs(find_processes(int(pid_file.read_text())), timeout=10)
+    assert running == []
+
+
 def find_processes(pid):
     """Return the process with an id, or nothing if it ended."""
     try:
