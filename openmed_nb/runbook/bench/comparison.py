@@ -437,7 +437,7 @@ class Comparison(StepReport):
         columns = ("device", "ms per step", "quartiles", "rows per second", "speedup over the CPU", "utilization")
         speeds = Table("Speed", columns, tuple(speed_rows), collapsed=True)
         unit = "notes" if self.task == ANNOTATION else "rows"
-        energy_columns = ("device", f"energy per 1,000 {unit}", "power draw", "when idle", "includes")
+        energy_columns = ("device", f"energy per 1,000 {unit}", "power draw", "when idle", "note")
         energy = Table("Energy", energy_columns, tuple(map(self._energy_row, self.devices)), collapsed=True)
         phase_names = dict.fromkeys(name for metrics in self.devices for name in metrics.phase_times.seconds)
         phase_rows = tuple(
