@@ -268,7 +268,6 @@ MAC = "the whole Mac"
 POWER_READINGS = [
     (PowerReading(2.0, CHIP), PowerReading(20.0, CHIP), Power(2.0, 20.0, CHIP, "")),
     (PowerReading(5.0, MAC), PowerReading(20.0, CHIP), Power(None, 20.0, CHIP, "")),
-    (PowerReading(remedy="Update it."), PowerReading(20.0, CHIP), Power(None, 20.0, CHIP, "")),
     (PowerReading(2.0, CHIP), PowerReading(remedy="Update it."), Power(None, None, None, "Update it.")),
 ]
 

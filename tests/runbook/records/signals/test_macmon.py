@@ -78,17 +78,10 @@ VALUES = [
     ([{"cpu_power": 0.0, "gpu_power": 0.0}], "gpu_power", None),
     ([{"cpu_power": ..., "gpu_power": 3.0}], "gpu_power", 3.0),
     ([{"sys_power": 0.0}, {"sys_power": 20.0}], "system_power", 20.0),
-    ([{"sys_power": 0.0}], "system_power", None),
-    ([{"gpu_power": -1.0}], "gpu_power", None),
     ([{"gpu_power": 10**400}], "gpu_power", None),
     ([{"gpu_power": float("nan")}], "gpu_power", None),
-    ([{"gpu_power": float("inf")}], "gpu_power", None),
     ([{"gpu_power": True}], "gpu_power", None),
-    ([{"gpu_power": "3 W"}], "gpu_power", None),
-    ([{"gpu_power": None}], "gpu_power", None),
-    ([{"temp": {"gpu_temp_avg": 151.0}}], "gpu_temperature", None),
     ([{"temp": {"gpu_temp_avg": 0.0}}], "gpu_temperature", None),
-    ([{"temp": []}], "cpu_temperature", None),
     ([{"temp": ...}], "cpu_temperature", None),
 ]
 
@@ -101,14 +94,11 @@ def test_parse_macmon_returns_means_of_valid_values(changes, attribute, value):
     assert getattr(reading, attribute) == value
 
 
-COUNTERS_AND_SENSORS = ("cpu_power", "gpu_power", "ane_power", "sys_power")
-NO_VALUES = {**dict.fromkeys(COUNTERS_AND_SENSORS, 0.0), "temp": {"cpu_temp_avg": 0.0, "gpu_temp_avg": 0.0}}
+NO_VALUES = {name: 0.0 for name in SAMPLE if name.endswith("_power")} | {"temp": {"cpu_temp_avg": 0.0}}
 # Outputs without a value, and the state of the reading.
 INVALID_OUTPUTS = [
     (None, NO_VALID_OUTPUT),
-    ("", NO_VALID_OUTPUT),
     ("error: unexpected argument '-s' found\n", NO_VALID_OUTPUT),
-    ("\0\x1b[2J", NO_VALID_OUTPUT),
     (load_output("0_8_2")[:100], NO_VALID_OUTPUT),
     ("[" * 100_000, NO_VALID_OUTPUT),
     ("9" * 5000, NO_VALID_OUTPUT),
@@ -122,12 +112,6 @@ INVALID_OUTPUTS = [
 def test_parse_macmon_without_values_states_the_reason(output, state):
     assert parse_macmon(output) == MacmonReading(state)
     assert REMEDIES[state]
-
-
-def test_parse_macmon_ignores_an_incomplete_line():
-    output = load_output("0_8_2")
-
-    assert parse_macmon(f"{output}{output[:50]}") == parse_macmon(output)
 
 
 @given(st.text(max_size=200) | st.dictionaries(st.sampled_from([*SAMPLE]), st.floats() | st.text()).map(json.dumps))
@@ -172,8 +156,6 @@ PROGRAMS = {
     "prints": (f'for _ in $(seq "$5"); do cat "{RECORDED}/macmon_0_8_2.txt"; done', READ),
     "fails after its output": (f'cat "{RECORDED}/macmon_0_8_2.txt"; exit 101', READ),
     "rejects its arguments": ('echo "error: unexpected argument" >&2; exit 2', NO_VALID_OUTPUT),
-    "is ended by a signal": ("kill -ABRT $$", NO_VALID_OUTPUT),
-    "is no program": ("\0", NO_VALID_OUTPUT),
 }
 
 
