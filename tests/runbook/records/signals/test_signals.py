@@ -389,6 +389,7 @@ def test_power_meter_that_cannot_measure_states_the_reason(device, machine, envi
     assert make_power_meter(device, machine, give(None), environ) == PowerReading(remedy=remedy)
 
 
+@pytest.mark.real_computer
 def test_power_meter_ignores_failed_readings():
     """A GPU that reports its power once may fail later."""
     outputs = iter([load_outputs("nvidia_h200"), load_outputs("nvidia_h200"), None, None])
