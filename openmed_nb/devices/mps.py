@@ -61,7 +61,7 @@ class Mps(Device):
     # An estimate between the values of the CPU and CUDA. AnnotationPipeline.calibrate measures a better one.
     batch_tokens = 8192
     max_batch_padding = 256
-    recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape.
+    recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape (pytorch#132596).
     float32_reason = "MPS does not support float64, and reduced precision has not been validated for this model"
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_since = "2.5"  # pytorch#127242

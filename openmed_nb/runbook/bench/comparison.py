@@ -672,7 +672,7 @@ def _samples_during(
     """Repeat ``work`` and return the readings that another thread takes every ``interval`` seconds.
 
     The thread always ends with the work. Failed readings and readings that complete after the work are ignored. A reader must
-    not use tensors: two threads that use MPS at the same time can crash the process (pytorch#197805).
+    not use tensors: two threads that use MPS at the same time can crash the process (reported up to torch 2.14: pytorch#197805).
     """
     samples: list[float] = []
     finished = threading.Event()
