@@ -86,6 +86,7 @@ html_sidebars = {"docs/index": []}
 
 # The address of the repository is known where GitHub builds the site. A link requests nothing until it is clicked.
 repository = os.environ.get("GITHUB_REPOSITORY", "")
+binder_repository = repository
 if repository:
     html_theme_options["external_links"] = [
         {"name": "Run on Binder", "url": f"https://mybinder.org/v2/gh/{repository}/HEAD?labpath=notebooks"},

@@ -4,7 +4,7 @@ In a notebook::
 
     %load_ext openmed_nb
     %openmed_device            # show the active device and the reason
-    %openmed_device cpu        # override the device
+    %openmed_device cpu        # use this device from now on
     %openmed_panel             # open the interactive panel
 
     %%openmed_ner

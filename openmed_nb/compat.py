@@ -1,6 +1,6 @@
 """Drop-in replacements for ``openmed.core`` and ``openmed.torch.device`` under the names of OpenMed.
 
-docs/coming_from_openmed.md describes the differences in behavior and their reasons.
+docs/explanation/differences_from_openmed.md describes the differences in behavior and their reasons.
 """
 
 from __future__ import annotations

@@ -18,6 +18,6 @@ case "${1-}" in
       tests/test_session.py tests/models tests/annotation tests/distributed tests/training ;;
   marked) $pytest --slow -m "slow and not hypothesis and not docs" openmed_nb tests notebooks ;;
   examples) $pytest --slow -m hypothesis tests ;;  # Every property, on many more examples.
-  docs) python -m pytest --slow -m docs tests/browser ;;  # Builds the site, which needs the extra docs.
+  docs) python -m pytest --slow -m docs tests/browser tests/docs ;;  # Builds the site (extra docs); slow guides.
   *) echo "usage: sh scripts/check_slow.sh --list | PART" >&2; exit 2 ;;
 esac

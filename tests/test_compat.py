@@ -1,4 +1,4 @@
-"""OpenMed's names do here what OpenMed's own tests expect of them, but for what docs/coming_from_openmed.md explains."""
+"""OpenMed's names do here what OpenMed's own tests expect of them, but for what docs/explanation/differences_from_openmed.md explains."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, OpenMe
 from openmed_nb.models.registry import find_model
 from openmed_nb.session import SESSION
 
-PAGE = (Path(__file__).parents[1] / "docs" / "coming_from_openmed.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "how_to" / "come_from_openmed.md").read_text("utf-8")
 TORCH, LEGACY = nb.compat.TORCH_DEVICE_ENV_VAR, nb.compat.LEGACY_DEVICE_ENV_VAR
 
 

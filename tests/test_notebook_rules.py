@@ -306,7 +306,7 @@ WRONG = [
     ("worth_it", "this computer has no GPU", "this computer has a GPU"),
     ("worth_it", "notes like these per hour", "notes like these per day"),
     ("worth_it", "Comparable", "Not comparable"),
-    ("worth_it", "speedup from 22 % to 30 %", "speedup from 22 % to 3 %"),
+    ("worth_it", "speedup from 22% to 30%", "speedup from 22% to 3%"),
     ("right_numbers", "0 failed", "3 failed"),
     ("right_numbers", "correct; the result is on cpu", "wrong; the result is on cpu"),
     ("right_numbers", "9 packages are compatible", "9 packages are not compatible"),

@@ -80,6 +80,21 @@ def test_training_learns_with_flat_memory():
     assert loop.curve.verdict in {"flat", "sawtooth"}
 
 
+def test_new_shapes_do_not_add_up_between_steps():
+    """Without releases, the blocks could add up to 4.6 GiB; torch may allocate heaps of 1 GiB for them."""
+    from openmed_nb.devices.registry import get_device
+
+    policy = nb.training.ReleasePolicy(max_time_fraction=1)
+    get_device("mps").empty_cache()
+    before = get_device("mps").memory_stats().reserved
+    with nb.training.EpochHooks("mps", release_when=policy) as hooks:
+        for number in range(1, 49):
+            torch.empty(number << 22, dtype=torch.uint8, device="mps")
+            hooks.step()
+
+    assert hooks.releases.highest < before + (3 << 30)
+
+
 def test_report_selects_mps_by_default(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENMED_TORCH_DEVICE", raising=False)
     report = run_report(tmp_path, True, False, [step for step in STEPS if step.name in {"device", "doctor"}])

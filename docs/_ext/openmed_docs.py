@@ -11,6 +11,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
+import page_links
 import reference_pages
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ def write_reference(app: Sphinx) -> None:
     reference_pages.write(reference_pages.all_pages(), app.srcdir / "docs")
 
 
-def adapt_markdown(_app: Sphinx, docname: str, source: list[str]) -> None:
-    """Replace what GitHub shows by itself: pictures for both themes, and diagrams."""
-    text = PICTURE_PATTERN.sub(_picture, source[0])
+def adapt_markdown(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Replace what GitHub shows by itself: pictures for both themes, and diagrams. Add what only the site can show."""
+    text = page_links.add_binder_badges(page_links.add_toctree(source[0]), app.config.binder_repository)
+    text = PICTURE_PATTERN.sub(_picture, text)
     source[0] = MERMAID_PATTERN.sub(lambda match: _diagram(match["code"], docname), text)
 
 
@@ -79,8 +81,8 @@ class LinkCode(SphinxPostTransform):
         for literal in list(self.document.findall(nodes.literal)):
             if _is_linked(literal):
                 continue
-            name = re.split(r"[(\s=]", literal.astext(), maxsplit=1)[0].removeprefix("%%").removeprefix("%")
-            name = name.removesuffix(".")
+            name = re.split(r"[(\s=]", literal.astext(), maxsplit=1)[0]
+            name = name.replace("%%", "%").removesuffix(".")
             target = targets.get(name, "")
             if target and target.partition("#")[0] != self.env.docname:
                 docname, _, anchor = target.partition("#")
@@ -104,7 +106,7 @@ def code_targets() -> dict[str, str]:
         reference_pages.short_name(name): f"docs/reference/api/{reference_pages.page_name(name, value)}"
         for name, value in reference_pages.public_names().items()
     }
-    targets |= {name: f"docs/reference/magics/{name}" for name in reference_pages.magic_functions()}
+    targets |= {f"%{name}": f"docs/reference/magics/{name}" for name in reference_pages.magic_functions()}
     targets |= {name: f"docs/reference/errors/{name}" for name in reference_pages.error_classes()}
     variables = reference_pages.package_variables()
     page = "docs/reference/environment_variables"
@@ -140,6 +142,7 @@ def write_llms_txt(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the functions to the events of Sphinx."""
+    app.add_config_value("binder_repository", "", "env")
     app.connect("builder-inited", write_reference)
     app.connect("source-read", adapt_markdown)
     app.connect("html-page-context", label_toggles, priority=900)  # After the theme.

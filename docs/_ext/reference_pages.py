@@ -67,7 +67,7 @@ def index_page() -> str:
     """Return the first page of the reference."""
     return GENERATED + (
         "# Reference\n\n"
-        "These pages are generated from the code. Each has one subject.\n\n"
+        "Each page has one subject. The pages of this table are generated from the code.\n\n"
         "| part | contents |\n|---|---|\n"
         "| [Functions and classes](api/index.md) | the Python functions, with arguments, results, errors and an example |\n"
         "| [Magics](magics/index.md) | one page for each magic, with its options |\n"
@@ -77,7 +77,8 @@ def index_page() -> str:
         "| [Files](files/index.md) | formats of annotations, the resume file, JSON schemas |\n\n"
         "```{toctree}\n:hidden:\n\n"
         "api/index\nmagics/index\ncommand_line\nenvironment_variables\nerrors/index\nfiles/index\n"
-        "../models\n../../openmed_nb/models/bundled/disease/README\n../../openmed_nb/models/bundled/disease_small/README\n../coming_from_openmed\n```\n"
+        "../front_ends\n../recommendations\n"
+        "../models\n../../openmed_nb/models/bundled/disease/README\n../../openmed_nb/models/bundled/disease_small/README\n```\n"
     )
 
 
@@ -306,7 +307,7 @@ def magic_pages() -> dict[str, str]:
     pages["reference/magics/index.md"] = "\n".join(
         [
             GENERATED + "# Magics\n",
-            "`%load_ext openmed_nb` adds the magics. [The guide](../../magics.md) explains them.\n",
+            "`%load_ext openmed_nb` adds the magics. [Load the extension](../../how_to/load_the_extension.md) explains them.\n",
             "| magic | what it does |",
             "|---|---|",
             *rows,
@@ -337,7 +338,7 @@ def command_line_page() -> str:
             functions[name.removeprefix("run_").replace("_", "-")] = function
     text = (
         GENERATED
-        + "# Command line\n\nThe same work without a notebook. [Magics](../magics.md#in-a-shell) has examples.\n"
+        + "# Command line\n\nThe same work without a notebook. [Annotate a text](../how_to/annotate_a_text.md) has an example.\n"
     )
     for command, function in functions.items():
         output = io.StringIO()
@@ -370,7 +371,7 @@ def variables_page() -> str:
         GENERATED + "# Environment variables\n",
         "An argument wins over a setting of the session, such as `%openmed_device cpu`. The setting wins over",
         "`OPENMED_TORCH_DEVICE`, and that wins over `OPENMED_DEVICE`. `%openmed_device --explain` shows the order and",
-        "which of them is used. [How the device is chosen](../devices.md#device-selection) explains it.\n",
+        "which of them is used. [How the device is chosen](../explanation/device_selection.md) explains it.\n",
         "## Variables of openmed_nb\n",
         *definitions(own, variables),
         "## Variables of MPS\n",

@@ -43,6 +43,7 @@ from .values import (
     format_bytes,
     format_duration,
     format_milliseconds,
+    format_percent,
     pluralize,
     to_plain_data,
     worst_status,
@@ -71,6 +72,7 @@ __all__ = (
     "findings_table",
     "format_bytes",
     "format_milliseconds",
+    "format_percent",
     "pluralize",
     "to_plain_data",
     "worst_status",
@@ -126,7 +128,7 @@ MAX_TABLE_CHARACTERS = 36  # Approximate width of a page on a phone; a wider tab
 
 # One number or a range, optionally with a unit and with a percentage in parentheses.
 NUMBER_PATTERN = re.compile(
-    r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*%?( [^\d\s]{1,12})?)?( \([\d.,]+ ?%\))?"
+    r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*%?( [^\d\s]{1,12})?)?( \([\d.,]+%\))?"
 )
 # Code in a sentence: a name of the package, optionally with arguments, or a magic. It is applied to escaped text.
 INLINE_CODE_PATTERN = re.compile(

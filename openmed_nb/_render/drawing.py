@@ -305,7 +305,7 @@ def _indicators(indicators: Iterable[StatusIndicator]) -> str:
     """Return status indicators as a table with one row, which wraps on a narrow page."""
     cells = "".join(
         f'<td style="{INDICATOR_STYLE}">{status_badge(indicator.status)} <strong>{escape(indicator.name)}</strong><br>'
-        f'<span style="{SMALL}">{escape(indicator.detail).replace(" %", "&nbsp;%")}</span></td>'
+        f'<span style="{SMALL}">{escape(indicator.detail)}</span></td>'
         for indicator in indicators
     )
     row = f'<tr style="border:none;background:none;text-align:left">{cells}</tr>'

@@ -49,6 +49,16 @@ def format_milliseconds(seconds: float, digits: int = 2) -> str:
     return f"{1000 * seconds:,.{digits}f} ms"
 
 
+def format_percent(fraction: float, number_format: str = ".0f") -> str:
+    """Return a fraction as a percentage.
+
+    Example:
+        >>> format_percent(0.224), format_percent(0.9586, ".1f"), format_percent(0.224, "+.0f"), format_percent(0.03, "g")
+        ('22%', '95.9%', '+22%', '3%')
+    """
+    return f"{100 * fraction:{number_format}}%"
+
+
 def format_duration(seconds: float) -> str:
     """Return a human-readable duration.
 

@@ -1231,7 +1231,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """Return the annotations with the context of each entity, by the rules of OpenMed.
 
         The rules look for cues such as "denies" or "mother" in the sentence of the entity, and have errors in both directions: see
-        docs/after_entities.md for measured values. No entity is removed; use :meth:`filter`.
+        docs/how_to/find_negated_entities.md for measured values. No entity is removed; use :meth:`filter`.
 
         Args:
             columns: Columns to add, or ``"all"``. ``"negated"``, the default, is fast; the others take about 10 ms per entity.
@@ -1362,7 +1362,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if 0 < num_shown < len(self):
             hints.append(f"Showing {num_shown} of {len(self):,} notes.")
         if num_shown < len(self) and self.texts is not None:
-            hints.append(f"Use found.show({num_shown}) to see {'another' if num_shown else 'a note'}.")
+            hints.append(f"Use found.show({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
         sentences = (*summary.sentences, " ".join(hints)) if hints else summary.sentences
         return replace(report, sentences=sentences, segments=tuple(self._segments()))
 

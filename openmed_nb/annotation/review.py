@@ -31,9 +31,7 @@ FORMAT = "openmed_nb review, 1"
 # Label of a missed entity if the labels of the model are not known.
 DEFAULT_LABEL = "ENTITY"
 
-SAMPLE_NOTICE = (
-    "The notes are a random sample. Also add missed entities: marks of the found entities alone do not measure recall."
-)
+SAMPLE_NOTICE = "The notes are a random sample. Add the missed entities, too: recall cannot be measured from the found entities alone."
 NOT_SAVED_NOTICE = 'The review is not saved. To save it, pass a file name: found.review("review.jsonl").'
 
 

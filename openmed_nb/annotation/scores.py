@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._render.display import Displayable, JsonMixin, Report, Table, pluralize
+from .._render.display import Displayable, JsonMixin, Report, Table, format_percent, pluralize
 from .gold import GoldSpan
 
 if TYPE_CHECKING:
@@ -174,9 +174,9 @@ class Scores(Displayable):
         """Return the scores as sentences and a table."""
         strict = self.total.strict
         title = f"{self.model} found {strict.correct:,} of {pluralize(strict.gold, 'gold entity', 'gold entities')}"
-        sentences = [f"Strict F1: {_format_percent(strict.f1)} in {pluralize(self.num_texts, 'text')}."]
+        sentences = [f"Strict F1: {format_percent(strict.f1, '.1f')} in {pluralize(self.num_texts, 'text')}."]
         if self.gold_characters:
-            fraction = _format_percent(self.uncovered_characters / self.gold_characters)
+            fraction = format_percent(self.uncovered_characters / self.gold_characters, ".1f")
             sentences.append(
                 f"{self.uncovered_characters:,} of {self.gold_characters:,} gold characters are not in a predicted entity ({fraction})."
             )
@@ -188,19 +188,15 @@ class Scores(Displayable):
         return Report(title, tuple(sentences), (Table("Scores", columns, tuple(rows)),))
 
 
-def _format_percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
 def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
     low, high = scores.f1_interval
     return (
         label,
         scheme,
-        _format_percent(scores.precision),
-        _format_percent(scores.recall),
-        _format_percent(scores.f1),
-        f"{_format_percent(low)} to {_format_percent(high)}",
+        format_percent(scores.precision, ".1f"),
+        format_percent(scores.recall, ".1f"),
+        format_percent(scores.f1, ".1f"),
+        f"{format_percent(low, '.1f')} to {format_percent(high, '.1f')}",
         f"{scores.gold:,}",
         f"{scores.predicted:,}",
     )

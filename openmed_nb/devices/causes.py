@@ -10,12 +10,14 @@ from .backend import TorchInfo
 from .machine import MachineInfo, Version
 
 # Pairs of a torch release and the oldest macOS on which it supports MPS, according to its error messages (EmptyTensor.cpp in
-# the binaries for macOS). pip does not check this: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14.
+# the binaries for macOS). pip does not check this: it installs 2.9 to 2.11 on macOS 11, and 2.15.0 on macOS 14. No release has a
+# newest macOS: that MPS computes correctly on macOS 26 and 27 is up to the device check and the probes of the doctor.
 MIN_MACOS_BY_TORCH = (((2, 6), (13,)), ((2, 9), (14,)), ((2, 15), (15,)))
 
 # Release to install on a Mac. From macOS 14 on it is the version in binder/constraints.txt: 2.13 and older have silent errors
-# on M1 and M2 that are fixed in it (pytorch#177116, #183535). Before macOS 14 it is the last release that supports MPS on
-# macOS 13, which also runs on macOS 11.
+# on M1 and M2 that are fixed in it (pytorch#177116, #183535). 2.15.0 also fixes copies in float64 (pytorch#197715), but needs
+# macOS 15 and Python 3.11. Before macOS 14 it is the last release that supports MPS on macOS 13, which also runs on macOS 11;
+# it has no wheel for Python 3.14. 2.14.1 has wheels for Python 3.10 to 3.14.
 MAC_TORCH = "torch==2.14.1"
 MACOS_13_TORCH = "torch==2.8.0"
 

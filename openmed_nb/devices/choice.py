@@ -312,7 +312,9 @@ class Explanation(Displayable):
             for setting in self.resolution_order
         ]
         rows.append(("automatic", ", then ".join(DEVICE_TYPES), "" if decisive else "decides"))
-        order = Table("Resolution order (highest priority first)", ("source", "value", "result"), tuple(rows))
+        order = Table(
+            "Settings that choose the device (highest priority first)", ("source", "value", "result"), tuple(rows)
+        )
         if isinstance(self.choice, OpenMedError):
             report = Report("Device: none", (self.choice.message, self.choice.remedy))
         else:
@@ -324,7 +326,7 @@ class Explanation(Displayable):
                 sentences=(choice.reason, *facts),
                 html_sentences=(choice.headline, f"Status: {choice.status}.", *facts),
                 html_tables=(),
-                tables=(replace(_reasons_table("Rejected devices", choice.rejected), collapsed=True),),
+                tables=(replace(_reasons_table("Devices that cannot be used", choice.rejected), collapsed=True),),
             )
         variables = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
         torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()

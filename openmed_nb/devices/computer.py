@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..errors import ConfigurationError
 from .backend import TorchBackend, TorchInfo
-from .causes import DeviceFacts
+from .causes import DeviceFacts, RejectionRule
 from .choice import DeviceChoice, DeviceStatus, select_device
 from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables, watermarks
 from .machine import MachineInfo
@@ -170,6 +171,15 @@ class DeviceManager:
             return plan_mps_variables(self.user_environ, "mps", self.track_variable_reads(), torch=torch)
         applied = {name: value for name, value in self.applied_variables.items() if self.environ.get(name) == value}
         return plan_mps_variables(self.user_environ, device, applied_variables=applied, torch=torch)
+
+    def dtype_rejection(self, dtype: str, device: str) -> RejectionRule | None:
+        """Return the reason why a dtype is neither validated nor recommended on a device, or ``None`` if it can be used."""
+        return get_device(device).dtype_rejection(dtype, self.torch.release, self.machine)
+
+    def check_dtype(self, dtype: str, device: str) -> None:
+        """Raise an error if a dtype is neither validated nor recommended on a device."""
+        if rule := self.dtype_rejection(dtype, device):
+            raise ConfigurationError(f"{dtype} cannot be used on {device}: {rule.reason}.", rule.remedy)
 
     def enter(self, device: str, previous: str | None = None, export: bool = False) -> None:
         """Update the environment variables for a new device.

@@ -105,12 +105,11 @@ class Cuda(Device):
 
     def memory_stats(self) -> MemoryStats:
         cuda = import_torch().cuda
-        return MemoryStats(
-            cuda.memory_allocated(self.name),
-            cuda.memory_reserved(self.name),
-            cuda.get_device_properties(self.name).total_memory,
-            cuda.max_memory_allocated(self.name),
-        )
+        total = cuda.get_device_properties(self.name).total_memory
+        # One query, because memory_allocated() and its siblings each read and sort all counters.
+        counters = cuda.memory_stats_as_nested_dict(self.name)
+        allocated = counters["allocated_bytes"]["all"]
+        return MemoryStats(allocated["current"], counters["reserved_bytes"]["all"]["current"], total, allocated["peak"])
 
     def reset_peak_memory_stats(self) -> None:
         import_torch().cuda.reset_peak_memory_stats(self.name)

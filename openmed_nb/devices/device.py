@@ -70,6 +70,7 @@ class Device:
 
     # Memory.
     has_allocator = False  # Whether torch counts and limits the memory of the device.
+    has_unified_memory = False  # Whether the memory of the process includes that of the device.
     max_fraction = 0.0  # Largest fraction that torch accepts as a memory limit.
     accepts_zero_limit = False  # Whether a fraction of 0 removes the limit.
     headroom_fraction = 0.7  # Fraction of the limit that a batch is expected to be able to use.
@@ -191,6 +192,10 @@ class Device:
 
     def uuid(self) -> str | None:
         """Return the UUID that other programs use for the device, or ``None`` if it is unknown."""
+        return None
+
+    def dtype_rejection(self, _dtype: str, _torch_release: Version, _machine: MachineInfo) -> RejectionRule | None:
+        """Return the reason why a dtype is neither validated nor recommended on the device, or ``None`` if it can be used."""
         return None
 
     def half_precision_rejection(

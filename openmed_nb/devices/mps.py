@@ -32,6 +32,10 @@ GRAD_SCALER_SINCE = (2, 8)
 # gradients unchanged (pytorch#184286). Both are in its release notes.
 FUSED_SCALER_SINCE = (2, 13)
 IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
+# In bfloat16, a linear layer with a transposed weight ends the process on this macOS and later before this torch release
+# (pytorch#197796). Users reported macOS 27.0 with torch 2.13.0 and 2.14.0.
+BFLOAT16_ABORTS_SINCE_MACOS = (27,)
+BFLOAT16_WORKS_SINCE = (2, 14)
 LAST_EMULATED_CHIP = 2  # Last generation of Apple chips without bfloat16 in hardware (transformers#40458).
 
 
@@ -47,6 +51,7 @@ class Mps(Device):
     sdpa_supports_dropout = False
     sensor = "ioreg"
     has_allocator = True
+    has_unified_memory = True
     headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 2.0  # torch/mps/__init__.py:105
     accepts_zero_limit = True
@@ -141,6 +146,17 @@ class Mps(Device):
     def synchronize(self) -> None:
         with TENSOR_LOCK:
             import_torch().mps.synchronize()
+
+    def dtype_rejection(self, dtype: str, torch_release: Version, machine: MachineInfo) -> RejectionRule | None:
+        macos = machine.macos_version
+        is_affected = macos is not None and macos >= BFLOAT16_ABORTS_SINCE_MACOS
+        if dtype != "bfloat16" or not is_affected or torch_release >= BFLOAT16_WORKS_SINCE:
+            return None
+        reason = (
+            "linear layers in bfloat16 can end the process on macOS 27 and later before torch 2.14 (pytorch#197796)"
+        )
+        remedy = f"Install torch 2.14, then restart the kernel: python -m pip install {torch_requirement(machine)}."
+        return RejectionRule("bfloat16", reason, remedy)
 
     def half_precision_rejection(
         self, dtype: str, torch_release: Version, _capability: Capability | None

@@ -487,7 +487,7 @@ def check_int8(dtype: str, device: str) -> None:
     """Raise an error for int8 on a device other than the CPU."""
     if dtype == INT8 and not get_device(device).has_int8:
         message = f"int8 is supported on the CPU only, not on {device}."
-        raise ConfigurationError(message, "Pass device='cpu', or dtype='bfloat16'.")
+        raise ConfigurationError(message, "Pass device='cpu', or dtype='float32'.")
 
 
 def quantize(model: PreTrainedModel) -> PreTrainedModel:

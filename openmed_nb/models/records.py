@@ -552,7 +552,10 @@ def select_dtype(
         if dtype == INT8 and not get_device(device).has_int8:
             continue
         dtype_identity = replace(identity, dtype=dtype)
-        candidate = ReducedDtype(dtype, store.get(dtype_identity), store.explain_missing(dtype_identity))
+        if rule := computer.dtype_rejection(dtype, device):
+            candidate = ReducedDtype(dtype, None, rule.reason)
+        else:
+            candidate = ReducedDtype(dtype, store.get(dtype_identity), store.explain_missing(dtype_identity))
         candidates.append(candidate)
         if spec.dtype == "auto" and candidate.record and candidate.faster is not False:
             speedup = candidate.record.evidence.speedup or 1.0
@@ -571,13 +574,13 @@ class DtypeValidation:
         dtype: Data type of the weights.
         device: Device, labeled if it is simulated.
         reason: Reason why the model is not validated on the device, as a clause; empty if it is validated.
-        command: Command that validates the model.
+        remedy: Suggested action: the command that validates the model, if it can be validated.
     """
 
     dtype: str
     device: str
     reason: str
-    command: str
+    remedy: str
 
 
 def get_dtype_validation(
@@ -592,17 +595,21 @@ def get_dtype_validation(
     folder = spec.reference.location
     if spec.files and (not Path(folder).is_dir() or snapshot_files(folder) != spec.files):
         reason = "its files changed since it was loaded"  # The identity of the loaded copy is then unknown.
-    return DtypeValidation(identity.dtype, identity.shown_device, reason, validation_command(spec, key.device))
+    remedy = f"To validate it, run {validation_command(spec, key.device)}"
+    if rule := computer.dtype_rejection(spec.dtype, device):
+        reason = rule.reason
+        remedy = rule.remedy
+    return DtypeValidation(identity.dtype, identity.shown_device, reason, remedy)
 
 
 def warn_unless_validated(key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]) -> None:
-    """Warn if a model is placed on a device in a dtype that is not validated there, and name the command that validates it."""
+    """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy."""
     validation = get_dtype_validation(key, device, computer, environ)
     if validation and validation.reason:
         name = describe_value(key.spec.reference.name)
         problem = f"{name} is loaded in {validation.dtype} on {validation.device}, but {validation.reason}."
         consequence = "Predictions may differ from float32."
-        warn(collapse_whitespace(f"{problem} {consequence} To validate it, run {validation.command}"))
+        warn(collapse_whitespace(f"{problem} {consequence} {validation.remedy}"))
 
 
 def validation_command(spec: LoadSpec, device: str | None) -> str:

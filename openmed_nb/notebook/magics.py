@@ -45,27 +45,27 @@ if TYPE_CHECKING:
 
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
 CHEAT_SHEET_ROWS = (
-    ("%openmed_ner Patient has asthma", "annotate the text of a line"),
-    ("%%openmed_ner", "annotate the text of a cell"),
-    ("%openmed_ner --from notes", "annotate a variable: a text, a list of texts or a Series"),
-    ("%openmed_ner --out found {note}", "annotate a variable and store the result in another"),
-    ("found = nb.annotate(notes)", "annotate many texts with a progress bar"),
-    ("found.show(17)", "show one text with its entities highlighted"),
-    ('found.filter("disease", min_score=0.9)', "filter entities"),
+    ("%openmed_ner Patient has asthma", "find the entities, such as diseases, in the text after the command"),
+    ("%%openmed_ner", "find the entities in the text below the command"),
+    ("%openmed_ner --from notes", "find the entities in a variable: a text, a list of texts or a pandas Series"),
+    ("%openmed_ner --out found {note}", "find the entities in the variable 'note', and store the result in 'found'"),
+    ("found = nb.annotate(notes)", "find the entities in many texts, with a progress bar"),
+    ("found.show(17)", "show the text at position 17 with its entities highlighted"),
+    ('found.filter("disease", min_score=0.9)', "keep only the diseases with a score of at least 0.9"),
     ("%openmed_device", "show the active device and the reason"),
-    ("%openmed_device cpu", "override the device; auto selects the best one"),
-    ("%openmed_device --list", "list all devices and whether they are usable"),
-    ("%openmed_device --explain", "explain the device selection and the environment variables"),
-    ('%openmed_device --simulate mps --memory "8 GiB"', "simulate a Mac until --simulate off"),
+    ("%openmed_device cpu", "use this device from now on; auto selects the best one"),
+    ("%openmed_device --list", "list all devices, and show which ones can be used"),
+    ("%openmed_device --explain", "show which setting chose the device, and why other devices were not used"),
+    ('%openmed_device --simulate mps --memory "8 GiB"', "simulate a Mac; --simulate off ends the simulation"),
     ("%openmed_panel", "open the interactive panel"),
-    ("%openmed_doctor", "diagnose problems and suggest fixes"),
-    ("%openmed_doctor --ops bundled", "predict which operators of a model fall back to the CPU"),
+    ("%openmed_doctor", "check this computer for problems, and suggest fixes"),
+    ("%openmed_doctor --ops bundled", "predict which operations of a model would run on the CPU instead of MPS"),
     ("%openmed_sweep bundled --seconds 10", "find the best batch size"),
-    ("%openmed_log run.json", "record the measurement environment"),
-    ("%openmed_log --diff run.json", "show what has changed since run.json"),
+    ("%openmed_log run.json", "save the hardware, software versions and settings of this computer to a file"),
+    ("%openmed_log --diff run.json", "show what has changed since run.json was saved"),
     ("%openmed_release", "release memory held by models, outputs and the last error"),
-    ("%openmed_report --quick", "benchmark this computer from end to end"),
-    ("nb.compare()", "measure the speedup over the CPU and the time per phase"),
+    ("%openmed_report --quick", "run short measurements on this computer, and write a report"),
+    ("nb.compare()", "measure how much faster the active device is than the CPU, and the time of each step"),
 )
 
 # Lines that a computer without MPS needs only to simulate it.
@@ -193,7 +193,7 @@ def parse_line(magic: Callable[..., object], line: str) -> argparse.Namespace:
     try:
         arguments, unknown = parser.parse_known_args(split_words(line))
     except (UsageError, ValueError) as error:
-        raise _usage_error(magic, f"cannot parse its line: {parser_problem(str(error))}") from None
+        raise _usage_error(magic, f"could not be parsed: {parser_problem(str(error))}") from None
     # argparse parses "--option=--" as an empty list, and from Python 3.13 on as two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
         raise _usage_error(magic, "received an option without its value")
@@ -271,13 +271,18 @@ class CheatSheet(Displayable):
 class OpenMedMagics(Magics):
     """The magics of openmed_nb. ``%config OpenMedMagics`` lists their settings."""
 
-    default_model = Unicode("bundled", help="Default model for %%openmed_ner.").tag(config=True)
-    aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="Default aggregation strategy.").tag(config=True)
+    default_model = Unicode("bundled", help="Default model for %%openmed_ner and %openmed_panel.").tag(config=True)
+    aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="How to combine tokens into entities.").tag(
+        config=True
+    )
     preload = Bool(
         True,
         help="Import torch and transformers in the background after the first %openmed, %openmed_device or %openmed_panel.",
     ).tag(config=True)
-    show_text = Bool(True, help="Show the text in results. Outputs are saved in the notebook.").tag(config=True)
+    show_text = Bool(
+        True,
+        help="Show the text of notes in results. Set it to False for real notes: outputs are saved in the notebook.",
+    ).tag(config=True)
 
     @cached_property
     def preloader(self) -> Preloader:
@@ -289,7 +294,7 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @_parsed_line_magic
     def openmed(self, _arguments: argparse.Namespace) -> CheatSheet:
-        """Show the available commands and the state of this session."""
+        """List the commands, and show the device and the loaded models."""
         self.preloader.schedule()
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
@@ -297,18 +302,20 @@ class OpenMedMagics(Magics):
         return CheatSheet(device, SESSION.inventory().names, devices, is_mps_simulated())
 
     @magic_arguments()
-    @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; omit to show the active device")
-    @argument("--reset", action="store_true", help="clear the override")
-    @argument("--list", action="store_true", help="list all devices and whether they are usable")
+    @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; if omitted, show the active device")
+    @argument("--reset", action="store_true", help="undo the choice of a device")
+    @argument("--list", action="store_true", help="list all devices, and show which ones can be used")
     @argument(
-        "--explain", action="store_true", help="show the resolution order, rejected devices and environment variables"
+        "--explain",
+        action="store_true",
+        help="show which setting chose the device, why other devices were not used, and the environment variables",
     )
-    @argument("--simulate", metavar="DEVICE", help="simulate MPS (mps) or stop the simulation (off)")
+    @argument("--simulate", metavar="DEVICE", help="mps simulates a Mac; off ends the simulation")
     @argument("--memory", metavar="SIZE", help='memory of the simulated Mac, such as "8 GiB"')
     @_json
     @_parsed_line_magic
     def openmed_device(self, arguments: argparse.Namespace) -> object:
-        """Show or change the device of this session."""
+        """Show or change the device that runs the models."""
         if arguments.memory is not None and arguments.simulate in (None, "off"):
             raise MagicError("%openmed_device --memory requires a simulated Mac.", "Add --simulate mps.")
         requests = {
@@ -320,7 +327,7 @@ class OpenMedMagics(Magics):
         }
         requested = [name for name, is_requested in requests.items() if is_requested]
         if len(requested) > 1:
-            message = f"%openmed_device accepts only one of {' and '.join(requested)}."
+            message = f"%openmed_device cannot combine {' and '.join(requested)}."
             raise MagicError(message, "Use one of them.")
         self.preloader.schedule()
         if arguments.device is not None:
@@ -340,15 +347,20 @@ class OpenMedMagics(Magics):
         return SESSION.explain() if arguments.explain else SESSION.device()
 
     @magic_arguments()
-    @argument("--model", help="alias, Hub id or folder (default: the bundled disease model)")
-    @argument("--strategy", help="aggregation strategy: none, simple, first, average or max")
+    @argument(
+        "--model",
+        help="short name (such as bundled_small), Hugging Face Hub id or folder (default: the bundled disease model)",
+    )
+    @argument("--strategy", help="how to combine tokens into entities: none, simple, first, average or max")
     @argument("--device", help="device for this command only")
-    @argument("--from", dest="variable", metavar="NAME", help="variable with a text, a list of texts or a Series")
-    @argument("--out", metavar="NAME", help="variable for the result, which is then not displayed")
+    @argument(
+        "--from", dest="variable", metavar="NAME", help="variable with a text, a list of texts or a pandas Series"
+    )
+    @argument("--out", metavar="NAME", help="store the result in this variable instead of displaying it")
     @line_cell_magic
     @_parsed_magic
     def openmed_ner(self, arguments: argparse.Namespace, text: str, cell: str | None = None) -> object:
-        """Annotate the rest of the line, the text of the cell or a variable, and highlight the entities."""
+        """Find the entities in the rest of the line, in the text of the cell or in a variable, and highlight them."""
         texts = self._input_texts(arguments.variable, text, cell)
         out = arguments.out
         if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
@@ -386,11 +398,11 @@ class OpenMedMagics(Magics):
         )
 
     @magic_arguments()
-    @argument("--model", help="model for the example text (default: that of %%%%openmed_ner)")
+    @argument("--model", help="model for the example text (default: the model of %%%%openmed_ner)")
     @argument("--close", action="store_true", help="close all open panels")
     @_parsed_line_magic
     def openmed_panel(self, arguments: argparse.Namespace) -> object:
-        """Open an interactive panel: device, memory, an example text, models and environment."""
+        """Open an interactive panel for the device, the memory, an example text and the loaded models."""
         from .panel import close_panels, panel
 
         if arguments.close:
@@ -400,12 +412,12 @@ class OpenMedMagics(Magics):
         return panel(self.default_model if arguments.model is None else arguments.model, self.show_text)
 
     @magic_arguments()
-    @argument("model", nargs="?", help="model name or variable to check (default: the loaded models)")
-    @argument("--ops", metavar="MODEL", help="predict which operators of a model fall back from MPS to the CPU")
+    @argument("model", nargs="?", help="model name, or a variable with a model (default: all loaded models)")
+    @argument("--ops", metavar="MODEL", help="predict which operations of a model would run on the CPU instead of MPS")
     @_json
     @_parsed_line_magic
     def openmed_doctor(self, arguments: argparse.Namespace) -> object:
-        """Diagnose problems with this computer, torch, the environment and the models, and suggest fixes."""
+        """Check this computer, torch, the environment variables and the models for problems, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor accepts a model or --ops, not both.", "Use one of them.")
         from ..runbook.checks.doctor.report import doctor
@@ -416,12 +428,12 @@ class OpenMedMagics(Magics):
         return doctor(self._resolve_model(arguments.model))
 
     @magic_arguments()
-    @argument("file", nargs="?", help="output file: .json for a later --diff, .md for reading")
-    @argument("--diff", metavar="FILE", help="compare the logbook in this .json file with the current state")
+    @argument("file", nargs="?", help="output file: .json (for a later --diff) or .md (for reading)")
+    @argument("--diff", metavar="FILE", help="show what has changed since this .json file was saved")
     @_json
     @_parsed_line_magic
     def openmed_log(self, arguments: argparse.Namespace) -> object:
-        """Record the measurement environment in a logbook, or compare it with an earlier logbook."""
+        """Show or save the hardware, software versions and settings of this computer, or compare them with a saved file."""
         from ..runbook.records.logbook.gathering import logbook
         from ..runbook.records.logbook.logbook import Logbook
 
@@ -437,14 +449,14 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("model", nargs="?", help="model name, or a variable with a pipeline (default: the bundled model)")
     @argument("--training", action="store_true", help="measure training steps instead of annotation")
-    @argument("--length", type=int, metavar="N", help="number of tokens per row (default: 128)")
+    @argument("--length", type=int, metavar="N", help="number of tokens per text (default: 128)")
     @argument("--max-batch-size", type=int, metavar="N", help="largest batch size to measure")
     @argument("--seconds", type=float, metavar="N", help="approximate time limit in seconds (default: 30)")
     @argument("--device", help="device to use instead of the active one")
     @_json
     @_parsed_line_magic
     def openmed_sweep(self, arguments: argparse.Namespace) -> object:
-        """Find the batch size above which throughput no longer improves, and measure the memory of each size."""
+        """Find the batch size above which the speed hardly increases, and measure the memory that each size needs."""
         from ..runbook.bench.sweep import sweep
 
         names = ("training", "device", "length", "max_batch_size", "seconds")
@@ -453,12 +465,14 @@ class OpenMedMagics(Magics):
 
     @magic_arguments()
     @argument("folder", nargs="?", help="folder for report.html, report.json and issue.md (default: openmed_report)")
-    @argument("--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five")
+    @argument(
+        "--quick", action="store_true", help="run fewer and shorter measurements: about one minute instead of five"
+    )
     @argument("--training", action="store_true", help="measure training steps instead of annotation")
     @_json
     @_parsed_line_magic
     def openmed_report(self, arguments: argparse.Namespace) -> object:
-        """Benchmark this computer, each step in a separate process, and write a report."""
+        """Measure this computer, with each step in a separate process, and write a report."""
         from ..runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
         folder = DEFAULT_FOLDER if arguments.folder is None else arguments.folder
@@ -484,12 +498,14 @@ class OpenMedMagics(Magics):
         if cell is not None and text:  # The words may be part of a note, so the error must not quote them.
             unexpected = pluralize(len(text.split()), "unexpected argument")
             message = f"{name} received {unexpected} in its first line."
-            raise MagicError(message, f"Write the text in the lines below it, or see {name} --help.")
+            raise MagicError(message, f"Write the text in the lines below the command, or see {name} --help.")
         if not has_text:
-            location = "after it" if cell is None else "in the lines below it"
-            alternative = "; %%openmed_ner reads the lines of its cell" if cell is None else ""
-            remedy = f"Write the text {location}, or use --from with a variable{alternative}."
-            raise MagicError(f"{name} has no text.", remedy)
+            remedy = "Write the text in the lines below the command, or use --from with a variable."
+            if cell is None:
+                remedy = (
+                    "Write the text after the command, use --from with a variable, or write %%openmed_ner above a text."
+                )
+            raise MagicError(f"{name} has no text to annotate.", remedy)
         return text if cell is None else cell
 
     def _resolve_model(self, name: str | None) -> object:

@@ -186,7 +186,7 @@ class Preloader:
         if changed:
             message = f"{describe_names(changed)} changed after torch and transformers were imported in the background"
             warn(
-                f"{message}, and may have no effect. Restart the kernel and set it before the first line of openmed_nb."
+                f"{message}, and may have no effect. Restart the kernel, and set environment variables before the first openmed_nb command."
             )
 
 

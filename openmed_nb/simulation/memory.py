@@ -5,6 +5,9 @@
 - The driver memory consists of live and cached blocks. ``empty_cache`` releases the cached blocks.
 - The two watermark ratios are read from the environment once, on first use. If they are invalid, every use raises the
   same error (``MPSAllocator.mm:86`` and ``:100``).
+- Before torch kept blocks in larger heaps (pytorch#188045), a freed block was used for few other sizes, so that the driver
+  memory grew with every new shape. ``has_size_classes = False`` simulates this: a block is used again only for the same
+  size.
 - A block that would exceed the high watermark first empties the cache, and then raises an error. Above the low
   watermark, a new block empties the cache first.
 
@@ -59,17 +62,25 @@ class MacMemory:
 
 
 class SimulatedAllocator:
-    """Allocator that counts the blocks of live tensors, and raises the errors of a Mac."""
+    """Allocator that counts the blocks of live tensors, and raises the errors of a Mac.
+
+    Attributes:
+        memory: Memory of the Mac.
+        emptied: Number of times that the cache was emptied by request.
+        has_size_classes: Whether sizes are rounded up to size classes, and not only to 256 bytes.
+        peak: Highest memory of live tensors since the start or ``reset_peak``.
+        driver_peak: Highest driver memory since the start or ``reset_peak``.
+    """
 
     def __init__(self, memory: MacMemory, environ: Mapping[str, str]) -> None:
         self.memory = memory
         self.emptied = 0
+        self.has_size_classes = True
         self._environ = environ
         self._lock = threading.RLock()
         self._freed: deque[int] = deque()
         self._allocated = 0
         self._cached = 0
-        # Peaks of the allocated and of the driver memory, since the start or reset_peak().
         self.peak = 0
         self.driver_peak = 0
         self._cache: Counter[int] = Counter()
@@ -139,7 +150,7 @@ class SimulatedAllocator:
             self.initialize()
             if size > self.memory.largest_buffer:
                 raise RuntimeError(f"Invalid buffer size: {format_size(size)}")  # MPSAllocator.mm:236
-            block = block_size(size)
+            block = block_size(size) if self.has_size_classes else _round_up(size, MIN_BLOCK_BYTES)
             self._apply_pending_frees()
             if self._cache[block]:
                 return block
@@ -196,6 +207,10 @@ class SimulatedAllocator:
 def block_size(size: int) -> int:
     """Return the block size in bytes for a tensor: its size class."""
     step = max(MIN_BLOCK_BYTES, 1 << max(0, size.bit_length() - 4))
+    return _round_up(size, step)
+
+
+def _round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 

@@ -552,7 +552,12 @@ class FunctionMode(TorchFunctionMode):
         device.record_copy(on_device, _requests_non_blocking(args[1:], kwargs))
         if to_device:
             return device.copy_differentiable(function(*args, **kwargs), to_device)
-        return function(device.copy_differentiable(tensor, to_device), *args[1:], **kwargs)
+
+        @functools.wraps(function)
+        def copy_to_cpu(source: torch.Tensor, *options: Any, **named: Any) -> Result:
+            return function(device.copy_differentiable(source, to_device), *options, **named)
+
+        return device.with_defects(function.__name__, copy_to_cpu)(*args, **kwargs)
 
     def wrap_backward(self, run_backward: TorchFunction) -> TorchFunction:
         """Return the entry point of a backward pass with this mode enabled, which hooks and checkpoints need.

@@ -7,7 +7,10 @@ delegates to.
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -281,7 +284,7 @@ def names_above_autograd(function: str, args: Sequence[object], kwargs: Mapping[
 
 
 # Silent errors of real MPS devices, by issue number, for teaching and for testing their detection. Each reproduces the
-# described behavior on the CPU: valid input, incorrect results, no error.
+# described behavior on the CPU: valid input, incorrect results, no error. The last two end the process.
 
 # From this number of products in one sum, a matrix product can be incorrect.
 REDUCTION_LIMIT = 32_767
@@ -293,6 +296,13 @@ DIRTY_VALUE = 1e4
 
 # Number of 32-bit values in a memory page, which has 16 KiB on Apple chips.
 PAGE_NUMBERS = 4096
+
+# Values that a linear layer adds to the results of successive calls. The issue reports a difference of 123.5.
+CALL_ERRORS = itertools.cycle((0.0, 123.5))
+
+MATRIX_DIMENSIONS = 2
+MAX_GRAPH_DIMENSIONS = 4  # Beyond this number, MPS reshapes the input of a linear layer.
+HALF_BYTES = 2  # Size of an element of a 16-bit dtype.
 
 # Attention uses another kernel for longer queries, the "prefill" kernel of torch 2.13.
 MAX_SHORT_QUERY = 8
@@ -480,8 +490,88 @@ def _change_later_rows(call: OperatorCall) -> Result:
     return (result, *rest)
 
 
-# Operators on MPS that consist of several operators on the CPU.
-FUNCTIONS_ON_MPS = ("linear", "scaled_dot_product_attention")
+def _add_to_every_second_call(call: OperatorCall) -> Result:
+    """Return an incorrect result in every second call of a 16-bit linear layer without a bias, beyond two dimensions."""
+    inputs = call.argument(0, "input")
+    has_shape = inputs.dim() > MATRIX_DIMENSIONS and call.argument(1, "weight").is_contiguous()
+    is_affected = has_shape and inputs.itemsize == HALF_BYTES and call.argument(2, "bias") is None
+    return call.run() + next(CALL_ERRORS) if is_affected else call.run()
+
+
+def _overwrite_source(call: OperatorCall) -> Result:
+    """Convert a tensor in its own memory before it is copied to a CPU tensor with an offset and a smaller or equal dtype."""
+    target = call.args[0]
+    source = call.argument(1, "src")
+    result = call.run()
+    is_to_cpu = call.holds(source) and not call.holds(target)
+    converts = target.dtype != source.dtype and target.element_size() <= source.element_size()
+    if is_to_cpu and converts and target.storage_offset() and source.is_contiguous():
+        converted = target.flatten()
+        source.detach().view(-1).view(target.dtype)[: converted.numel()].copy_(converted)
+    return result
+
+
+def _write_nothing(call: OperatorCall) -> Result:
+    """Write nothing into the target of a copy from the device whose dtype MPS does not support."""
+    import torch
+
+    unsupported = (torch.float64, torch.complex128)
+    if call.name == "to":
+        result = call.run()
+        return result.detach().zero_() if result.dtype in unsupported else result
+    target = call.args[0]
+    return target if call.holds(call.argument(1, "src")) and target.dtype in unsupported else call.run()
+
+
+def _misread_source(call: OperatorCall) -> Result:
+    """Return zeros for a copy to the CPU that converts a tensor with an offset."""
+    source = call.argument(1, "src") if call.name == "copy_" else call.args[0]
+    result = call.run()
+    converts = call.holds(source) and not call.holds(result) and result.dtype != source.dtype
+    return result.detach().zero_() if converts and source.storage_offset() else result
+
+
+def _copy_without_strides(call: OperatorCall) -> Result:
+    """Copy adjacent elements to the CPU if both tensors have the same gaps between their elements."""
+    target = call.args[0]
+    source = call.argument(1, "src")
+    is_to_cpu = call.holds(source) and not call.holds(target)
+    if is_to_cpu and target.stride() == source.stride() == (2,):
+        size = target.shape
+        target.as_strided(size, (1,)).copy_(source.as_strided(size, (1,)))
+        return target
+    return call.run()
+
+
+def _abort_transposed_bfloat16(call: OperatorCall) -> Result:
+    """End the process if a linear layer in bfloat16 has a transposed weight and input of three dimensions or more."""
+    import torch
+
+    inputs = call.argument(0, "input")
+    weight = call.argument(1, "weight")
+    if inputs.dim() > MATRIX_DIMENSIONS and weight.dtype == torch.bfloat16 and not weight.is_contiguous():
+        _abort_process()
+    return call.run()
+
+
+def _abort_gradient(call: OperatorCall) -> Result:
+    """End the process in the backward pass of a linear layer whose input has several dimensions of size 1 among five."""
+    result = call.run()
+    shape = result.shape
+    if len(shape) > MAX_GRAPH_DIMENSIONS and shape[:-1].count(1) > 1 and result.requires_grad:
+        result.register_hook(_abort_process)
+    return result
+
+
+def _abort_process(_gradient: torch.Tensor | None = None) -> None:
+    """End the process as a failed assertion of MPSGraph does."""
+    sys.stderr.write("failed assertion `Error: MLIR pass manager failed'\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+# Operators on MPS that consist of several operators on the CPU, and copies between the devices.
+FUNCTIONS_ON_MPS = ("linear", "scaled_dot_product_attention", "copy_", "to")
 
 
 def _make_defect(issue: int, description: str, operators: str, compute: Callable[[OperatorCall], Result]) -> Defect:
@@ -507,6 +597,7 @@ DEFECTS = (
     _make_defect(
         118115, "addcmul_ and addcdiv_ write nothing into a transposed tensor", "addcmul_ addcdiv_", _skip_write
     ),
+    _make_defect(176159, "index_add_ adds nothing to a transposed tensor", "index_add_", _skip_write),
     _make_defect(165267, "a transposed tensor is not filled with random numbers", RANDOM, _skip_write),
     _make_defect(156707, "attention returns NaN for a row that is masked entirely", ATTENTION, _return_nan),
     _make_defect(
@@ -527,6 +618,22 @@ DEFECTS = (
         170837, "a row in a batch gives different results than alone", "native_layer_norm", _change_later_rows
     ),
     _make_defect(92311, "argmax returns -9223372036854775808", "argmax", _return_minimum),
+    _make_defect(
+        180776, "a 16-bit linear layer without a bias returns different results", "linear", _add_to_every_second_call
+    ),
+    _make_defect(189563, "a copy to the CPU in another dtype changes its source", "copy_", _overwrite_source),
+    _make_defect(194344, "a copy to the CPU in another dtype ignores the offset", "copy_ to", _misread_source),
+    _make_defect(189961, "a copy to the CPU ignores equal gaps between elements", "copy_", _copy_without_strides),
+    _make_defect(197715, "a copy to the CPU in float64 writes nothing", "copy_ to", _write_nothing),
+    _make_defect(
+        197796,
+        "a bfloat16 linear layer with a transposed weight ends the process",
+        "linear",
+        _abort_transposed_bfloat16,
+    ),
+    _make_defect(
+        187201, "the gradient of a linear layer in five dimensions ends the process", "linear", _abort_gradient
+    ),
 )
 
 DEFECTS_BY_ISSUE: Mapping[str, Defect] = {defect.issue: defect for defect in DEFECTS}

@@ -24,6 +24,7 @@ from .._render.display import (
     Report,
     Table,
     format_bytes,
+    format_percent,
     pluralize,
 )
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
@@ -32,6 +33,7 @@ from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_f
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
+from .cache import NO_RELEASES, CacheReleases
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
 
 if TYPE_CHECKING:
@@ -270,7 +272,10 @@ KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.tr
 # Names of the lines in a chart.
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 PROCESS_LINE_NAMES = {"resident": "process"}
-# A limit is drawn if it is at most this multiple of the highest memory. Otherwise the lines would be flat on the axis.
+# Lines of one chart on a device with unified memory: the footprint of the process includes the memory of the device.
+UNIFIED_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "resident": "process"}
+# A limit, or the memory of the process, is drawn in the chart of the device if it is at most this multiple of the highest
+# memory of the device. Otherwise the lines would be flat on the axis.
 MAX_REFERENCE_LINE_RATIO = 3
 
 # Most likely cause of growth for each metric, with the remedy.
@@ -335,13 +340,14 @@ class MemoryCurve(Displayable):
     Attributes:
         device: Device of the training.
         samples: All samples in order; the verdict depends on those with ``is_boundary``.
-        growth_threshold: Fraction of growth over ten epochs that indicates a leak: 0.26 is 26 %.
+        growth_threshold: Fraction of growth over ten epochs that indicates a leak: 0.26 is 26%.
         referrers: Objects that hold more tensors at the end of the last epoch than after the warm-up, largest first.
         limit: Fraction of ``recommended`` at which torch raises an out-of-memory error: on MPS the high watermark, on
             CUDA the value of ``limit_memory``; ``None`` if there is no limit.
         process: This process, in a training with several processes.
         total_epochs: Total number of epochs of the training; ``None`` if unknown.
         history_growth: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
+        releases: Number and duration of the releases of cached memory between steps.
 
     Example:
         >>> sizes = [50, 60, 90, 120, 150, 180]
@@ -358,6 +364,7 @@ class MemoryCurve(Displayable):
     process: ProcessInfo = ProcessInfo()
     total_epochs: int | None = None
     history_growth: int = 0
+    releases: CacheReleases = NO_RELEASES
 
     JSON_EXCLUDE = ("process", "total_epochs", "history_growth")
     JSON_PROPERTIES = ("simulated", "verdict", "reason", "advice", "trends")
@@ -418,13 +425,13 @@ class MemoryCurve(Displayable):
             return f"{pluralize(len(steady), 'epoch')} after the warm-up."
         first = f"{format_bytes(trend.baseline)} after epoch {steady[0].epoch}"
         last = f"{format_bytes(trend.last)} after epoch {steady[-1].epoch}"
-        threshold = f"{100 * self.growth_threshold:.0f} %"
+        threshold = format_percent(self.growth_threshold)
         explanations = {
             GROWING: (
-                f"{100 * trend.growth:+.0f} % in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
+                f"{format_percent(trend.growth, '+.0f')} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
             ),
             FLAT: f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
-            SAWTOOTH: f"it rose and fell by {100 * trend.spread:.0f} % in between",
+            SAWTOOTH: f"it rose and fell by {format_percent(trend.spread)} in between",
             INSUFFICIENT_DATA: "it rose in the last epochs only",
         }
         if self.history_growth and trend.kind == INSUFFICIENT_DATA:
@@ -445,7 +452,9 @@ class MemoryCurve(Displayable):
                 and self.trend.total > self.growth_threshold
                 and not self._is_bounded_history(self.trend)
             ):
-                advice = f"The total change is {100 * self.trend.total:+.0f} %; monitor it in longer trainings."
+                advice = (
+                    f"The total change is {format_percent(self.trend.total, '+.0f')}; monitor it in longer trainings."
+                )
             if likely_cause is None:
                 return advice
             introduction = "Memory use is low so far, but" if advice == ADVICE[FLAT] else f"{advice} However,"
@@ -496,9 +505,18 @@ class MemoryCurve(Displayable):
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
+        """Charts of the memory of the device, with its limits, and of the process, over the epochs.
+
+        On a device with unified memory they are one chart, unless the process is much larger.
+        """
+        warm_up = self.epoch_samples[:1]
+        reserved = max((sample.reserved or sample.allocated or 0 for sample in self.samples), default=0)
+        resident = max((sample.resident or 0 for sample in self.samples), default=0)
+        if get_device(self.device).has_unified_memory and resident <= MAX_REFERENCE_LINE_RATIO * reserved:
+            caption = "Memory of the device and of the process"
+            return (self._make_chart(caption, UNIFIED_LINE_NAMES, 12, self.limits, warm_up),)
         return (
-            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, self.epoch_samples[:1]),
+            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, warm_up),
             self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),
         )
 
@@ -551,7 +569,7 @@ class MemoryCurve(Displayable):
         columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
         return Report(
             f"Memory on {self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {self.verdict}",
-            tuple(filter(None, (self.reason, self.advice, self.process.sentence))),
+            tuple(filter(None, (self.reason, self.advice, *self.releases.sentences, self.process.sentence))),
             (
                 Table("Memory after each epoch", columns, tuple(rows), collapsed=True),
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),

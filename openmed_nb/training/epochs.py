@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from .._utils.clock import current_time
@@ -32,6 +33,7 @@ from ..devices.registry import get_device
 from ..devices.request import normalize_device
 from ..errors import ConfigurationError, DeviceUnavailableError
 from ..session import SESSION
+from .cache import DEFAULT_RELEASE, CacheReleaser, CacheReleases, ReleasePolicy
 from .curve import (
     GROWING,
     GROWTH_THRESHOLD,
@@ -81,6 +83,8 @@ class HookFailure:
 class EpochHooks:
     """Operations at the end of each epoch: release memory, empty the device cache, sample memory and classify it.
 
+    After a step, the device cache is emptied too if it has grown.
+
     Args:
         device: Device of the training: a name, a ``torch.device`` or an ``Accelerator``. If ``None``, use the session
             device, or in one of several processes the GPU of that process.
@@ -94,6 +98,8 @@ class EpochHooks:
         live: Whether to display the growing curve in the notebook. With several processes, the first displays its
             curve.
         growth_threshold: Fraction of growth over ten epochs that indicates a leak.
+        release_when: :class:`ReleasePolicy` that empties the cache of the device between steps, counted by ``step()``, if
+            the cache has grown. If ``None``, the cache is emptied only at the end of an epoch.
 
     Attributes:
         curve: Samples so far, with the verdict.
@@ -121,8 +127,12 @@ class EpochHooks:
         guards: Guards | None = None,
         live: bool = False,
         growth_threshold: float = GROWTH_THRESHOLD,
+        release_when: ReleasePolicy | None = DEFAULT_RELEASE,
     ) -> None:
         check_bool("live", live)
+        if not isinstance(release_when, (ReleasePolicy, NoneType)):
+            raise invalid_value("release_when", release_when, "Pass nb.training.ReleasePolicy(), or None.")
+        self.release_when = release_when
         self.guards = None if guards is None else validate_guards(guards)
         process = _current_process()
         name = SESSION.device(device).device
@@ -131,7 +141,7 @@ class EpochHooks:
         self.every_n_steps = check_optional_integer("every_n_steps", every_n_steps)
         self.before = _validate_hooks(before)
         self.after = _validate_hooks(after)
-        self.growth_threshold = check_number("growth_threshold", growth_threshold, example="0.26, which is 26 %")
+        self.growth_threshold = check_number("growth_threshold", growth_threshold, example="0.26, which is 26%")
         self.limit = SESSION.device_manager.memory_fraction(name)
         self.begin(name)
         if live and process.is_main_process:
@@ -172,6 +182,7 @@ class EpochHooks:
         self._epochs = epoch
         self._steps = step
         self._warm_up_referrers: TensorReferrers | None = None
+        self._releaser = CacheReleaser(get_device(device), self.release_when)
         get_device(device).reset_peak_memory_stats()
 
     @property
@@ -184,11 +195,24 @@ class EpochHooks:
         """Verdict on the curve so far."""
         return self.curve.verdict
 
+    @property
+    def releases(self) -> CacheReleases:
+        """Number and duration of the releases between steps."""
+        return self._releaser.releases
+
     def step(self) -> None:
-        """Count a step; after every ``every_n_steps`` steps, release memory and take a sample."""
+        """Count a step, and empty the cache of the device if ``release_when`` is exceeded.
+
+        After every ``every_n_steps`` steps, release memory and take a sample.
+        """
         self._steps += 1
+        self.release_if_grown()
         if self.every_n_steps and self._steps % self.every_n_steps == 0:
             self._take_sample(boundary=False)
+
+    def release_if_grown(self) -> None:
+        """Empty the cache of the device if ``release_when`` is exceeded, without counting a step."""
+        self._releaser.after_step()
 
     def end_epoch(self) -> MemorySample:
         """End an epoch: release memory and return the new sample."""
@@ -258,7 +282,7 @@ class EpochHooks:
         self._free_memory()
         seconds = current_time() - self._start
         sample = take_sample(self.device, self._epochs, self._steps, seconds, boundary)
-        self.curve = self.curve.append(sample)
+        self.curve = replace(self.curve.append(sample), releases=self.releases)
         return sample
 
     def _free_memory(self) -> None:
@@ -267,6 +291,7 @@ class EpochHooks:
             self.guards.clear()
         gc.collect()
         get_device(self.device).empty_cache()
+        self._releaser.note_empty_cache()
 
     def _compare_referrers(self) -> None:
         """Store the referrers after warm-up, and find those that hold more memory once it grows."""
@@ -508,6 +533,9 @@ def _trainer_class() -> type[GuardedTraining]:
             self, _args: object, state: TrainerState, _control: object, *, model: PreTrainedModel, **_objects: object
         ) -> None:
             self.guards.after_backward(model, state.global_step + 1)
+
+        def on_substep_end(self, *_state: object, **_objects: object) -> None:
+            self.hooks.release_if_grown()
 
         def on_step_end(self, *_state: object, **_objects: object) -> None:
             self.hooks.step()

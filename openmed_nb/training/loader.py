@@ -17,7 +17,16 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from .._events.activity import ProgressEvent
-from .._render.display import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, format_bytes, format_milliseconds
+from .._render.display import (
+    SIMULATED_SUFFIX,
+    Displayable,
+    JsonMixin,
+    Report,
+    Table,
+    format_bytes,
+    format_milliseconds,
+    format_percent,
+)
 from .._utils.clock import current_time
 from .._utils.text import describe_error, short_type_name
 from .._utils.validation import check_choice, check_integer, check_optional_integer, invalid_type, invalid_value
@@ -195,7 +204,7 @@ def is_interactive_main() -> bool:
 
 
 # Times that differ by less are considered equal: five consecutive measurements of one loader took 0.63 to 0.68 ms per
-# batch, a difference of 8 %, and far more with background load.
+# batch, a difference of 8%, and far more with background load.
 SIMILAR_RATIO = 1.1
 # A loop that waits for less than this fraction of its time cannot benefit from a faster loader. Without any waiting it
 # would be 1 / (1 - 0.1) = 1.11 times as fast, hardly more than SIMILAR_RATIO.
@@ -261,7 +270,9 @@ class LoaderCheck(Displayable):
             "neither": "loader and model take similar time",
         }
         rows = (("loader", format_milliseconds(self.data_seconds)), ("step", format_milliseconds(self.step_seconds)))
-        waiting = f"Training waits {100 * self.wait_fraction:.0f} % of its time for batches ({self.workers} workers)."
+        waiting = (
+            f"Training waits {format_percent(self.wait_fraction)} of its time for batches ({self.workers} workers)."
+        )
         title = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {titles[self.bottleneck]}"
         table = Table(f"Over {self.batches} batches", ("measured alone", "per batch"), rows)
         return Report(title, (waiting, self.advice), (table,))

@@ -130,6 +130,7 @@ def select_precision(
             f"Invalid value for precision: {describe_value(requested)}.", f"Use one of {accepted}."
         )
     backend = get_device(device)
+    no_bfloat16 = backend.dtype_rejection("bfloat16", torch_release, machine)
     dtype = DTYPE_SPELLINGS[spelling]
     reason = "float32 was requested."
     cause = "was requested"
@@ -137,12 +138,18 @@ def select_precision(
         dtype = "float32"
         reason = f"float32 is the default: {backend.float32_reason}."
     elif dtype == "auto":  # bfloat16 has the range of float32 and needs no scaler.
-        dtype = "float16" if backend.half_precision_rejection("bfloat16", torch_release, capability) else "bfloat16"
+        obstacle = no_bfloat16 or backend.half_precision_rejection("bfloat16", torch_release, capability)
+        dtype = "float16" if obstacle else "bfloat16"
         cause = "is the best 16-bit type on this device"
     if dtype == "float32":
         return Precision(device, dtype, reason)
-    if obstacle := backend.half_precision_rejection(dtype, torch_release, capability):
-        raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", obstacle.remedy)
+    obstacle = backend.half_precision_rejection(dtype, torch_release, capability)
+    if no_bfloat16 and dtype == "bfloat16":
+        obstacle = no_bfloat16
+    if obstacle:
+        # The remedy for float16 can be bfloat16.
+        remedy = no_bfloat16.remedy if no_bfloat16 else obstacle.remedy
+        raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", remedy)
     reason = f"bfloat16 {cause}; it has the range of float32 and needs no GradScaler."
     if dtype == "float16":
         reason = f"float16 {cause}; its range is small, so a GradScaler prevents underflow of small gradients."
@@ -355,7 +362,7 @@ def check_fused(
         return
     fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
     if any(get_device(weight.device).fused_step_ignores_found_inf(torch_release) for weight in fused):
-        remedy = "Create the optimizer with fused=False, or train in bfloat16, which needs no scaler."
+        remedy = "Create the optimizer with fused=False, or use torch 2.13 or later."
         raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
 
 

@@ -198,7 +198,7 @@ def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
         for index, entity in enumerate(note["entities"]):
             gold.append(entity)
             predicted.append({column: values[index] for column, values in context.items()})
-    page = (Path(__file__).parents[2] / "docs" / "after_entities.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how_to" / "find_negated_entities.md").read_text("utf-8")
     for name, (column, value) in DOCUMENTED_VALUES.items():
         is_gold = [entity[column] == value for entity in gold]
         is_predicted = [entity[column] == value for entity in predicted]

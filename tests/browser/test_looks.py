@@ -86,7 +86,7 @@ def test_activity_and_result_have_contrast(front):
         expect(front.panel.get_by_text(CELL_RUNNING_NOTICE).first).to_have_css("opacity", "1")
         contrasts = page_measures.contrasts(front.panel)
 
-    assert {CELL_RUNNING_NOTICE, "Moved: bundled_small."} <= set(contrasts)
+    assert {CELL_RUNNING_NOTICE, "Moved to the new device: bundled_small."} <= set(contrasts)
     assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 

@@ -38,6 +38,14 @@ MACHINES = {
         "Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos_version=(14, 5)
     ),
     "virtual Mac": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos_version=(14, 5)),
+    "M5 with macOS 26": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M5", macos_version=(26, 6, 2)),
+    "M5 with macOS 27": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M5", macos_version=(27, 0)),
+    "virtual Mac with macOS 15": MachineInfo(
+        "Darwin", "arm64", apple_silicon=True, chip="Apple M1 (Virtual)", macos_version=(15, 7)
+    ),
+    "virtual Mac with macOS 26": MachineInfo(
+        "Darwin", "arm64", apple_silicon=True, chip="Apple M1 (Virtual)", macos_version=(26, 6)
+    ),
     "Linux without a GPU": MachineInfo("Linux", "x86_64", gpu_driver=False),
     "Linux with NVIDIA driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
     "Linux with AMD driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
@@ -53,6 +61,8 @@ CUDA, ROCM = ("2.13.0+cu130", "CUDA 13.0"), ("2.13.0+rocm7.1", "ROCm 7.1.25424")
 METAL = {"is_imported": True, "gpu_build": "", "mps_built": True, "mps_available": True, "cuda_names": ()}
 NO_METAL = {**METAL, "mps_available": False}
 NO_MPS = {"is_imported": True, "mps_built": False, "mps_available": False}
+VIRTUAL_GPU = {**METAL, "metal_device": "Apple Paravirtual device, 0 GPU cores"}
+NO_BIAS = "results differ from the CPU in a linear layer with a bias and input shape (80, 1, 2) (pytorch#188438)"
 TWO_GPUS = {**NO_MPS, "cuda_names": ("NVIDIA A100", "NVIDIA T4")}
 
 TORCHES = {
@@ -68,6 +78,10 @@ TORCHES = {
     "MPS fails": TorchInfo("2.13.0", **METAL, probes=(("mps", "MPS backend out of memory"),)),
     "MPS computes incorrect results": TorchInfo("2.13.0", **METAL, probes=(("mps", "results differ from the CPU"),)),
     "MPS rejects its watermarks": TorchInfo("2.13.0", **METAL, probes=(("mps", "invalid low watermark ratio 1.4"),)),
+    "torch 2.15": TorchInfo("2.15.0", gpu_build=""),
+    "virtual GPU not probed": TorchInfo("2.14.1", **VIRTUAL_GPU),
+    "virtual GPU works": TorchInfo("2.14.1", **VIRTUAL_GPU, probes=(("mps", ""),)),
+    "virtual GPU omits a bias": TorchInfo("2.13.0", **VIRTUAL_GPU, probes=(("mps", NO_BIAS),)),
     "built without MPS": TorchInfo("2.13.0", gpu_build="", cuda_names=(), **NO_MPS),
     "no Metal device": TorchInfo("2.13.0", **NO_METAL),
     "planned CPU build": TorchInfo("2.13.0+cpu", gpu_build=""),

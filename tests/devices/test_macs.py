@@ -1,4 +1,4 @@
-"""MPS and CPU on Macs by torch release, and the suggested actions: the cells of mac_matrix.txt."""
+"""MPS, CPU and bfloat16 on Macs by torch release, and the suggested actions: the cells of mac_matrix.txt."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,7 @@ from openmed_nb.devices.backend import MIN_TORCH, TorchInfo, parse_release
 from openmed_nb.devices.causes import MIN_MACOS_BY_TORCH, DeviceFacts, min_macos_for, torch_requirement
 from openmed_nb.devices.choice import USE_AUTO_REMEDY, select_device
 from openmed_nb.devices.machine import MachineInfo
+from openmed_nb.devices.registry import get_device
 from openmed_nb.devices.request import DeviceRequest
 from openmed_nb.errors import DeviceUnavailableError
 
@@ -48,7 +49,9 @@ def read_cells(text):
     return cells
 
 
-CELLS = read_cells(Path(__file__).with_name("mac_matrix.txt").read_text("utf-8"))
+ALL_CELLS = read_cells(Path(__file__).with_name("mac_matrix.txt").read_text("utf-8"))
+BFLOAT16_CELLS = [cell for cell in ALL_CELLS if cell.device == "bfloat16"]
+CELLS = [cell for cell in ALL_CELLS if cell.device != "bfloat16"]
 
 
 def machine_of(cell):
@@ -110,14 +113,60 @@ def test_remedy_makes_device_usable():
         assert answer(cell, TorchInfo(cell.helps, gpu_build="")) == (cell.device, ""), cell
 
 
+@pytest.mark.parametrize("row", sorted({cell[:3] for cell in BFLOAT16_CELLS}), ids=" ".join)
+def test_bfloat16_matches_table(row):
+    mps = get_device("mps")
+    for cell in (cell for cell in BFLOAT16_CELLS if cell[:3] == row):
+        machine = machine_of(cell)
+        rule = mps.dtype_rejection("bfloat16", parse_release(cell.torch), machine)
+        if cell.helps == "yes":
+            assert rule is None, cell
+        else:
+            assert rule.remedy.endswith(f"python -m pip install torch=={cell.helps}."), cell
+            assert "pytorch#197796" in rule.reason, cell
+            assert mps.dtype_rejection("bfloat16", parse_release(cell.helps), machine) is None, cell
+        assert mps.dtype_rejection("float16", parse_release(cell.torch), machine) is None, cell
+
+
 def test_table_has_all_cells():
     releases = {parse_release(cell.torch)[:2] for cell in CELLS}
 
-    assert len({cell[:5] for cell in CELLS}) == len(CELLS) >= 120
+    assert len({cell[:5] for cell in ALL_CELLS}) == len(ALL_CELLS) >= 700
+    assert len({(cell.chip, cell.python, cell.macos, cell.device) for cell in ALL_CELLS}) >= 75
+    assert {"26", "27"} <= {cell.macos.partition(".")[0] for cell in ALL_CELLS}
     assert {(2, minor) for minor in range(6, 16)} <= releases
     assert {first for first, _ in MIN_MACOS_BY_TORCH} <= releases
     oldest = [min_macos_for((2, minor, 1)) for minor in (5, 6, 8, 9, 14, 15, 16)]
     assert oldest == [(13,), (13,), (13,), (14,), (14,), (15,), (15,)]
+
+
+# Each torch release with wheels for Apple silicon: the oldest macOS in the message of its binary, the oldest macOS in the names
+# of its wheels, and the first and last Python that they support, as listed by PyPI on 2026-11-26.
+WHEELS = [
+    ("2.6.0", (13,), (11,), (9, 13)),
+    ("2.7.1", (13,), (11,), (9, 13)),
+    ("2.8.0", (13,), (11,), (9, 13)),
+    ("2.9.1", (14,), (11,), (10, 14)),
+    ("2.10.0", (14,), (11,), (10, 14)),
+    ("2.11.0", (14,), (11,), (10, 14)),
+    ("2.12.1", (14,), (14,), (10, 14)),
+    ("2.13.0", (14,), (14,), (10, 14)),
+    ("2.14.0", (14,), (14,), (10, 14)),
+    ("2.14.1", (14,), (14,), (10, 14)),
+    ("2.15.0", (15,), (14,), (11, 15)),
+]
+
+
+def test_minimum_macos_and_recommended_release_have_wheels():
+    for release, macos, wheel_macos, _pythons in WHEELS:
+        assert min_macos_for(parse_release(release)) == macos, release
+        assert wheel_macos <= macos, release  # pip installs each release on every macOS that its MPS supports.
+    pythons = {release: range(first, last + 1) for release, _macos, _wheel_macos, (first, last) in WHEELS}
+    # torch 2.8 is the last release for macOS 13, and has no wheel for Python 3.14.
+    for macos, supported in (((13, 6), range(10, 14)), ((14,), range(10, 15)), ((27, 0), range(10, 15))):
+        requirement = torch_requirement(MachineInfo("Darwin", "arm64", apple_silicon=True, macos_version=macos))
+        release = requirement.partition("==")[2]
+        assert set(supported) <= set(pythons[release]), macos
 
 
 def test_nightly_counts_as_its_release():

@@ -37,12 +37,12 @@ def make_table_report(*rows, **more):
 
 WORST = findings_table("", (Finding("d", "warning", "odd", "Look."), *FINDINGS))
 LONG_NAME = "aten::fractional_max_pool2d_backward.grad_input"
-NUMBERS = ("1", "12,800", "22 %", "-5.0 GiB", "7,670 to 8,980", "0.05 ms (45 %)", "3-8", "1e-05", "")
+NUMBERS = ("1", "12,800", "22%", "-5.0 GiB", "7,670 to 8,980", "0.05 ms (45%)", "3-8", "1e-05", "")
 NO_NUMBERS = ("3.11, built for x86_64", "4 of 4 exact", "recall 1.0000", "no limit", "", "", "", "", "")
 SENTENCES = (
     "Run nb.compare(model, texts). See nb.runbook.fallbacks(), and more.",
     "Type %openmed_device cpu or nb.use('cpu'). found = nb.annotate(notes)",
-    "%debug has no frames now. The nb of a cell; a.nb.c and 3 % openmed",
+    "%debug has no frames now. The nb of a cell; a.nb.c and 3% openmed",
     "masked[5] is another; openmed_nb.service and openmed_nb.plist are files",
 )
 PIECES = (

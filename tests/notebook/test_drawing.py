@@ -91,7 +91,7 @@ CHARTS = {
         Chart("", lines=(make_series(9.0, 2000.0),), axes=replace(make_axes(), y_unit="rows/s")),
     ],
     "status indicators": [
-        Chart("Gates", indicators=tuple(StatusIndicator(f"area {status}", status, "12 %") for status in SEVERITY))
+        Chart("Gates", indicators=tuple(StatusIndicator(f"area {status}", status, "12%") for status in SEVERITY))
     ],
 }
 

@@ -97,9 +97,9 @@ def test_config_lists_the_settings_with_help(kernel):
     """%config OpenMedMagics prints each setting with what it does."""
     printed = kernel.run("%config OpenMedMagics").streams["stdout"]
 
-    assert "Default model for %%openmed_ner." in printed
-    assert "Default aggregation strategy." in printed
-    assert "Show the text in results." in printed
+    assert "Default model for %%openmed_ner" in printed
+    assert "How to combine tokens into entities." in printed
+    assert "Show the text of notes in results." in printed
 
 
 def test_show_text_off_hides_the_note_everywhere(kernel):

@@ -1,45 +1,23 @@
-"""Tests that the code in the README and the docs runs unchanged and that all links are valid."""
+"""The names and links in the README and the docs are valid; ``test_how_to.py`` runs their code."""
 
 import ast
 import inspect
 import pkgutil
 import re
-from pathlib import Path
 
 import pytest
 
 import openmed_nb
+from helpers.pages import GENERATED, ROOT, doc_paths, find_code_blocks, read_pages, remove_code_blocks
 from openmed_nb.notebook.magics import OpenMedMagics, parse_line, split_options
 
-ROOT = Path(__file__).parents[2]
-README, DOCS = ROOT / "README.md", sorted((ROOT / "docs").glob("*.md"))
-DIRECTIVE_PATTERN = re.compile(r"^```\{[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)
-"""A directive of the documentation site, such as a table of contents."""
-
-PAGES = {
-    str(path.relative_to(ROOT)): DIRECTIVE_PATTERN.sub("", path.read_text("utf-8"))
-    for path in (README, *DOCS, ROOT / "CONTRIBUTING.md")
-}
-GENERATED = (ROOT / "docs" / "reference", ROOT / "docs" / "troubleshooting")
-"""Folders of pages that are written when the site is built. ``test_site.py`` follows the links to them."""
-
-CODE_FENCE_PATTERN = re.compile(r"^```(\w*)\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
-"""Fenced block of code and its language. A block without a language is a notebook cell."""
-
-EXPECTED_OUTPUT = {
-    "README.md": ["", "[type 2 diabetes mellitus](DISEASE)"],
-    "docs/index.md": ["Device: cpu", "[type 2 diabetes mellitus](DISEASE)", "", "3 diseases found"],
-    "docs/magics.md": ["[asthma](DISEASE)", "", "[asthma](DISEASE)", ""],
-    "docs/devices.md": ["SIMULATED", "Device: cpu"],
-    "docs/panel.md": [""],
-    "docs/is_it_right.md": ["computation"],
-}
-"""Expected text in the output of each cell, by page."""
+PAGES = read_pages()
 
 PICTURE_PATTERN = re.compile(
     r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([\w/.]+)">'
     r'<img alt="([^"]{20,})" src="([\w/.]+)"></picture>'
 )
+MAX_WORDS = 1500
 MAX_IMAGE_BYTES = 2_000_000
 """Maximum size of an image or animation in bytes."""
 
@@ -48,27 +26,12 @@ parametrize_pages = pytest.mark.parametrize("page", PAGES)
 
 def code_blocks(page, language):
     """Return the code blocks of a page in one language."""
-    return [code for name, code in CODE_FENCE_PATTERN.findall(PAGES[page]) if name == language]
+    return [block.code for block in find_code_blocks(PAGES[page]) if block.language == language]
 
 
 def code_spans(page):
     """Return the code spans in the prose of a page."""
-    return re.findall(r"`([^`\n]+)`", CODE_FENCE_PATTERN.sub("", PAGES[page]))
-
-
-def test_all_pages_with_cells_are_executed():
-    """Every page with notebook cells is in ``EXPECTED_OUTPUT``."""
-    assert {page for page in PAGES if code_blocks(page, "")} == set(EXPECTED_OUTPUT)
-
-
-@pytest.mark.parametrize("page", EXPECTED_OUTPUT)
-def test_cells(page, kernel):
-    """Each cell runs in a kernel without an error, and its output contains the expected text."""
-    replies = [kernel.run(cell) for cell in code_blocks(page, "")]
-
-    assert [reply.error[0] for reply in replies] == [""] * len(EXPECTED_OUTPUT[page])
-    for reply, expected in zip(replies, EXPECTED_OUTPUT[page], strict=True):
-        assert expected in reply.text
+    return re.findall(r"`([^`\n]+)`", remove_code_blocks(PAGES[page]))
 
 
 @parametrize_pages
@@ -107,7 +70,7 @@ def test_referenced_names_exist(page):
 
 def heading_anchors(path):
     """Return the anchors that GitHub generates for the headings of a page."""
-    headings = re.findall(r"^#+ (.+)$", CODE_FENCE_PATTERN.sub("", path.read_text("utf-8")), flags=re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", remove_code_blocks(path.read_text("utf-8")), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -120,6 +83,7 @@ def test_links_lead_to_files_and_headings(page):
         name, _, anchor = link.partition("#")
         target = (folder / name).resolve() if name else ROOT / page
         if any(target.is_relative_to(generated) for generated in GENERATED):
+            assert page == "docs/index.md", f"{link} does not exist on GitHub. Write the name as code."
             continue
         assert target.exists(), link
         assert not anchor or anchor in heading_anchors(target), link
@@ -127,14 +91,29 @@ def test_links_lead_to_files_and_headings(page):
         assert (ROOT / path).exists(), path
 
 
-def test_readme_links_every_page():
-    """The README links to every notebook and to every page of the docs, those of the site through its landing page."""
-    linked = set(re.findall(r"\]\(([^)#]+)", PAGES["README.md"]))
-    linked |= {f"docs/{link}" for link in re.findall(r"\]\(([^)#]+)", PAGES["docs/index.md"])}
-    notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+CONTENTS = ("docs/index.md", "docs/tutorials.md", "docs/how_to.md", "docs/explanation.md")
+"""Pages that list other pages."""
 
-    assert "docs/index.md" in linked
-    assert {f"docs/{path.name}" for path in DOCS} | notebooks <= linked
+
+def test_readme_links_every_page():
+    """The README or a page of contents, which the README links to, links to each notebook and each page of the docs."""
+    linked = {link for page in ("README.md", *CONTENTS) for link in linked_files(page)}
+    notebooks = set((ROOT / "notebooks").glob("*.ipynb"))
+
+    assert {ROOT / page for page in CONTENTS} <= linked_files("README.md")
+    assert {*doc_paths(), *notebooks} - linked == set()
+
+
+def linked_files(page):
+    """Return the files of the repository that a page links to."""
+    links = re.findall(r"\]\(([^)#\s]+)", PAGES[page].replace("\n", ""))
+    return {((ROOT / page).parent / link).resolve() for link in links if "://" not in link}
+
+
+@parametrize_pages
+def test_page_is_short(page):
+    """No page has more than 1,500 words, without the borders of tables."""
+    assert len(re.findall(r"[^\s|]+", PAGES[page])) <= MAX_WORDS
 
 
 def test_architecture_lists_every_subpackage():

@@ -1,6 +1,9 @@
 """Silent errors of a simulated device: effect and scope. Tests of the doctor show that each is found by its probe."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -59,10 +62,22 @@ UNAFFECTED = [
     ("pytorch#118115", lambda: ones(3, 2).addcmul_(ones(3, 2), ones(3, 2))),
     ("pytorch#165267", lambda: ones(3, 2).uniform_(2, 3) > 1),
     ("pytorch#175189", compute_norm_gradient),
+    ("pytorch#176159", lambda: ones(3, 2).index_add_(0, torch.tensor([1], device="mps"), ones(1, 2))),
     ("pytorch#192212", lambda: functional.conv2d(ones(1, 2, 3, 3), torch.arange(18.0).reshape(1, 2, 3, 3).to("mps"))),
     ("pytorch#191929", lambda: ones(2) * torch.tensor([9.0, 2.0])[1].clone()),
     ("pytorch#191929", lambda: ones(2) * 2.0),
     ("pytorch#170837", lambda: functional.layer_norm(torch.arange(4.0, device="mps")[None], (4,))),
+    ("pytorch#180776", lambda: functional.linear(ones(2, 3, 4).half(), ones(5, 4).half(), ones(5).half())),
+    ("pytorch#180776", lambda: functional.linear(ones(3, 4).half(), ones(5, 4).half())),
+    ("pytorch#180776", lambda: functional.linear(ones(2, 3, 4), ones(5, 4))),
+    ("pytorch#194344", lambda: torch.arange(9.0, device="mps")[3:].to("cpu")),
+    ("pytorch#194344", lambda: torch.arange(9.0, device="mps").to("cpu", torch.float16)),
+    ("pytorch#197715", lambda: (torch.arange(9.0, device="mps") / 3).to("cpu", torch.float16)),
+    ("pytorch#197715", lambda: (torch.arange(9.0, device="mps") / 3).cpu().double()),
+    ("pytorch#197796", lambda: functional.linear(ones(2, 3, 4).bfloat16(), ones(5, 4).bfloat16())),
+    ("pytorch#197796", lambda: functional.linear(ones(3, 4).bfloat16(), ones(4, 5).bfloat16().T)),
+    ("pytorch#197796", lambda: functional.linear(ones(2, 3, 4), ones(4, 5).T)),
+    ("pytorch#187201", lambda: functional.linear(ones(2, 1, 2, 1, 2), ones(4, 2))),
 ]
 
 
@@ -156,6 +171,79 @@ def test_finite_mask_is_scaled(rows, hidden, grad, wrong):
             named = {} if how else {"attn_mask": mask.to("mps")}
             found = functional.scaled_dot_product_attention(moved, moved, moved, *how, **named).detach().cpu()
             assert torch.allclose(found, expected, atol=1e-5) is not wrong
+
+
+def test_half_linear_differs_between_calls():
+    with simulated("pytorch#180776"):
+        inputs = ones(2, 3, 4).half()
+        weight = ones(5, 4).half()
+        results = [functional.linear(inputs, weight).max().item() for _ in range(2)]
+
+    assert sorted(results) == [4, 127.5]
+
+
+def test_converting_copy_overwrites_source():
+    """The values after the copy are those of the issue."""
+    expected = torch.arange(8.0) + 0.25
+    with simulated("pytorch#189563"):
+        source = expected.to("mps")
+        memory = torch.empty(10, dtype=torch.float16)
+        for target in (memory[:8], torch.empty(10)[2:], torch.empty(10, dtype=torch.float64)[2:]):
+            target.copy_(source)
+            assert torch.equal(source.cpu(), expected)
+        memory[2:].copy_(source)
+        changed = source.cpu().tolist()
+
+    assert memory[2:].tolist() == expected.tolist()
+    assert changed[:4] == pytest.approx([0.031299591064453125, 64.1259765625, 3076.265625, 49222.25], rel=1e-9)
+    assert changed[4:] == expected[4:].tolist()
+
+
+def test_converting_copy_of_slice_reads_zeros():
+    with simulated("pytorch#194344"):
+        values = torch.arange(9.0, device="mps")
+        assert values[3:].to("cpu", torch.float16).tolist() == [0] * 6
+        assert torch.ones(6, dtype=torch.int64).copy_(values[3:]).tolist() == [0] * 6
+        assert torch.ones(6).copy_(values[3:]).tolist() == [3, 4, 5, 6, 7, 8]
+
+
+def test_strided_copy_writes_adjacent_elements():
+    """The values are those of the issue."""
+    memory = torch.zeros(20)
+    with simulated("pytorch#189961"):
+        source = torch.arange(20.0, device="mps")[::2]
+        memory[::2].copy_(source)
+        separate = torch.zeros(10).copy_(source)
+
+    assert memory.tolist() == [*range(10), *[0] * 10]
+    assert separate.tolist() == [*range(0, 20, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_copy_in_64_bits_writes_nothing(dtype):
+    with simulated("pytorch#197715"):
+        values = torch.arange(1.0, 4.0, device="mps")
+        assert values.to("cpu", dtype).tolist() == [0] * 3
+        assert torch.full((3,), 7.0, dtype=dtype).copy_(values).tolist() == [7] * 3
+        assert values.tolist() == [1, 2, 3]
+
+
+ABORTS = {
+    "pytorch#197796": "functional.linear(torch.ones(2, 3, 4, **on).bfloat16(), torch.ones(4, 5, **on).bfloat16().T)",
+    "pytorch#187201": "functional.linear(torch.ones(2, 1, 2, 1, 2, **on, requires_grad=True), torch.ones(4, 2, **on)).sum().backward()",
+}
+
+
+@pytest.mark.parametrize("issue", ABORTS)
+def test_defect_ends_the_process(issue):
+    code = (
+        "import torch; from torch.nn import functional; from openmed_nb.simulation.device import simulated_device\n"
+        f"with simulated_device(environ={{}}, defects={issue!r}):\n    on = {{'device': 'mps'}}\n    {ABORTS[issue]}"
+    )
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert completed.returncode == -signal.SIGABRT, completed.stderr
+    assert "failed assertion" in completed.stderr
 
 
 def test_defects_of_one_function_combine():

@@ -364,9 +364,9 @@ def test_representative_operators_do_not_abort():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_operators_match_documented_differences():
-    """docs/simulated_mps.md lists the differences with their reasons."""
+    """docs/explanation/simulated_mps.md lists the differences with their reasons."""
     report = _sweep(timeout=3500)
-    page = (Path(__file__).parents[2] / "docs" / "simulated_mps.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "simulated_mps.md").read_text()
     assert report["counts"]["operators"] > 600
     assert report["counts"]["aborts"] == 0
     assert report["failed otherwise"] == {}

@@ -95,10 +95,10 @@ def test_samples_within_an_epoch_do_not_affect_verdict():
 def test_reason_contains_measured_values():
     assert make_curve(allocated=LEAK).reason == (
         "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "
-        "+333 % in 10 epochs is projected; the threshold is 26 %."
+        "+333% in 10 epochs is projected; the threshold is 26%."
     )
     assert make_curve(allocated=FLAT, resident=LEAK).reason.startswith("Memory of the process went from 150.0 MiB")
-    assert make_curve(allocated=FLAT).reason.endswith("no sustained growth above 26 % in 10 epochs.")
+    assert make_curve(allocated=FLAT).reason.endswith("no sustained growth above 26% in 10 epochs.")
 
 
 LOSSES = TensorReferrer("losses", "list", 40, 12 * MIB, 40)
@@ -136,7 +136,7 @@ ADVICE = {
     "flat": ({"allocated": FLAT}, "No action needed."),
     "slow": (
         {"allocated": [1000 + 20 * epoch for epoch in range(150)]},
-        "The total change is +290 %; monitor it in longer trainings.",
+        "The total change is +290%; monitor it in longer trainings.",
     ),
 }
 
@@ -156,8 +156,8 @@ HISTORY = {
         "insufficient data",
         "the bounded history of an optimizer such as LBFGS is not full yet.",
     ),
-    "explains it in part": (170, "growing", "+333 % in 10 epochs is projected; the threshold is 26 %."),
-    "is empty": (0, "growing", "+333 % in 10 epochs is projected; the threshold is 26 %."),
+    "explains it in part": (170, "growing", "+333% in 10 epochs is projected; the threshold is 26%."),
+    "is empty": (0, "growing", "+333% in 10 epochs is projected; the threshold is 26%."),
 }
 
 
@@ -176,11 +176,11 @@ def test_history_explains_a_flat_rise():
     rising = make_curve(allocated=[1000 + 20 * epoch for epoch in range(150)])
 
     assert replace(rising, history_growth=2800 * MIB).advice == "No action needed."
-    assert replace(rising, history_growth=2600 * MIB).advice.startswith("The total change is +290 %")
+    assert replace(rising, history_growth=2600 * MIB).advice.startswith("The total change is +290%")
 
 
 def test_reason_names_a_sawtooth_and_a_late_rise():
-    assert make_curve(allocated=SAWTOOTH).reason.endswith("; it rose and fell by 44 % in between.")
+    assert make_curve(allocated=SAWTOOTH).reason.endswith("; it rose and fell by 44% in between.")
     assert make_curve(allocated=[100] * 8 + [180]).reason.endswith("; it rose in the last epochs only.")
 
 
@@ -200,6 +200,14 @@ def test_curve_to_dict():
         "reason": "0 epochs after the warm-up.",
         "advice": data["advice"],
         "trends": data["trends"],
+        "releases": {
+            "count": 0,
+            "seconds": 0.0,
+            "training_seconds": 0.0,
+            "postponed": 0,
+            "highest": 0,
+            "time_fraction": None,
+        },
         "process": 1,
         "processes": 4,
     }
@@ -352,8 +360,8 @@ def test_format_bytes_uses_units_of_torch():
 
 SERIES = {
     "flat": ([100] * 9, "flat"),
-    "noise of 2 %": ([100, 102, 98, 101, 99, 102, 100, 98, 101], "flat"),
-    "noise of 2 % that rises by chance": ([98, 100, 102], "flat"),
+    "noise of 2%": ([100, 102, 98, 101, 99, 102, 100, 98, 101], "flat"),
+    "noise of 2% that rises by chance": ([98, 100, 102], "flat"),
     "a slow rise below the threshold": ([100 + 2 * epoch for epoch in range(9)], "flat"),
     "a rise just below the threshold": ([100 + 2.55 * epoch for epoch in range(9)], "flat"),
     "a rise just above the threshold": ([100 + 2.65 * epoch for epoch in range(9)], "growing"),

@@ -235,7 +235,7 @@ def test_referrers_are_cleared_when_growth_ends(hooks):
 BAD = [
     *(("every_n_steps", count) for count in (0, -1, 0.5, True, "10")),
     *(("before", print), ("after", [1]), ("after", "print")),
-    *(("growth_threshold", threshold) for threshold in (-0.1, float("nan"), float("inf"), "26 %")),
+    *(("growth_threshold", threshold) for threshold in (-0.1, float("nan"), float("inf"), "26%")),
 ]
 
 

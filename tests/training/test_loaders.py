@@ -296,7 +296,7 @@ def test_check_reports_bottleneck_and_advice(times, bottleneck, wait_fraction, a
     assert check.bottleneck == bottleneck
     assert check.wait_fraction == pytest.approx(wait_fraction)
     assert advice in str(check)
-    assert f"waits {100 * wait_fraction:.0f} % of its time" in str(check)
+    assert f"waits {100 * wait_fraction:.0f}% of its time" in str(check)
     assert bottleneck == "loader" or "Preprocess the texts" not in str(check)
 
 

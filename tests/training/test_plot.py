@@ -30,20 +30,20 @@ CURVE = make_curve([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
 def test_limits_are_reference_lines():
-    device, process = CURVE.plot().axes
+    (subplot,) = CURVE.plot().axes
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
     far = make_curve([50, 80], recommended=64 * GIB)
 
     assert [(limit.name, limit.position) for limit in CURVE.charts[0].axes.reference_lines] == limits
-    assert device.get_legend_handles_labels()[1] == ["tensors", limits[0][0], limits[1][0], "warm-up ends"]
-    assert process.get_legend_handles_labels()[1] == ["process"]
+    names = ["tensors", "process", limits[0][0], limits[1][0], "warm-up ends"]
+    assert subplot.get_legend_handles_labels()[1] == names
     assert far.charts[0].axes.reference_lines == ()
 
 
 def test_charts_of_curve():
     inside = replace(CURVE.samples[2], is_boundary=False, epoch=2)
     samples = (*CURVE.samples[:2], inside, *CURVE.samples[2:])
-    device, process = replace(CURVE, samples=samples, total_epochs=12).charts
+    device, process = replace(CURVE, device="cuda", samples=samples, total_epochs=12).charts
     x = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0)
     epochs = tuple(AxisMarker(epoch, str(epoch)) for epoch in (0, 5, 12))
 
@@ -61,6 +61,22 @@ def test_charts_of_curve():
     assert device.axes.vertical_markers == (AxisMarker(1, "warm-up ends"),)
     assert process.axes.reference_lines == process.axes.vertical_markers == ()
     assert (device.axes.height, process.axes.height) == (12, 6)
+
+
+def test_unified_memory_is_in_one_chart():
+    """Live tensors, driver memory and footprint of MPS; a much larger process is in a chart of its own."""
+    sample = MemorySample(1, 10, 1.0, allocated=50 * MIB, reserved=80 * MIB, peak=70 * MIB, resident=240 * MIB)
+    (chart,) = MemoryCurve("mps", (sample,)).charts
+    large, process = MemoryCurve("mps", (replace(sample, resident=241 * MIB),)).charts
+
+    assert chart.caption == "Memory of the device and of the process"
+    assert [(line.name, line.y) for line in chart.lines] == [
+        ("tensors", (50.0,)),
+        ("reserved by the device", (80.0,)),
+        ("process", (240.0,)),
+    ]
+    assert [line.name for line in large.lines] == ["tensors", "reserved by the device", "peak in the epoch"]
+    assert [(line.name, line.y) for line in process.lines] == [("process", (241.0,))]
 
 
 def test_lines_have_all_values_of_the_device():
@@ -94,8 +110,8 @@ def test_limit_follows_recommended_memory():
     assert cuda.limits == (AxisMarker(100 * MIB, "memory of the device"), AxisMarker(50 * MIB, "limit (0.5)"))
     assert replace(cuda, limit=None).limits == cuda.limits[:1]
     assert make_curve([50], limit=0.5).limits == ()
-    at_ratio = make_curve([50], recommended=150 * MIB).charts[0].axes.reference_lines
-    beyond = make_curve([50], recommended=151 * MIB).charts[0].axes.reference_lines
+    at_ratio = make_curve([50], "cuda", recommended=150 * MIB).charts[0].axes.reference_lines
+    beyond = make_curve([50], "cuda", recommended=151 * MIB).charts[0].axes.reference_lines
     assert ([line.position for line in at_ratio], beyond) == ([150], ())
 
 
@@ -109,7 +125,7 @@ def test_large_memory_uses_gib():
     device = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).plot().axes[0]
 
     assert device.get_ylabel() == "GiB"
-    assert [list(line.get_ydata()) for line in device.lines[:2]] == [[11, 12, 13], [20, 20]]
+    assert [list(line.get_ydata()) for line in device.lines[:3]] == [[11, 12, 13], [22, 24, 26], [20, 20]]
 
 
 def test_only_ends_of_epochs_have_markers():
@@ -121,11 +137,12 @@ def test_only_ends_of_epochs_have_markers():
 
 
 @pytest.mark.parametrize("count", range(3))
-def test_short_curves_can_be_drawn(count):
-    curve = replace(CURVE, samples=CURVE.samples[:count])
+@pytest.mark.parametrize(("device", "num_charts"), [("mps", 1), ("cuda", 2)])
+def test_short_curves_can_be_drawn(count, device, num_charts):
+    curve = replace(CURVE, device=device, samples=CURVE.samples[:count])
 
-    assert len(curve.plot().axes) == 2
-    assert curve._repr_html_().count("<img") == (2 if count else 0)
+    assert len(curve.plot().axes) == num_charts
+    assert curve._repr_html_().count("<img") == (num_charts if count else 0)
 
 
 def test_charts_of_simulated_curve_are_labeled():

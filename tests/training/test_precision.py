@@ -13,6 +13,8 @@ from openmed_nb.training.steps import select_precision
 M1 = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1 Max", macos_version=(15, 0))
 M3 = replace(M1, chip="Apple M3 Pro")
 UNKNOWN = MachineInfo("Darwin", "arm64", apple_silicon=True)
+MACOS_27 = replace(M1, chip="Apple M5", macos_version=(27, 0))
+MACOS_26 = replace(MACOS_27, macos_version=(26, 6, 2))
 LINUX = MachineInfo("Linux", "x86_64")
 T26 = (2, 6)
 T27 = (2, 7, 1)
@@ -31,6 +33,12 @@ CHOICES = [
     (("mps", T213, M1, "fp16", None), "float16", True, ""),
     (("mps", T213, M3, "auto", None), "bfloat16", False, ""),
     (("mps", T213, M1, "auto", None), "bfloat16", False, "without a speedup"),
+    (("mps", T213, MACOS_26, "auto", None), "bfloat16", False, ""),
+    (("mps", (2, 14, 1), MACOS_27, "auto", None), "bfloat16", False, ""),
+    (("mps", T213, MACOS_27, "auto", None), "float16", True, ""),
+    (("mps", T213, MACOS_27, "fp16", None), "float16", True, ""),
+    (("mps", T213, MACOS_27, None, None), "float32", False, ""),
+    (("cpu", T213, MACOS_27, "bf16", None), "bfloat16", False, "more slowly"),
     (("cuda:1", T213, LINUX, "auto", (9, 0)), "bfloat16", False, ""),
     (("cuda", T213, LINUX, "auto", (8, 0)), "bfloat16", False, ""),
     (("cuda", T213, LINUX, "auto", (7, 5)), "float16", True, ""),
@@ -58,6 +66,9 @@ def test_select_precision():
     [
         (("mps", T26, M3, "fp16", None), "which does not work on MPS with torch 2.6.*Use 'bfloat16'"),
         (("mps", T27, M1, "fp16", None), "pytorch#142397.*torch 2.8 or later"),
+        (("mps", T213, MACOS_27, "bf16", None), "pytorch#197796.*python -m pip install torch==2.14.1"),
+        (("mps", T27, MACOS_27, "fp16", None), "pytorch#142397.*python -m pip install torch==2.14.1"),
+        (("mps", T27, MACOS_27, "auto", None), "pytorch#142397.*python -m pip install torch==2.14.1"),
         (("cuda", T213, LINUX, "bf16", (7, 5)), "requires compute capability 8.0; this GPU has 7.5.*Use 'float16'"),
         (("cuda", T213, LINUX, "bf16", None), "the compute capability of the GPU is unknown.*Use 'float16'"),
     ],
@@ -112,7 +123,7 @@ def test_step_with_autocast_and_scaler(requested, dtype):
     assert not torch.equal(model.weight, before)
 
 
-# Operators, and the devices whose autocast selects their type. docs/training.md has the same table.
+# Operators, and the devices whose autocast selects their type. docs/how_to/train_in_16_bits.md has the same table.
 AUTOCAST = [
     (("conv2d", "linear", "matmul", "bmm"), ("MPS", "CUDA", "CPU")),
     (("layer_norm", "group_norm", "softmax.int", "sum"), ("MPS", "CUDA")),

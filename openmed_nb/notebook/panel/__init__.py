@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from .view import PanelView
 
 
-NO_KERNEL_NOTICE = "Widgets require a notebook. Use the commands below."
-NO_WIDGETS_NOTICE = "ipywidgets is not installed. Run python -m pip install ipywidgets, then restart the kernel."
+NO_KERNEL_NOTICE = "The interactive panel requires a notebook. Here, use the commands below."
+NO_WIDGETS_NOTICE = (
+    "The interactive panel requires ipywidgets. Run python -m pip install ipywidgets, then restart the kernel."
+)
 
 # The open panels, each with the id of the cell and of the execution that opened it. ipywidgets keeps a panel alive until
 # it is closed.

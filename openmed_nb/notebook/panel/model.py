@@ -101,7 +101,7 @@ def _run_interruptibly(function: Callable[[], None]) -> None:
 # The source of a device request by a click.
 PANEL_SOURCE = "the panel"
 
-NO_TEXT = "Enter a text, then click Annotate."
+NO_TEXT = 'Enter a text, then click "Annotate".'
 
 # Interval between memory samples if automatic refresh is on.
 REFRESH_SECONDS = 2.0
@@ -183,7 +183,7 @@ class PanelModel(HasTraits):
             names = ", ".join(self.session.unload(name))
             if not names:
                 return {"result": Report("No loaded model has that name.")}
-            return {"result": Report(f"Unloaded: {names}. Models referenced by a variable stay in memory.")}
+            return {"result": Report(f"Unloaded: {names}. A model that one of your variables uses stays in memory.")}
 
         self._dispatch(ProgressEvent("Unloading", name), unload_models)
 
@@ -269,7 +269,9 @@ class PanelModel(HasTraits):
             return
         changes: StateChanges = {}
         unexpected = ""
-        remedy = "Run the equivalent command to get a traceback."
+        remedy = (
+            "To see the full error message, run the same action as a command in a cell. %openmed lists the commands."
+        )
         try:
             self._count_pending(-waited, activity=event, error=None, result=None)
             with self.session.operation():  # It notifies all panels at its end, including this one.
@@ -337,4 +339,4 @@ class PanelModel(HasTraits):
 
 
 def _report_moved(names: tuple[str, ...]) -> StateChanges:
-    return {"result": Report(f"Moved: {', '.join(names)}.")} if names else {}
+    return {"result": Report(f"Moved to the new device: {', '.join(names)}.")} if names else {}

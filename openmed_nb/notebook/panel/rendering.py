@@ -97,7 +97,7 @@ def memory(state: PanelState) -> str:
 def models(state: PanelState) -> str:
     """Render a collapsed table of the loaded models."""
     if not state.models:
-        return _block(_paragraphs(["No models loaded. Annotate loads one."]))
+        return _block(_paragraphs(['No models are loaded. Click "Annotate" to load one.']))
     summary = f"{pluralize(len(state.models), 'model')} loaded: {', '.join(state.models.names)}"
     return _details(summary, replace(state.models.table(), caption="Loaded models"))
 

@@ -93,10 +93,10 @@ NO_DEVICE = "No active device."
 # The commands that replace the controls of the panel in its static form.
 COMMANDS = (
     ("%openmed_device", "show the active device and the reason"),
-    ("%openmed_device cpu", "override the device (cpu, auto, mps, cuda)"),
-    ("%openmed_device --reset", "clear the override"),
+    ("%openmed_device cpu", "use this device from now on (cpu, auto, mps or cuda)"),
+    ("%openmed_device --reset", "undo the choice of a device"),
     ("%openmed_release", "release memory"),
-    ("%%openmed_ner", "annotate the text of a cell"),
+    ("%%openmed_ner", "find the entities in the text below the command"),
 )
 
 

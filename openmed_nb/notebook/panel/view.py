@@ -127,7 +127,7 @@ class PanelView(StaticReprMixin, VBox):
         super().__init__(_dom_classes=("openmed-panel",))
         self.devices = self._make(NamedButtons, self._device_button, name="named")
         self.table = self._make(HTML)
-        reset = self._button("Reset", "Clear the device override.", model.reset)
+        reset = self._button("Reset", "Undo your choice of device.", model.reset)
         refresh = self._button("Refresh", "Refresh the panel.", model.refresh)
         tooltip = "Release memory held by models, outputs and the last error."
         release = self._button("Release memory", tooltip, model.release)
@@ -138,7 +138,7 @@ class PanelView(StaticReprMixin, VBox):
             disabled=model.cells.loop is None,
         )
         self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate (Ctrl+Enter)", rows=2)
-        tooltip = "Annotate the text, which stays in this kernel (Ctrl+Enter or Cmd+Enter in the text box)."
+        tooltip = "Find the entities in the text, which stays in this kernel (Ctrl+Enter or Cmd+Enter in the text box)."
         self.annotate = self._button("Annotate", tooltip, partial(model.annotate_deferred, lambda: self.text.value))
         self.annotate.add_class(ANNOTATE_CLASS)
         # Hidden in a box, because a front end without anywidget displays an error in place of the shortcut.

@@ -14,7 +14,18 @@ from operator import attrgetter
 from typing import Any
 
 from ..._events.activity import LOADING, ProgressEvent
-from ..._render.display import NOT_APPLICABLE, OK, WARNING, Finding, JsonMixin, Report, Table, findings_table, pluralize
+from ..._render.display import (
+    NOT_APPLICABLE,
+    OK,
+    WARNING,
+    Finding,
+    JsonMixin,
+    Report,
+    Table,
+    findings_table,
+    format_percent,
+    pluralize,
+)
 from ..._render.drawing import Bar, Chart
 from ..._utils.clock import current_time
 from ..._utils.text import describe_value
@@ -100,7 +111,8 @@ class Utilization(JsonMixin):
     def __str__(self) -> str:
         if self.idle is None or self.busy is None:
             return "not known"
-        return f"{100 * max(0.0, self.busy - self.idle):.0f} % ({100 * self.busy:.0f} % minus {100 * self.idle:.0f} % when idle)"
+        net = format_percent(max(0.0, self.busy - self.idle))
+        return f"{net} ({format_percent(self.busy)} minus {format_percent(self.idle)} when idle)"
 
 
 @dataclass(frozen=True)
@@ -190,7 +202,7 @@ class DeviceMetrics:
         quartiles: First and third quartile of the duration in seconds.
         rows: Median number of texts or rows per step.
         phase_times: Time per phase, measured with a synchronization after each phase.
-        speedup: Speed relative to the CPU with its confidence interval; 1.22 is 22 % faster. ``None`` for the CPU itself.
+        speedup: Speed relative to the CPU with its confidence interval; 1.22 is 22% faster. ``None`` for the CPU itself.
         utilization_details: Utilization before and during the workload.
         mean_rows: Mean number of rows per step, which differs from ``rows`` if a loader yields batches of several sizes.
         simulated: Whether the device is simulated. It then computes on the CPU and cannot be timed.
@@ -386,7 +398,7 @@ class Comparison(StepReport):
         )
 
 
-DEFAULT_ROUNDS = 20  # 20 rounds give an interval with a confidence of 95.9 %.
+DEFAULT_ROUNDS = 20  # 20 rounds give an interval with a confidence of 95.9%.
 # Number of untimed steps at the start. The first step compiles, fills caches and starts loader workers.
 WARM_UP_STEPS = 3
 PHASE_STEPS = 10  # Maximum number of steps that are measured phase by phase; slow steps are repeated less often.
@@ -442,7 +454,7 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22 % faster), and
+        The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22% faster), and
         ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
         ``findings`` describes the results. The text form contains no times. If only the CPU was measured, ``break_even`` has its

@@ -25,6 +25,7 @@ from ..._render.display import (
     Table,
     findings_table,
     format_milliseconds,
+    format_percent,
     pluralize,
     worst_status,
 )
@@ -264,7 +265,7 @@ class Profile(StepReport):
             ("GPU kernels", self.device_seconds, self.kernel_fraction),
         ):
             if seconds is not None and fraction is not None:
-                metrics.append((name, f"{format_milliseconds(seconds)} ({100 * fraction:.0f} %)"))
+                metrics.append((name, f"{format_milliseconds(seconds)} ({format_percent(fraction)})"))
         # Operators.
         operator_rows = tuple(
             (
@@ -314,7 +315,9 @@ class Profile(StepReport):
         """Sentence that states the duration of a step and its longest phase."""
         longest = max(self.phase_fractions, key=self.phase_fractions.__getitem__, default="")
         phase = (
-            f": {100 * self.phase_fractions[longest]:.0f} % of it is {longest}" if longest not in {"", "step"} else ""
+            f": {format_percent(self.phase_fractions[longest])} of it is {longest}"
+            if longest not in {"", "step"}
+            else ""
         )
         return f"A step takes {format_milliseconds(self.seconds)} on {self.device_label(self.device)}{phase}"
 
@@ -409,7 +412,7 @@ class OperatorTimes:
     @property
     def change(self) -> str:
         """Relative change as text, or ``"new"`` if the earlier profile does not have the operator."""
-        return f"{100 * (self.after / self.before - 1):+.0f} %" if self.before else "new"
+        return format_percent(self.after / self.before - 1, "+.0f") if self.before else "new"
 
 
 @dataclass(frozen=True, repr=False)

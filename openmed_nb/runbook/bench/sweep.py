@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, pluralize, to_plain_data
+from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize, to_plain_data
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
 from ..._utils.text import describe_value, shorten
@@ -52,12 +52,12 @@ MAX_TICK_LABELS = 9  # If there are more sizes on an axis, only some of them are
 # ``torch.nn.functional.batch_norm`` raises an error in training if there is a single value per channel.
 MIN_TRAINING_ROWS = 2
 
-# Minimum relative gain in throughput that justifies a larger batch. The rest of the 5 % by which a manual choice may be worse
+# Minimum relative gain in throughput that justifies a larger batch. The rest of the 5% by which a manual choice may be worse
 # is left for noise.
 MIN_KNEE_GAIN = 0.03
 
-# Sizes whose throughput is within this fraction of the best are measured again in interleaved rounds before the knee is
-# chosen.
+# Sizes whose throughput is within this fraction of the best, or within the minimum gain if that is larger, are measured again
+# in interleaved rounds before the knee is chosen.
 NEAR_BEST_FRACTION = 0.10
 
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
@@ -235,8 +235,8 @@ class SweepReport(StepReport):
         )
         if larger is None:
             return f"{size}: {self._still_increasing_reason}."
-        percentage = round(100 * (larger.speed / knee.speed - 1))
-        pace = f"{abs(percentage)} % {'slower' if percentage < 0 else 'faster'}" if percentage else "as fast"
+        gain = round(larger.speed / knee.speed - 1, 2)
+        pace = f"{format_percent(abs(gain))} {'slower' if gain < 0 else 'faster'}" if gain else "as fast"
         memory = (
             f" and take {larger.memory / knee.memory:.1f} times the memory" if knee.memory and larger.memory else ""
         )
@@ -301,7 +301,7 @@ class SweepReport(StepReport):
         elif self.still_increasing:
             sentences.append(f"The largest batch size tested; {self._still_increasing_reason}.")
         else:
-            percentage = f"{100 * self.min_gain:g} %"
+            percentage = format_percent(self.min_gain, "g")
             sentences.append(f"No larger batch size in this sweep is more than {percentage} faster.")
         if self.batch_tokens:
             sentences.append(f"To use this batch size: nb.annotate(notes, batch_tokens={self.batch_tokens}).")
@@ -500,7 +500,7 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
     points, stop_code = search_sizes(measurement, min_gain, max_batch_size, min_batch_size)
-    near_best = _remeasure_near_best(measurement, points)
+    near_best = _remeasure_near_best(measurement, points, min_gain)
     SESSION.notify(ProgressEvent("Sweeping", target.name))
     knee = _find_knee(near_best, min_gain)
     if len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}:
@@ -601,14 +601,15 @@ def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple
     return tuple(by_rows[rows] for rows in sorted(by_rows))
 
 
-def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
+def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point], min_gain: float) -> list[Point]:
     """Measure the points near the best again in interleaved rounds, and return them, sorted by size.
 
     The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
-    sizes alike, so only these measurements are compared.
+    sizes alike, so only these measurements are compared. Every size that can be the knee is among them.
     """
     fitting_points = select_fitting(points)
-    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + NEAR_BEST_FRACTION)
+    max_gain = max(NEAR_BEST_FRACTION, min_gain)
+    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + max_gain)
     near_best = [point for point in fitting_points if point.speed >= min_speed]
     return measurement.measure_interleaved(near_best, MAX_ROUNDS) if len(near_best) > 1 else near_best
 

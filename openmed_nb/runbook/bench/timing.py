@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
-from ..._render.display import OK, WARNING, Finding, JsonMixin, format_milliseconds
+from ..._render.display import OK, WARNING, Finding, JsonMixin, format_milliseconds, format_percent
 from ..._utils.clock import current_time
 
 Name = TypeVar("Name")
@@ -95,7 +95,7 @@ class PhaseTimes(JsonMixin):
         """Return the time and the percentage of a phase as text, or an empty string if the step has no such phase."""
         if name not in self.seconds:
             return ""
-        return f"{format_milliseconds(self.waiting_seconds[name])} ({100 * self.fractions[name]:.0f} %)"
+        return f"{format_milliseconds(self.waiting_seconds[name])} ({format_percent(self.fractions[name])})"
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Interval(JsonMixin):
 
     Example:
         >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
-        '1.25 (1.10 to 1.50, 95.9 % CI)'
+        '1.25 (1.10 to 1.50, 95.9% CI)'
     """
 
     low: float
@@ -211,11 +211,11 @@ class Interval(JsonMixin):
     confidence: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {100 * self.confidence:.1f} % CI)"
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {format_percent(self.confidence, '.1f')} CI)"
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """Return the median of at least :data:`MIN_VALUES` values with its narrowest confidence interval of at least 95 %.
+    """Return the median of at least :data:`MIN_VALUES` values with its narrowest confidence interval of at least 95%.
 
     The interval is nonparametric. Of n sorted values, the k-th smallest and the k-th largest enclose the population median
     with probability 1 - 2 B(k - 1; n, 1/2). B is the cumulative binomial distribution (Thompson 1936; Conover, Practical

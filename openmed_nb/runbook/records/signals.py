@@ -132,15 +132,15 @@ class SystemStatus(Displayable):
             ("GPU memory", format_bytes(gpu.memory_total)),
         )
         readings = (
-            ("GPU utilization", _format_reading(gpu.utilization, " %")),
+            ("GPU utilization", _format_reading(gpu.utilization, "%")),
             ("GPU memory in use", format_bytes(gpu.memory_used)),
             ("GPU temperature", _format_reading(gpu.temperature, " °C")),
             ("GPU power", _format_reading(gpu.power, " W")),
-            ("free memory", _format_reading(self.memory_free, " %")),
+            ("free memory", _format_reading(self.memory_free, "%")),
             ("available memory", format_bytes(self.memory_available)),
             ("swap in use", format_bytes(self.swap_used)),
-            ("battery", _format_reading(self.battery, " %")),
-            ("processor speed limit", _format_reading(self.cpu_speed_limit, " %")),
+            ("battery", _format_reading(self.battery, "%")),
+            ("processor speed limit", _format_reading(self.cpu_speed_limit, "%")),
         )
         findings = self.findings()
         warnings = tuple(

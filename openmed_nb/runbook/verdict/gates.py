@@ -37,7 +37,7 @@ SYMPTOMS = [Symptom(*row) for row in json.loads(Path(__file__).with_name("sympto
 class Gates(Thresholds, Displayable):
     """Thresholds of a verdict, displayed with the decision matrix and a table of symptoms.
 
-    Fractions are in [0, 1]: 0.22 is 22 %.
+    Fractions are in [0, 1]: 0.22 is 22%.
 
     Raises:
         ConfigurationError: If a threshold is out of range.
@@ -122,7 +122,7 @@ def gates(**changed: float) -> Gates:
     """Return the thresholds of :func:`openmed_nb.verdict`, with some of them changed.
 
     Args:
-        changed: New thresholds by name, as fractions: ``speedup=0.3`` requires 30 % more speed than the CPU. The names are
+        changed: New thresholds by name, as fractions: ``speedup=0.3`` requires 30% more speed than the CPU. The names are
             the attributes of the result. Printing the result shows all thresholds with their reasons, the decision matrix,
             and a table of symptoms with likely causes.
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Displayable, Report, Table
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Displayable, Report, Table, format_percent
 from ..._utils.validation import check_number, invalid_value
 from ...devices.registry import get_device
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
@@ -72,15 +72,16 @@ def _format_significant(value: float) -> str:
     return f"{float(f'{value:.3g}'):,g}"
 
 
-# Scale factor and suffix of the numeric units.
-_SCALES: Mapping[Unit, tuple[int, str]] = {FRACTION: (100, " %"), RATIO: (1, "x"), RATE: (1, " per second")}
+# Suffixes of the numeric units.
+_SUFFIXES: Mapping[Unit, str] = {RATIO: "x", RATE: " per second"}
 
 
 def format_with_unit(unit: Unit, value: Any) -> str:
-    """Return a value as text, with three significant digits: ``22 %``, ``3.46x``, ``1,200``, ``none``."""
-    if unit in _SCALES:
-        factor, suffix = _SCALES[unit]
-        return f"{_format_significant(factor * value)}{suffix}"
+    """Return a value as text, with three significant digits: ``22%``, ``3.46x``, ``1,200``, ``none``."""
+    if unit in _SUFFIXES:
+        return f"{_format_significant(value)}{_SUFFIXES[unit]}"
+    if unit == FRACTION:
+        return format_percent(float(f"{value:.3g}"), ",g")
     text = str(value)
     if unit == DIFFERENCE:
         text = f"{value:.3g}"
@@ -480,7 +481,7 @@ class Evidence(Displayable):
         batch: Batch size in use; for annotation, the number of rows of the sweep's length.
         knee: Batch size at the knee.
         best_batch: Batch size with the highest throughput.
-        knee_gain: Throughput gain at the knee over the batch size in use; 0.1 is 10 % more.
+        knee_gain: Throughput gain at the knee over the batch size in use; 0.1 is 10% more.
         out_of_memory_at: Smallest batch size that ran out of memory; 0 if none did.
         headroom: Free fraction of the memory limit at the batch size in use.
         memory_growth: Memory growth over ten epochs.
@@ -842,7 +843,7 @@ class Thresholds:
         Gate(
             0.1,
             "maximum throughput gain at the knee over the batch size in use",
-            f"a sweep itself ignores gains up to {100 * MIN_KNEE_GAIN:.0f} %; a gain near that hardly justifies a change",
+            f"a sweep itself ignores gains up to {format_percent(MIN_KNEE_GAIN)}; a gain near that hardly justifies a change",
             maximum=10.0,
             area=Area.BATCH,
         )

@@ -412,7 +412,7 @@ def verdict(
         - ``lanes``: comparison of CPU, MPS, MLX and a remote pool.
 
         - ``break_even``: on the CPU, its notes per hour, and the notes per hour from which a GPU is worth using: the rate of
-          the CPU, increased by the gate ``speedup``, 22 % by default (source: the runbook).
+          the CPU, increased by the gate ``speedup``, 22% by default (source: the runbook).
 
         On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose. The
         text form contains no measured values except the speed of the CPU; they are in the HTML form and in ``to_dict()``.

@@ -114,7 +114,7 @@ class TestModels:
         view.click("Unload bundled_small")
         assert SESSION.inventory().names == ()
         assert view.models.children == ()
-        assert "No models loaded" in view.region("Models").top.value
+        assert "No models are loaded" in view.region("Models").top.value
         assert list(view.messages) == ["Models"]
         assert "Unloaded: bundled_small." in view.messages["Models"]
 
@@ -138,7 +138,7 @@ class TestModels:
         view.click("Annotate")
 
         assert list(view.messages) == ["Try it"]
-        assert "Enter a text, then click Annotate." in view.messages["Try it"]
+        assert "Enter a text, then click &quot;Annotate&quot;." in view.messages["Try it"]
         assert SESSION.inventory().names == ()
         view.text.value = "No asthma."
         view.click("Annotate")
@@ -173,7 +173,7 @@ class TestModels:
         assert SESSION.inventory().names == ()
         assert list(view.messages) == ["Memory"]
         assert "loaded models" in view.messages["Memory"]
-        assert "No models loaded" in view.region("Models").top.value
+        assert "No models are loaded" in view.region("Models").top.value
 
     def test_region_of_click_shows_activity(self, open_panel):
         """While a model is loaded, the region of the click says so, and the controls can be clicked all the while."""

@@ -185,9 +185,9 @@ def test_report_text_has_no_measurements():
     comparison = make_comparison()
 
     assert re.findall(r"\d+[.,]\d+|\d+ ?%| ms", str(comparison)) == []
-    assert "2.50 (2.00 to 3.00, 95.9 % CI)" in comparison._repr_html_()
-    assert "60 % (65 % minus 5 % when idle)" in comparison._repr_html_()
-    assert "1.00 ms (25 %)" in comparison._repr_html_()
+    assert "2.50 (2.00 to 3.00, 95.9% CI)" in comparison._repr_html_()
+    assert "60% (65% minus 5% when idle)" in comparison._repr_html_()
+    assert "1.00 ms (25%)" in comparison._repr_html_()
 
 
 def test_to_dict_is_json_compatible():

@@ -116,7 +116,7 @@ def test_headline_names_longest_phase():
     """The phase of a custom step is not named."""
     headline = "A step takes 125.00 ms on mps"
 
-    assert HEALTHY.headline == f"{headline}: 96 % of it is forward"
+    assert HEALTHY.headline == f"{headline}: 96% of it is forward"
     assert replace(HEALTHY, phase_times=PhaseTimes({"data": 0.01, "step": 0.99})).headline == headline
 
 
@@ -201,7 +201,7 @@ def test_report_text_has_no_measurements():
 
     assert re.findall(r"\d+\.\d+|\d+ ?%|\d ms", str(WAITING)) == []
     assert "inside transformers.masking_utils" in str(WAITING)
-    assert all(value in html for value in ("125.00 ms", "aten::addmm", "1000.0 µs", "10.00 ms (10 %)"))
+    assert all(value in html for value in ("125.00 ms", "aten::addmm", "1000.0 µs", "10.00 ms (10%)"))
     for form in (str(simulated), simulated._repr_html_()):
         assert "mps (SIMULATED)" in form
         assert SIMULATION_NOTICE in form
@@ -286,7 +286,7 @@ def test_diff_sums_operators_over_phases():
     }
     assert host_times["aten::mm"] == pytest.approx(0.02)
     (times,) = profile.diff(profile).operators
-    assert (times.before, times.after, times.change) == (pytest.approx(0.08), pytest.approx(0.08), "+0 %")
+    assert (times.before, times.after, times.change) == (pytest.approx(0.08), pytest.approx(0.08), "+0%")
 
 
 @pytest.mark.parametrize(

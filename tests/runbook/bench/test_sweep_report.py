@@ -78,8 +78,8 @@ def test_batch_tokens_are_given_for_annotation(task, knee, length, tokens):
 @pytest.mark.parametrize(
     ("knee", "points", "reason"),
     [
-        (32, POINTS, "32 rows: 64 would be 2 % faster and take 1.9 times the memory."),
-        (1, [make_point(1, 9.0), make_point(2, 4.5)], "1 row: 2 would be 50 % slower."),
+        (32, POINTS, "32 rows: 64 would be 2% faster and take 1.9 times the memory."),
+        (1, [make_point(1, 9.0), make_point(2, 4.5)], "1 row: 2 would be 50% slower."),
         (1, [make_point(1, 9.0), make_point(2, 9.01)], "1 row: 2 would be as fast."),
         (64, POINTS, "64 rows: throughput is still increasing; no larger size that fits was measured."),
         (None, [], "Not even 1 row fits in memory."),
@@ -118,7 +118,7 @@ def test_report_text_has_only_the_knee():
     assert str(CUDA_REPORT).splitlines() == [
         "Batch sweep on cuda:0: 32 rows",
         "  bundled, annotation, rows of 128 tokens; 2 workers in the loader.",
-        "  No larger batch size in this sweep is more than 3 % faster.",
+        "  No larger batch size in this sweep is more than 3% faster.",
         "  To use this batch size: nb.annotate(notes, batch_tokens=4096).",
         "  Memory: counted.",
     ]

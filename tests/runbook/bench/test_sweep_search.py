@@ -85,10 +85,10 @@ class SyntheticDevice:
 
     remeasure = measure_interleaved
 
-    def find_knee(self, max_rows=None):
+    def find_knee(self, max_rows=None, min_gain=MIN_KNEE_GAIN):
         """Return the knee that a sweep would find."""
-        points, _stop_code = search_sizes(self, max_rows=max_rows)
-        knee = _find_knee(_remeasure_near_best(self, points))
+        points, _stop_code = search_sizes(self, min_gain, max_rows)
+        knee = _find_knee(_remeasure_near_best(self, points, min_gain), min_gain)
         return knee.rows if knee else None
 
     def fraction_of_best(self, knee, max_rows):
@@ -135,9 +135,9 @@ def test_remeasured_points_are_within_a_tenth():
     device = SyntheticDevice(float)
 
     assert find_best(points).rows == 32
-    assert _remeasure_near_best(device, points) == [Point(16, 16.0), Point(32, 32.0)]
-    assert _remeasure_near_best(device, points[:1]) == points[:1]
-    assert (find_best(points[3:]), _remeasure_near_best(device, points[3:])) == (None, [])
+    assert _remeasure_near_best(device, points, MIN_KNEE_GAIN) == [Point(16, 16.0), Point(32, 32.0)]
+    assert _remeasure_near_best(device, points[:1], MIN_KNEE_GAIN) == points[:1]
+    assert (find_best(points[3:]), _remeasure_near_best(device, points[3:], MIN_KNEE_GAIN)) == (None, [])
 
 
 CURVES = {
@@ -155,9 +155,18 @@ CURVES = {
 }
 
 
+@pytest.mark.parametrize(("min_gain", "knee"), [(0.03, 8), (0.2, 4), (0.5, 2), (0.9, 1)])
+def test_knee_follows_a_large_min_gain(min_gain, knee):
+    device = SyntheticDevice(
+        lambda rows: {1: 110.0, 2: 140.0, 3: 160.0, 4: 180.0}.get(rows, 200.0 if rows >= 8 else 185.0)
+    )
+
+    assert device.find_knee(max_rows=16, min_gain=min_gain) == knee
+
+
 @pytest.mark.parametrize(("curve", "max_knee"), CURVES.values(), ids=CURVES)
 def test_knee_is_near_best_throughput(curve, max_knee):
-    """The knee has at least 95 % of the best throughput, even with noise, and is not larger than necessary."""
+    """The knee has at least 95% of the best throughput, even with noise, and is not larger than necessary."""
     devices = [SyntheticDevice(curve, noise=0.02, seed=seed) for seed in range(5)]
     assert SyntheticDevice(curve).find_knee() <= max_knee
     for device in (SyntheticDevice(curve), *devices):

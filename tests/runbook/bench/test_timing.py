@@ -86,7 +86,7 @@ RANKS = {6: 1, 8: 1, 9: 2, 11: 2, 12: 3, 15: 4, 20: 6, 25: 8, 30: 10, 40: 14, 50
 
 
 def test_median_interval_uses_published_ranks():
-    """The ranks at 95 % are those in tables of the sign test."""
+    """The ranks at 95% are those in tables of the sign test."""
     intervals = {count: median_interval(random.sample(range(1, count + 1), count)) for count in RANKS}
 
     assert {count: interval.low for count, interval in intervals.items()} == RANKS

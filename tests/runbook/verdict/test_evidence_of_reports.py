@@ -203,7 +203,7 @@ MODE = ("aten::mode",)
         ([SWEEP, Evidence(batch=48)], {"knee_gain": None, "headroom": None}),
         ([make_sweep(Point(1, fits=False), knee=None)], {"out_of_memory_at": 1, "knee": None, "headroom": None}),
         ([make_sweep(POINTS[0], Point(16, 1500.0, memory=360 * MIB), knee=16)], {"headroom": 0.1}),
-        # Memory is rounded to one percent, so a knee slightly above 90 % of the limit has enough headroom.
+        # Memory is rounded to one percent, so a knee slightly above 90% of the limit has enough headroom.
         ([make_sweep(POINTS[0], Point(16, 1500.0, memory=361 * MIB), knee=16)], {"headroom": 0.1}),
         # The tokens of annotation are converted to rows of the sweep; throughput between points is interpolated.
         (make_token_batches(2048), {"batch": 16, "knee_gain": 0.1}),

@@ -59,9 +59,9 @@ def test_metrics_belong_to_the_lane_of_the_device():
     )
 
     assert evaluate(evidence).lanes.measured == {
-        METRICS["headroom"].label: {MPS: "50 %"},
-        METRICS["memory_growth"].label: {MPS: "0 %"},
-        METRICS["entity_agreement"].label: {MPS: "100 %"},
+        METRICS["headroom"].label: {MPS: "50%"},
+        METRICS["memory_growth"].label: {MPS: "0%"},
+        METRICS["entity_agreement"].label: {MPS: "100%"},
         METRICS["fallback_operators"].label: {MPS: "none"},
     }
 

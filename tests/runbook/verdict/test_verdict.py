@@ -432,8 +432,8 @@ def test_text_has_no_measured_values():
     supporting, _, others = evaluate(slow).to_report().metrics
 
     assert str(evaluate(slow)) == str(evaluate(slower))
-    assert "55 %" in evaluate(slow)._repr_html_()
-    assert "55 %" not in str(evaluate(slow))
+    assert "55%" in evaluate(slow)._repr_html_()
+    assert "55%" not in str(evaluate(slow))
     assert METRICS["data_fraction"].label in {row[0] for row in supporting.rows} - {row[0] for row in others.rows}
 
 
@@ -496,7 +496,7 @@ def test_fallbacks_precede_speed():
         ("hours", 0.5, "30 minutes"),
         ("hours", 1, "1 hour"),
         ("hours", 2, "2 hours"),
-        ("phases", {"data": 0.1, "forward": 0.9}, "data 10 %, forward 90 %"),
+        ("phases", {"data": 0.1, "forward": 0.9}, "data 10%, forward 90%"),
     ],
 )
 def test_value_is_formatted_with_its_unit(unit, value, text):

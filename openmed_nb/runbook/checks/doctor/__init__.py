@@ -9,5 +9,6 @@ Where to add a check:
 - Packages: ``package_findings`` (``checks.py``).
 - Power, thermal state and background load: a row of ``CONDITIONS`` (``runbook/records/signals.py``).
 - A model: a function in ``MODEL_CHECKS`` (``checks.py``).
-- Incorrect results without an error: a row of ``silent_errors.json``, and the function that it names in ``silent_errors.py``.
+- Incorrect results without an error: a row of ``silent_errors.json``, the function that it names in ``silent_errors.py``, and its
+  simulation in ``simulation/operators.py``. A row with ``may_abort`` runs in a process of its own (``probe_process.py``).
 """

@@ -263,7 +263,9 @@ def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
     unsupported = ""
     supported = []
     for name, failure in facts.computation.dtypes.items():
-        if not failure:
+        if rule := get_device(device).dtype_rejection(name, facts.torch.release, facts.machine):
+            yield Finding(name, WARNING, rule.reason, rule.remedy)
+        elif not failure:
             supported.append(name)
         elif name in get_device(device).dtype_fallbacks:
             unsupported = "; MPS does not support float64"  # pytorch#122602
@@ -342,7 +344,7 @@ def _check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
     evidence = f"weights are {' and '.join(dtypes)}, which can shift or lose entities"
     if validation and [validation.dtype] == dtypes:
         if validation.reason:
-            remedy = f"Validate it: {validation.command}."
+            remedy = f"{validation.remedy.rstrip('.')}."
             yield Finding("precision", WARNING, f"{evidence}; {validation.reason}", remedy)
     elif dtypes:
         remedy = f"Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype={dtypes[0]!r})."

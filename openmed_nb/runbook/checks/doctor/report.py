@@ -131,8 +131,9 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
     The doctor imports torch and runs linear layers, and an operation in each dtype, on the active device. On a GPU it also
     runs probes of known silent errors (``runbook.checks.doctor.silent_errors`` names the issues). Each probe runs twice, with
     an empty allocator cache and with reused memory, and both results are compared with that of the CPU. A GPU that was
-    rejected because of incorrect results is probed as well. The probes need a few megabytes and a few seconds. The states of
-    the random number generators, the selected device, a device that was set with ``use()``, and the models stay unchanged. If
+    rejected because of incorrect results is probed as well. The probes need a few megabytes and a few seconds. On MPS, two of
+    them run in processes of their own, because their errors end the process: the kernel continues. The states of the random
+    number generators, the selected device, a device that was set with ``use()``, and the models stay unchanged. If
     there is a file of ``accelerate config``, a finding names each setting that does not fit this machine.
 
     Args:

@@ -4,8 +4,12 @@ A probe takes tensors on a device and returns a tensor, which must equal that of
 moved, because a seed produces different numbers on MPS. They are small integers, whose sums are exact in every precision and
 order. The table ``silent_errors.json`` has their shapes: the smallest shapes that reproduce the error of the issue, such as 40,000
 terms in one sum (the error occurs from 32,767 on), 25 features of both operands of a matrix product (from 16 on), and 65,600 rows
-of a linear layer (from 65,536 on). None is known to crash the process. The table quotes the issues and is only a hint: running
-the probe shows whether a device has the error.
+of a linear layer (from 65,536 on). The table quotes the issues and is only a hint: running the probe shows whether a device has
+the error. A probe that can end the process (``may_abort``) runs in a process of its own, see ``probe_process``.
+
+The torch releases in the table are those of the issue threads, of the binaries for macOS, or both. For example, the copy in
+float64 (pytorch#197715) is fixed by pytorch#197722: ``mps_copy_`` calls ``scalarToMetalTypeString`` in the binary of torch 2.15.0,
+but not in those of 2.14.0 and 2.14.1. Nobody has run the probes on a Mac yet.
 
 This module imports torch. It is imported only after a computation on a device.
 """
@@ -14,8 +18,10 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, Finding
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...._utils.text import describe_error, short_type_name
 from ....devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
 from ....devices.causes import MAC_TORCH
@@ -34,6 +40,7 @@ from ....devices.request import device_type
 from ....session import SESSION
 from ....training.batch_checks import REDUCTION_LIMIT
 from ....training.guards import LSTM_REMEDY
+from .probe_process import can_abort, start_probe
 
 Probe = Callable[..., Tensor]
 
@@ -43,12 +50,15 @@ ACCELERATOR_TYPES = tuple(name for name, device in DEVICE_TYPES.items() if devic
 # has larger tolerances for attention, recurrent networks and 16-bit dtypes, which round more.
 DEFAULT_TOLERANCE = 1e-3
 
+RETRY_REMEDY = "Run nb.doctor() again while no other program is running."
+
 # Remedies that several errors share, by their names in the table.
 REMEDIES = {
     "UPGRADE": f"Install a torch version without this error: python -m pip install {MAC_TORCH}.",
     "FEWER_TOKENS": f"Train with fewer than {REDUCTION_LIMIT:,} tokens in one step and accumulate gradients, or use torch 2.14.",
     "CHECK_BATCHES": "Train with nb.Guards, which check every batch on the CPU.",
     "CONTIGUOUS": "Call .contiguous() on the tensor first.",
+    "CPU_FIRST": "Convert the dtype after the copy: tensor.cpu().to(dtype).",
     "CPU": "Compute on the CPU: %openmed_device cpu.",
     "EAGER": "Load the model with attn_implementation='eager', or use torch 2.14.",
     "LSTM_REMEDY": LSTM_REMEDY,
@@ -73,6 +83,7 @@ class KnownBug:
             the GPU unusable until the process exits, so such probes run on MPS only.
         status: ``"failed"`` if a transformer or its training uses the operation. ``"warning"`` if only some programs do,
             or if invalid input is accepted.
+        may_abort: Whether the error ends the process, so that the probe runs in a process of its own.
     """
 
     issue: str
@@ -85,6 +96,7 @@ class KnownBug:
     tolerance: float = DEFAULT_TOLERANCE
     device_types: Sequence[str] = ACCELERATOR_TYPES
     status: str = FAILED
+    may_abort: bool = False
 
 
 def _integer_tensor(*shape: int) -> Tensor:
@@ -222,12 +234,66 @@ def scatter_add_slice(values: Tensor, added: Tensor) -> Tensor:
     return values
 
 
+def index_add_transposed(values: Tensor, added: Tensor) -> Tensor:
+    rows = torch.tensor([1, 3, 0, 0, 3, 0], device="cpu").to(values.device)
+    return values.permute(1, 0, 2).index_add_(0, rows, added.permute(1, 0, 2))
+
+
 def argmax_index(rows: Tensor) -> Tensor:
     return torch.cat([rows.argmax(1), rows.to(torch.int64).argmax(1)])
 
 
-# Errors in the order of the report. Errors are excluded if a probe would need more than a few megabytes or could crash the
-# process. Unsynchronized copies (pytorch#189690) are excluded because this package makes none. Errors that are fixed in every
+def linear_half_twice(inputs: Tensor, weight: Tensor) -> Tensor:
+    weight = weight.to(torch.float16)
+    results = []
+    for _ in range(2):  # Each call can be incorrect, or none.
+        rows = inputs.to(torch.float16).requires_grad_()
+        output = functional.linear(rows, weight)
+        results += [output.detach(), torch.autograd.grad(output.sum(), rows)[0]]
+    return torch.cat([result.float().flatten() for result in results])
+
+
+def copy_converted_source(values: Tensor) -> Tensor:
+    # The offset of 4 bytes makes the error deterministic; otherwise it depends on the address of the target.
+    target = torch.zeros(values.numel() + 2, device="cpu", dtype=torch.float16)[2:]
+    target.copy_(values)
+    return torch.cat([target.float(), values.cpu()])
+
+
+def copy_converted_slice(values: Tensor) -> Tensor:
+    return values.to(torch.float16)[256:].to("cpu", torch.float32)
+
+
+def copy_strided(values: Tensor) -> Tensor:
+    target = torch.zeros(values.shape, device="cpu", dtype=torch.float32)
+    target[::2].copy_(values[::2])
+    return target
+
+
+def copy_as_float64(values: Tensor) -> Tensor:
+    target = torch.full(values.shape, 7.0, device="cpu", dtype=torch.float64)
+    try:
+        target.copy_(values)
+    except (RuntimeError, TypeError):  # Other releases reject this copy on MPS, so that nothing is silently incorrect.
+        return values.cpu().double()
+    return target
+
+
+def linear_transposed_bfloat16(inputs: Tensor, weight: Tensor) -> Tensor:
+    try:
+        inputs = inputs.to(torch.bfloat16)
+    except (RuntimeError, TypeError):  # MPS has no bfloat16 before macOS 14, which the doctor reports by the dtype.
+        return functional.linear(inputs, weight.T)
+    return functional.linear(inputs, weight.to(torch.bfloat16).T).float()
+
+
+def linear_gradient_five_dimensions(inputs: Tensor, weight: Tensor) -> Tensor:
+    operands = [inputs.requires_grad_(), weight.requires_grad_()]
+    gradients = torch.autograd.grad(functional.linear(inputs, weight).sum(), operands)
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+# Errors in the order of the report. Errors are excluded if a probe would need more than a few megabytes. Unsynchronized copies (pytorch#189690) are excluded because this package makes none. Errors that are fixed in every
 # supported torch are still probed, because errors with transposed tensors and tensor slices have reappeared before.
 # The column ``probe`` of the table names a function of this module.
 KNOWN_BUGS = tuple(
@@ -249,11 +315,13 @@ class ProbeOutcome:
         issue: Issue of the error.
         with_empty_cache: Mismatch with an empty cache, or an empty string.
         with_reused_memory: Mismatch with reused memory that contains large numbers, or an empty string.
+        not_run: Reason why the probe has no result, or an empty string.
     """
 
     issue: str
     with_empty_cache: str = ""
     with_reused_memory: str = ""
+    not_run: str = ""
 
     @property
     def mismatch(self) -> str:
@@ -269,13 +337,18 @@ class ProbeOutcome:
 def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
     """Run each probe of a device twice and compare it with the CPU.
 
-    Settings and random number generators of the caller stay unchanged.
+    Settings and random number generators of the caller stay unchanged. A probe that can abort runs once, in a new process,
+    which starts while the other probes run.
     """
     outcomes = []
     bugs = bugs_for_device(device)
     if not bugs:  # The CPU, or a device type whose random number generator may be inaccessible.
         return ()
-    with TENSOR_LOCK, warnings.catch_warnings():
+    with TENSOR_LOCK, warnings.catch_warnings(), ExitStack() as stack:
+        processes = {}
+        for bug in bugs:
+            if bug.may_abort and can_abort(bug.issue):
+                processes[bug.issue] = stack.enter_context(start_probe(PROCESS_FUNCTION, bug.issue, device))
         warnings.simplefilter("ignore")  # For example, cuBLAS warns in a thread without a context.
         with (
             use_rng_states(get_rng_states(device)),
@@ -284,6 +357,10 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
             without_autocast(device),
         ):
             for bug in SESSION.track("Probing", format_device(device), bugs, "probe"):
+                if bug.issue in processes:
+                    result = processes[bug.issue]()
+                    outcomes.append(ProbeOutcome(bug.issue, result.mismatch, result.mismatch, result.not_run))
+                    continue
                 expected = run_probe(bug, "cpu")
                 empty_cache(device)
                 with_empty_cache = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
@@ -291,6 +368,27 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
                 with_reused_memory = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
                 outcomes.append(ProbeOutcome(bug.issue, with_empty_cache, with_reused_memory))
     return tuple(outcomes)
+
+
+PROCESS_FUNCTION = f"{__name__}:probe_in_this_process"
+
+
+def probe_in_this_process(issue: str, device: str, simulated_memory: int | None) -> None:
+    """Run the probe of an error once in a process of its own, and print the mismatch with the CPU as JSON.
+
+    Args:
+        issue: Issue of the error.
+        device: Device to probe.
+        simulated_memory: Memory of the simulated device in bytes, or ``None`` if the device is real.
+    """
+    with ExitStack() as stack:
+        if simulated_memory is not None:
+            from ....simulation.device import simulated_device
+
+            stack.enter_context(simulated_device(simulated_memory, False, {}, issue))
+        bug = next(bug for bug in KNOWN_BUGS if bug.issue == issue)
+        mismatch = describe_mismatch(run_probe(bug, "cpu"), run_probe(bug, device), bug.tolerance)
+    sys.stdout.write(f"{json.dumps({'mismatch': mismatch})}\n")
 
 
 def run_probe(bug: KnownBug, device: str) -> Tensor | BaseException:
@@ -327,14 +425,17 @@ def _fill_freed_memory(device: str) -> None:
 
 
 def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tuple[Finding, ...]:
-    """Return one finding for each probe with a mismatch, and one for all others."""
+    """Return one finding for each probe with a mismatch or without a result, and one for all others."""
     if not outcomes:
         return (Finding(name, NOT_APPLICABLE, "the CPU is the reference of the comparison"),)
     by_issue = {bug.issue: bug for bug in KNOWN_BUGS}
     findings = []
     for outcome in outcomes:
-        if outcome.mismatch:
-            bug = by_issue[outcome.issue]
+        bug = by_issue[outcome.issue]
+        if outcome.not_run:
+            # It has another name than an error that was found, which the verdict reads.
+            findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
+        elif outcome.mismatch:
             evidence = f"{format_device(device)} {outcome.with_empty_cache or outcome.with_reused_memory}"
             details = f"it {outcome.mismatch} ({bug.issue}: {bug.description}; seen with {bug.affected})"
             findings.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))

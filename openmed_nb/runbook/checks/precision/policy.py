@@ -52,7 +52,7 @@ USE_FLOAT32_REMEDY = "Use float32."
 RELOAD_REMEDY = "Reload the model."
 CHECK_ENTITIES_REMEDY = "Check the entities: they decide."
 # Remedies for NaN and infinity in a dtype with a small range.
-OVERFLOW_REMEDIES = {"float16": "Use bfloat16, which has the range of float32."}
+OVERFLOW_REMEDIES = {"float16": "Use float32, or bfloat16 if the device supports it, which has the same range."}
 
 
 @dataclass(frozen=True)

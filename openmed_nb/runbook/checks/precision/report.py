@@ -22,6 +22,7 @@ from ...._render.display import (
     Report,
     Table,
     findings_table,
+    format_percent,
     pluralize,
     worst_status,
 )
@@ -210,7 +211,7 @@ class EntityScore(JsonMixin):
         """Score as a sentence."""
         gold = pluralize(self.gold, "gold entity", "gold entities")
         incorrect = pluralize(self.predicted - self.correct, "other entity", "other entities")
-        return f"Found {self.correct:,} of {gold} (recall {100 * self.recall:.0f}%) and {incorrect}."
+        return f"Found {self.correct:,} of {gold} (recall {format_percent(self.recall)}) and {incorrect}."
 
     def __add__(self, other: EntityScore) -> EntityScore:
         return EntityScore(self.gold + other.gold, self.predicted + other.predicted, self.correct + other.correct)
@@ -377,8 +378,8 @@ class ParityReport(Displayable):
             "0.99 quantile": f"{self.logits.p99:.3g}",
             "0.9 quantile": f"{self.logits.p90:.3g}",
             "median": f"{self.logits.median:.3g}",
-            "tokens with the same label": f"{100 * label_agreement:.2f}%",
-            "identical entities": f"{100 * self.spans.agreement:.2f}%",
+            "tokens with the same label": format_percent(label_agreement, ".2f"),
+            "identical entities": format_percent(self.spans.agreement, ".2f"),
         }
         for name, side_score in zip(("reference", "candidate"), self.gold or (), strict=False):
             metrics[f"gold, {name}"] = (
@@ -486,9 +487,8 @@ def rejection_reasons(report: ParityReport, criteria: AcceptanceCriteria) -> Ite
     if report.gold:
         reference, candidate = report.gold
         if reference.recall - candidate.recall > criteria.recall_loss + ROUNDING:
-            reason = (
-                f"Recall of gold entities is {candidate.recall:.1%}, compared with {reference.recall:.1%} in float32."
-            )
+            recall, reference_recall = (format_percent(score.recall, ".1f") for score in (candidate, reference))
+            reason = f"Recall of gold entities is {recall}, compared with {reference_recall} in float32."
             yield RejectionReason(reason, USE_FLOAT32_REMEDY)
     required = (
         ("entities", spans.reference, criteria.minimum_entities),

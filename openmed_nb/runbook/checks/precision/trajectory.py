@@ -275,6 +275,7 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
     with SESSION.operation(progress):
         module, batches, name = _training_target(model, batches, arguments)
         target_device = SESSION.device(device).device
+        SESSION.device_manager.check_dtype(dtype, target_device)
         is_accelerator = get_device(target_device).is_accelerator
         with contextlib.ExitStack() as stack:
             stack.callback(empty_cache, target_device)

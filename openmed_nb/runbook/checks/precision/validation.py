@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
-from ...._render.display import FAILED, OK, WARNING, Displayable, Report, pluralize
+from ...._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
 from ...._utils.clock import time_call
 from ...._utils.plain import utc_timestamp
 from ...._utils.text import describe_value, model_label, short_type_name
@@ -101,9 +101,7 @@ class PrecisionVerdict(Displayable):
             reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
             record_tables = (replace(table, collapsed=True) for table in self.record.to_report().metrics)
             metrics = (*record_tables, *metrics)
-        required = (
-            f"Required: {100 * self.criteria.span_agreement:.0f}% identical entities in every aggregation strategy."
-        )
+        required = f"Required: {format_percent(self.criteria.span_agreement)} identical entities in every aggregation strategy."
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
             f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
@@ -154,8 +152,8 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         The verdict with its reasons, the comparison, and the validation record.
 
     Raises:
-        ConfigurationError: As for :func:`parity`. Also if ``model`` is a pipeline, which has no files, or if the record cannot
-            be stored.
+        ConfigurationError: As for :func:`parity`. Also if ``model`` is a pipeline, which has no files, if the record cannot be
+            stored, or if the dtype can end the process on this device (bfloat16 on macOS 27 before torch 2.14).
         InvalidTextError, ModelError, DeviceError: As for :func:`parity`.
 
     Example:
@@ -180,6 +178,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         if device is not None:
             arguments["device"] = device
         spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})
+        SESSION.device_manager.check_dtype(name, target_device)
         identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
         pair = pair_from_files(spec, target_device)

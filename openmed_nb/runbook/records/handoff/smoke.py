@@ -25,6 +25,7 @@ from ...._render.display import (
     Report,
     Table,
     findings_table,
+    format_percent,
     pluralize,
     worst_status,
 )
@@ -355,14 +356,14 @@ def check_throughput(reference: Logbook | None, current: Logbook, benchmark: Smo
     )
     if busy_runs:
         evidence = (
-            f"not checked: other processes used more than {100 * MAX_BACKGROUND_LOAD:.0f} % of the processors "
+            f"not checked: other processes used more than {format_percent(MAX_BACKGROUND_LOAD)} of the processors "
             f"during {busy_runs}"
         )
         return Finding(name, WARNING, evidence, "Repeat the smoke test on an idle machine.")
     if benchmark.fastest >= expected * (1 - MAX_SLOWDOWN):
         return Finding(name, OK, "as fast as the golden run")
     slowdown = 1 - benchmark.fastest / expected
-    evidence = f"{100 * slowdown:.0f} % slower than the golden run; the limit is {100 * MAX_SLOWDOWN:.0f} %"
+    evidence = f"{format_percent(slowdown)} slower than the golden run; the limit is {format_percent(MAX_SLOWDOWN)}"
     return Finding(name, FAILED, evidence, "Repeat the smoke test. If it fails again, find the cause of the slowdown.")
 
 

@@ -221,7 +221,7 @@ SAVE_MODEL_REMEDY = "Save the model, and pass the path of its folder."
 MAX_HYPOTHESIS_CHARACTERS = 200
 MAX_HYPOTHESES = 50
 MIN_MATCH_CHARACTERS = 12  # Shorter texts can occur in a hypothesis by coincidence.
-HYPOTHESES_REMEDY = "Pass pairs of a hypothesis and the reason against it, such as [('slow loader', 'data takes 3 %')]."
+HYPOTHESES_REMEDY = "Pass pairs of a hypothesis and the reason against it, such as [('slow loader', 'data takes 3%')]."
 
 
 def fingerprint_dataset(data: object) -> Dataset:
@@ -391,7 +391,7 @@ def validate_hypotheses(hypotheses: object, data: object = None) -> tuple[Hypoth
             contain the hypotheses.
 
     Example:
-        >>> validate_hypotheses({"slow loader": "data takes 3 % of a step"})[0].hypothesis
+        >>> validate_hypotheses({"slow loader": "data takes 3% of a step"})[0].hypothesis
         'slow loader'
     """
     pairs = hypotheses.items() if isinstance(hypotheses, Mapping) else hypotheses

@@ -10,7 +10,13 @@ import torch
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
-from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, TorchImportError, UnknownModelError
+from openmed_nb.errors import (
+    ConfigurationError,
+    DeviceUnavailableError,
+    OpenMedWarning,
+    TorchImportError,
+    UnknownModelError,
+)
 from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, package_findings
 from openmed_nb.runbook.checks.doctor.report import check_computation, collect_facts, diagnose
 from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
@@ -20,6 +26,9 @@ from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 LONG_PRODUCT, LONG_BATCHED_PRODUCT = "pytorch#177116", "pytorch#195163"
+
+FIRST = (LONG_PRODUCT, "pytorch#197796")
+"""Errors of the first suite: one with incorrect results, and one that ends the process."""
 
 DIRTY = {LONG_PRODUCT, LONG_BATCHED_PRODUCT}
 """Errors that occur only if memory was used before."""
@@ -156,8 +165,8 @@ class TestDoctor:
     @pytest.mark.parametrize(
         "issue",
         [
-            LONG_PRODUCT,
-            *(pytest.param(issue, marks=pytest.mark.slow) for issue in DEFECTS_BY_ISSUE if issue != LONG_PRODUCT),
+            *FIRST,
+            *(pytest.param(issue, marks=pytest.mark.slow) for issue in DEFECTS_BY_ISSUE if issue not in FIRST),
         ],
     )
     def test_single_defect_fails_only_its_probe(self, issue):
@@ -167,8 +176,31 @@ class TestDoctor:
         expected = {bug.name: bug.status for bug in KNOWN_BUGS if bug.issue in {issue} | ALSO.get(issue, set())}
         assert get_problems(report) == expected | ({"MPS": FAILED} if issue in RULE_OUT else {})
         assert device.device == ("cpu" if issue in RULE_OUT else "mps")
-        assert (issue in str(device)) == (issue in RULE_OUT)
+        assert any(issue in rejection.reason for rejection in device.rejected) == (issue in RULE_OUT)
         assert ("only after other work on the device" in str(report)) == (issue in DIRTY)
+
+    @pytest.mark.parametrize("macos", [(26, 6, 2), (27, 0)])
+    def test_bfloat16_is_not_used_on_macos_27(self, macos, monkeypatch, keyword_model):
+        """The simulated device has torch 2.13, whose linear layers can end the process there."""
+        monkeypatch.setattr("openmed_nb.simulation.device.MACOS", macos)
+        is_affected = macos >= (27,)
+        with nb.simulated_mps():
+            report = nb.doctor()
+            chosen = nb.training.precision("auto").dtype
+            with pytest.warns(OpenMedWarning) as caught:
+                pipe = nb.load_pipeline(str(keyword_model), dtype="bfloat16")
+            findings = nb.doctor(pipe).problems
+            SESSION.unload()
+
+        assert get_problems(report) == ({"bfloat16": WARNING} if is_affected else {})
+        assert ("bfloat16" in str(report).partition("data types")[2].partition("\n")[0]) is not is_affected
+        assert chosen == ("float16" if is_affected else "bfloat16")
+        assert ("pytorch#197796" in str(caught[0].message)) is is_affected
+        advice = [finding.remedy for finding in findings if finding.name.endswith("precision")]
+        assert ("pip install torch==2.14.1" in advice[0], "validate_precision" in advice[0]) == (
+            is_affected,
+            not is_affected,
+        )
 
     def test_named_model_is_loaded_and_checked(self):
         assert nb.doctor("bundled_small").findings[-1].status == OK

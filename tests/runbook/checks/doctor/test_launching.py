@@ -114,6 +114,8 @@ def test_incompatible_setting_is_one_finding(computers, kind, changes, expected)
         ((15, 5), "2.7.0", "fp16", "float16 needs a GradScaler, which does not work on MPS with torch 2.7.0"),
         ((15, 5), "2.13.0", "fp16", "fp16 on mps: Its losses may differ from those of float32."),
         ((15, 5), "2.13.0", "bf16", "bf16 on mps: M2 computes bfloat16 in software"),
+        ((27, 0), "2.13.0", "bf16", "bfloat16 cannot be used on mps: linear layers in bfloat16 can end the process"),
+        ((27, 0), "2.14.1", "bf16", "bf16 on mps: M2 computes bfloat16 in software"),
     ],
 )
 def test_mixed_precision_finding_names_reason_on_mac(computers, macos, version, precision, words):

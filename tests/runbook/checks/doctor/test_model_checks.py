@@ -193,7 +193,7 @@ class TestPrecision:
                 pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
             evidence = f"weights are {dtype}, which can shift or lose entities; it has not been validated"
             command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
-            expected.append((WARNING, evidence, f"Validate it: {command}."))
+            expected.append((WARNING, evidence, f"To validate it, run {command}."))
             assert self.find_model_problems(pipe) == expected[-1:]
 
         for model in (None, str(keyword_model)):

@@ -1,24 +1,34 @@
 """Probes of known silent errors."""
 
 import re
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
+from openmed_nb.runbook.checks.doctor.probe_process import can_abort, read_result, start_probe
 from openmed_nb.runbook.checks.doctor.silent_errors import (
     KNOWN_BUGS,
+    PROCESS_FUNCTION,
     ProbeOutcome,
     bug_findings,
     bugs_for_device,
+    copy_as_float64,
     describe_mismatch,
+    linear_transposed_bfloat16,
     run_probe,
     run_probes,
 )
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
+
+ABORTING = {"pytorch#197796", "pytorch#187201"}
+"""Errors that end the process."""
 
 
 @pytest.fixture
@@ -47,11 +57,15 @@ def test_cpu_is_not_probed():
     assert bug_findings("known silent errors", (), "cpu")[0].status == NOT_APPLICABLE
 
 
-def test_invalid_ids_are_not_probed_on_cuda():
-    """On CUDA an id out of range makes the GPU unusable for the process."""
+def test_probes_of_mps_only():
+    """On CUDA an id out of range makes the GPU unusable for the process. The other probes are about MPS alone."""
     left_out = {bug.issue for bug in bugs_for_device("mps")} - {bug.issue for bug in bugs_for_device("cuda:1")}
 
-    assert left_out == {"pytorch#154235", "pytorch#108148"}
+    assert left_out == {"pytorch#154235", "pytorch#108148", "pytorch#197715"} | ABORTING
+
+
+def test_probes_that_can_abort_are_marked():
+    assert {bug.issue for bug in KNOWN_BUGS if bug.may_abort} == ABORTING
 
 
 @pytest.mark.real_computer
@@ -122,6 +136,86 @@ def test_outcome_names_the_run_with_mismatch():
     assert {runs: ProbeOutcome("pytorch#92311", *runs).mismatch for runs in words} == words
 
 
+# Exit code, standard output and standard error of the process of a probe, with the mismatch and the reason why it did not run.
+ENDINGS = [
+    (0, '{"mismatch": ""}\n', "", ("", "")),
+    (0, 'a library\n{"mismatch": "returns other values"}\n', "warning", ("returns other values", "")),
+    (-6, "", "failed assertion", ("aborts the process (SIGABRT)", "")),
+    (-11, '{"mismatch": ""}\n', "", ("aborts the process (SIGSEGV)", "")),
+    (-9, "", "", ("", "its process was ended by SIGKILL")),
+    (-2, "", "", ("", "its process was ended by SIGINT")),
+    (1, "", "Traceback\nModuleNotFoundError: no torch\n", ("", "its process failed (ModuleNotFoundError: no torch)")),
+    (3, "", "", ("", "its process failed (exit code 3)")),
+    (0, "", "", ("", "its process failed (exit code 0)")),
+]
+
+
+@pytest.mark.parametrize(("code", "output", "errors", "result"), ENDINGS)
+def test_end_of_a_process_is_a_result(code, output, errors, result):
+    assert read_result(code, output, errors) == result
+
+
+def test_missing_interpreter_is_a_reason(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with start_probe(PROCESS_FUNCTION, "pytorch#197796", "mps") as wait:
+        assert wait().not_run.startswith("its process cannot be started (")
+
+
+@pytest.mark.real_computer
+@pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
+def test_process_is_killed_at_the_end_of_the_block(error):
+    before = {process.pid for process in psutil.Process().children()}
+    started = []
+
+    def stop_while_it_runs():
+        with start_probe(PROCESS_FUNCTION, "pytorch#197796", "cpu"):
+            started.extend(process for process in psutil.Process().children() if process.pid not in before)
+            raise error
+
+    with pytest.raises(error):
+        stop_while_it_runs()
+    assert [process.is_running() for process in started] == [False]
+
+
+@pytest.mark.real_computer
+def test_real_device_is_probed_in_a_process():
+    assert can_abort("pytorch#197796")
+    with start_probe(PROCESS_FUNCTION, "pytorch#197796", "cpu") as wait:
+        assert wait() == ("", "")
+    with simulated_device(environ={}, defects="pytorch#187201"):
+        assert [can_abort(issue) for issue in ("pytorch#187201", "pytorch#197796")] == [True, False]
+
+
+def test_probe_without_result_is_a_warning():
+    outcomes = [
+        ProbeOutcome("pytorch#197796", not_run="its process failed (exit code 1)"),
+        ProbeOutcome("pytorch#92311"),
+    ]
+    problem, good = bug_findings("known silent errors", outcomes, "mps")
+
+    assert (problem.status, problem.evidence) == (WARNING, "not probed: its process failed (exit code 1)")
+    assert problem.remedy
+    assert problem.name not in {bug.name for bug in KNOWN_BUGS}  # The verdict reads these as errors that were found.
+    assert good.evidence.startswith("1 probe agrees")
+
+
+class OnRejectingDevice(torch.Tensor):
+    """Tensor on a device that rejects copies in float64 as torch 2.13 and 2.15 do, and bfloat16 as macOS 13 does."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.copy_ or any(argument is torch.bfloat16 for argument in args):
+            raise TypeError("Cannot convert a MPS Tensor")
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_rejected_dtype_is_no_silent_error():
+    ones = torch.ones(2, 3, 3).as_subclass(OnRejectingDevice)
+
+    assert copy_as_float64(ones).tolist() == ones.tolist()
+    assert linear_transposed_bfloat16(ones, ones[0]).tolist() == (3 * ones).tolist()
+
+
 def test_bug_findings_list_mismatches_first():
     outcomes = [ProbeOutcome(bug.issue, "x", "x") for bug in KNOWN_BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
     *bad, good = bug_findings("known silent errors", outcomes, "mps")
@@ -152,3 +246,10 @@ def test_bugs_of_unsupported_releases_are_labeled():
 
 def test_every_simulated_defect_has_a_probe():
     assert set(DEFECTS_BY_ISSUE) <= {bug.issue for bug in KNOWN_BUGS}
+
+
+def test_page_lists_every_probe():
+    page = (Path(__file__).parents[4] / "docs" / "checks.md").read_text("utf-8")
+    probed = page.partition("## Silent errors that the doctor probes")[2].partition("These errors are not probed")[0]
+
+    assert {bug.issue.removeprefix("pytorch") for bug in KNOWN_BUGS} <= set(re.findall(r"#\d+", probed))

@@ -17,6 +17,7 @@ from openmed_nb.models.records import (
     ValidationRecord,
     identify_model,
     record_store,
+    select_dtype,
     validation_command,
 )
 from openmed_nb.session import SESSION
@@ -39,6 +40,17 @@ def store_record(session, keyword_model, data):
         record_store({"OPENMED_NB_DATA": str(data)}).store(record)
 
     return store_record
+
+
+@pytest.fixture
+def manager_of_mac(computers):
+    """A function that returns the devices of a Mac with torch 2.13 and a version of macOS."""
+
+    def manager_of_mac(macos):
+        mac = replace(computers.MAC, macos_version=macos)
+        return computers.Computer(mac, computers.MAC_TORCH, {}).session.device_manager
+
+    return manager_of_mac
 
 
 @pytest.fixture
@@ -160,6 +172,23 @@ class TestAuto:
         assert "the first dtype validated here. Speed is not measured on" in str(precision)
         assert "faster" not in str(precision)
         assert precision.to_dict()["candidates"][0]["faster"] is None
+
+
+def test_record_from_an_older_macos_is_ignored(keyword_model, tmp_path, manager_of_mac):
+    """A record does not contain the version of macOS, which can be updated without torch."""
+    environ = {"OPENMED_NB_DATA": str(tmp_path)}
+    spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig(dtype="auto"))
+    selected = {}
+    for macos in ((26, 6), (27, 0)):
+        manager = manager_of_mac(macos)
+        for dtype, speed in (("bfloat16", 2.0), ("float16", 1.5)):
+            identity = identify_model(spec, dtype, "mps", manager)
+            record = ValidationRecord(identity, replace(EVIDENCE, speedup=speed), "2026-03-01", {})
+            record_store(environ).store(record)
+        selected[macos[0]] = select_dtype(spec, "mps", manager, environ)[1]
+
+    assert {macos: choice.dtype for macos, choice in selected.items()} == {26: "bfloat16", 27: "float16"}
+    assert "pytorch#197796" in selected[27].candidates[0].summary
 
 
 class TestWarning:

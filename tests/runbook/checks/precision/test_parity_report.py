@@ -101,7 +101,7 @@ REMEDIES = {
         "Train in float32.",
     ),
     ("mps", "float16"): (
-        "Use bfloat16, which has the range of float32.",
+        "Use float32, or bfloat16 if the device supports it, which has the same range.",
         "Check the entities: they decide.",
         *("Use float32.",) * 2,
         "Train in float32.",

@@ -289,6 +289,21 @@ class TestArguments:
         ):
             nb.runbook.validate_precision(str(keyword_model), SURE, dtype="int8")
 
+    def test_bfloat16_is_not_validated_where_it_can_end_the_process(self, keyword_model, monkeypatch):
+        monkeypatch.setattr("openmed_nb.simulation.device.MACOS", (27, 0))
+        batches = [torch.ones(2, 4)]
+        with nb.simulated_mps():
+            for compute in (
+                lambda: nb.runbook.validate_precision(str(keyword_model), SURE),
+                lambda: nb.runbook.loss_parity(torch.nn.Linear(4, 1), batches, steps=1, dtype="bfloat16"),
+            ):
+                with pytest.raises(
+                    ConfigurationError, match=r"bfloat16 cannot be used on mps.*pytorch#197796.*2\.14\.1"
+                ):
+                    compute()
+            assert nb.runbook.loss_parity(torch.nn.Linear(4, 1), batches, steps=1).steps == 1
+            assert nb.runbook.validate_precision(str(keyword_model), SURE, dtype="float16").accepted
+
     def test_read_only_data_folder_raises(self, keyword_model, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))

@@ -43,7 +43,7 @@ COMPLETE = Logbook(
     background=BackgroundLoad(1, 0.1, ("mail",)),
     storage=(StorageLocation("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
     network=NetworkLatency("store.example", 443, 5, 0, 0.01, 0.02),
-    hypotheses=(Hypothesis("slow loader", "data takes 3 % of a step"),),
+    hypotheses=(Hypothesis("slow loader", "data takes 3% of a step"),),
     metrics=(ReportMetrics("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
 )
 """Logbook without unknown values."""
