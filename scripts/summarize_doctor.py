@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from openmed_nb._render.display import FAILED, OK
+from openmed_nb._render.display import FAILED, OK, WARNING
 
 MARK = "Paravirtual: correctness, no speed."
 
@@ -22,14 +22,18 @@ MARK = "Paravirtual: correctness, no speed."
 def summarize(findings: Sequence[dict[str, Any]]) -> tuple[str, int]:
     """Return the answer of the doctor as Markdown, and the exit status."""
     active = next((finding for finding in findings if finding["name"] == "active device"), None)
-    failed = [finding for finding in findings if finding["status"] == FAILED]
+    problems = [finding for finding in findings if finding["status"] in {FAILED, WARNING}]
+    has_failed = any(finding["status"] == FAILED for finding in problems)
     if active is None or active["status"] != OK:
         answer = "MPS: no answer. The doctor could not check a device."
-    elif active["evidence"].startswith("mps") and not failed:
-        answer = "MPS: correct. All checks and probes agree with the CPU."
+    elif active["evidence"].startswith("mps") and not has_failed:
+        answer = "MPS: correct. No check failed."
     else:
         answer = f"MPS: refused. Active device: {active['evidence']}"
-    rows = [f"- {finding['name']}: {finding['evidence']} {finding['details']}".rstrip() for finding in failed]
+    rows = [
+        f"- {finding['status']}: {finding['name']}: {finding['evidence']} {finding['details']}".rstrip()
+        for finding in problems
+    ]
     text = "\n".join([f"## {answer}", "", MARK, "", *rows])
     return text, int("no answer" in answer)
 

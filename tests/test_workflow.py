@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from helpers.readme import readme_command
-from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, Finding
+from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.records.report.report import DeviceReport
 
@@ -112,6 +112,7 @@ def test_step_fails_if_no_report_comes_out(job, name, tmp_path):
 ACTIVE_MPS = Finding("active device", OK, "mps: it has the highest priority.")
 ACTIVE_CPU = Finding("active device", OK, "cpu: mps is unavailable.")
 NO_TORCH = Finding("active device", NOT_APPLICABLE, "torch is unavailable")
+LABEL = Finding("label outside the model's label range", WARNING, "mps differs", "x", "(pytorch#108148)")
 BIAS = Finding("linear layer with a bias", FAILED, "mps differs", "Use 'cpu'.", "(pytorch#192934)")
 
 
@@ -119,6 +120,7 @@ BIAS = Finding("linear layer with a bias", FAILED, "mps differs", "Use 'cpu'.", 
     ("findings", "answer", "status"),
     [
         ((ACTIVE_MPS,), "MPS: correct.", 0),
+        ((ACTIVE_MPS, LABEL), "MPS: correct.", 0),
         ((ACTIVE_MPS, BIAS), "MPS: refused.", 0),
         ((ACTIVE_CPU,), "MPS: refused.", 0),
         ((NO_TORCH,), "MPS: no answer.", 1),
@@ -131,7 +133,8 @@ def test_summary_of_the_doctor_has_two_expected_answers(findings, answer, status
 
     assert markdown.startswith(f"## {answer}")
     assert exit_status == status
-    assert ("pytorch#192934" in markdown) == (BIAS in findings)
+    assert ("- failed: linear layer with a bias" in markdown) == (BIAS in findings)
+    assert ("- warning: label outside" in markdown) == (LABEL in findings)
 
 
 @pytest.mark.slow
