@@ -264,6 +264,8 @@ METRIC_LABELS = {
     "resident": "memory of the process",
 }
 DETACH_REMEDY = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what references tensors."
+# Growth with new shapes is mostly the allocator's, not that of the cached graphs (pytorch#188045). The binaries of torch 2.14.0
+# for macOS place blocks within heaps (pytorch#190438), those of 2.13.0 do not; they were read in November 2026.
 PAD_REMEDY = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
 KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.training.find_tensor_referrers() lists what references tensors."
 
@@ -292,8 +294,8 @@ GROWTH_CAUSES = {
         "Check lists that collect texts or results.",
     ),
     "resident on mps": (
-        "No tensor is retained; most likely MPS compiles a graph for every new batch shape",
-        f"{PAD_REMEDY} Then check lists that collect texts or results.",
+        "No tensor is retained; most likely MPS keeps memory for every new batch shape",
+        f"{PAD_REMEDY} torch 2.14 keeps less (pytorch#190438). Then check lists that collect texts or results.",
     ),
 }
 STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, FLAT: OK}

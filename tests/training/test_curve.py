@@ -119,7 +119,7 @@ ADVICE = {
     "blocks": ({"allocated": FLAT, "reserved": LEAK, "referrers": [KEPT]}, f"{BLOCKS}. {PAD_REMEDY}"),
     "the process": (
         {"allocated": FLAT, "resident": LEAK, "referrers": [KEPT]},
-        f"{COMPILED}. {PAD_REMEDY} Then check lists that collect texts or results.",
+        f"{COMPILED}. {PAD_REMEDY} torch 2.14 keeps less (pytorch#190438). Then check lists that collect texts or results.",
     ),
     "the process on the CPU": (
         {"allocated": FLAT, "resident": LEAK, "referrers": [KEPT], "device": "cpu"},
