@@ -599,7 +599,7 @@ def troubleshooting_pages() -> dict[str, str]:
     lines = [
         GENERATED + "# Troubleshooting by symptom\n",
         "Find what you see, and type the line below it. `%openmed_doctor` runs many of these checks at once; the page",
-        "[Findings of the doctor](findings.md) lists them.\n",
+        "[Findings of the doctor](findings.md) lists them. The sources about MPS were read in November 2026.\n",
     ]
     for row in SYMPTOMS:
         lines += [

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 MIN_TORCH = (2, 6)  # Oldest release that transformers 5 supports (its requirement is torch>=2.6).
 
-# Lock for all tensor work of this package: two threads on MPS can crash the process (pytorch#197805).
+# Lock for all tensor work of this package: two threads on MPS can crash the process. Reported up to torch 2.14
+# (pytorch#197805); the issue is closed, but its fix was reverted on 2026-09-22 (pytorch#197836).
 TENSOR_LOCK = threading.RLock()
 
 # Lock for tokenization, because truncation and padding are state of a tokenizer. The device can compute concurrently. Code

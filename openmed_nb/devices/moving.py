@@ -387,7 +387,7 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
     check_materialized(name, tensors)
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     for unsupported in sorted(dtypes.intersection(get_device(device).dtype_fallbacks)):
-        message = f"{name} has tensors in {unsupported}, which MPS does not support."
+        message = f"{name} has tensors in {unsupported}, which MPS does not support (pytorch#122602)."
         raise ConfigurationError(message, "Pass model.float().")
 
     def copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -66,7 +66,7 @@ class Mps(Device):
     # An estimate between the values of the CPU and CUDA. AnnotationPipeline.calibrate measures a better one.
     batch_tokens = 8192
     max_batch_padding = 256
-    recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape.
+    recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape (pytorch#132596).
     float32_reason = "MPS does not support float64, and reduced precision has not been validated for this model"
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_since = "2.5"  # pytorch#127242
@@ -82,6 +82,7 @@ class Mps(Device):
         installed_macos = ".".join(str(part) for part in machine.macos_version or ())
         if machine.system == "Linux" and machine.apple_silicon:
             reason = "MPS requires macOS; this machine runs Linux on an Apple chip, as in a container on a Mac"
+            # MPS is a framework of macOS: https://developer.apple.com/documentation/metalperformanceshaders
             yield RejectionRule(LINUX_ON_APPLE, reason, RUN_NATIVELY_REMEDY)
         if machine.system != "Darwin":
             yield RejectionRule(NO_MAC, f"MPS requires macOS; this machine runs {machine.system}", is_absent=True)
@@ -89,15 +90,15 @@ class Mps(Device):
             reason = (
                 f"this Python is built for {machine.architecture} and runs under Rosetta, which does not support MPS"
             )
-            yield RejectionRule(ROSETTA, reason, ARM_PYTHON_REMEDY)
+            yield RejectionRule(ROSETTA, reason, ARM_PYTHON_REMEDY)  # pytorch#146236
         if not machine.apple_silicon:
             yield RejectionRule(INTEL, "this Mac has an Intel processor", is_absent=True)
         if machine.macos_version is not None and machine.macos_version < min_macos_for(MIN_TORCH):
             reason = f"macOS {installed_macos} is older than 13, the oldest version on which torch 2.6 supports MPS"
-            yield RejectionRule(OLD_MACOS, reason, "Update macOS to 14 or later.")
+            yield RejectionRule(OLD_MACOS, reason, "Update macOS to 14 or later.")  # EmptyTensor.cpp in the binaries
         needed = min_macos_for(torch.release)
         if machine.macos_version is not None and machine.macos_version < needed:
-            first = ".".join(str(part) for part in needed)
+            first = ".".join(str(part) for part in needed)  # EmptyTensor.cpp in the binaries
             reason = (
                 f"torch {torch.version} supports MPS from macOS {first} on; this machine has macOS {installed_macos}"
             )

@@ -176,6 +176,7 @@ def check_profiling(device: str, signposts: bool, metal_capture: str | None) -> 
         (metal_capture is not None, "Metal captures", "Remove metal_capture."),
     )
     for is_requested, feature, remedy in requests:
+        # Both are functions of torch/mps/profiler.py.
         if is_requested and get_device(device).type != "mps":
             raise ConfigurationError(f"{feature} are supported on MPS only, not on {device}.", remedy)
         if is_requested and is_mps_simulated():

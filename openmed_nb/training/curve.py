@@ -29,7 +29,7 @@ from .._render.display import (
 )
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
 from ..devices.device import MemoryStats
-from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_footprint, run_command
+from ..devices.machine import Footprint, RunCommand, import_psutil, is_mps_simulated, read_footprint, run_command
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
@@ -92,9 +92,6 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
     """Sample the memory of a device, and reset its peak."""
     memory = read_device_memory(device)
     get_device(device).reset_peak_memory_stats()
-    pressure = None
-    if sys.platform == "darwin":
-        pressure = parse_pressure(run_command(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]))
     return MemorySample(
         epoch,
         step,
@@ -104,7 +101,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         resident=resident_bytes(),
         # macOS does not free swap after use, so only its growth is informative.
         swap=int(import_psutil().swap_memory().used),
-        pressure=pressure,
+        pressure=read_memory_pressure(),
         simulated=is_mps_simulated(),
     )
 
@@ -127,8 +124,11 @@ def total_memory_bytes() -> int:
     return int(import_psutil().virtual_memory().total)
 
 
-def parse_pressure(output: str | None) -> str | None:
-    """Return the memory pressure in the output of ``sysctl``."""
+def read_memory_pressure(system: str = sys.platform, run: RunCommand = run_command) -> str | None:
+    """Return the memory pressure, which only macOS reports."""
+    if system != "darwin":
+        return None
+    output = run(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"])
     return PRESSURE_LEVELS.get((output or "").strip())
 
 
@@ -264,6 +264,8 @@ METRIC_LABELS = {
     "resident": "memory of the process",
 }
 DETACH_REMEDY = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what references tensors."
+# Growth with new shapes is mostly the allocator's, not that of the cached graphs (pytorch#188045). The binaries of torch 2.14.0
+# for macOS place blocks within heaps (pytorch#190438), those of 2.13.0 do not; they were read in November 2026.
 PAD_REMEDY = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
 KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.training.find_tensor_referrers() lists what references tensors."
 
@@ -292,8 +294,8 @@ GROWTH_CAUSES = {
         "Check lists that collect texts or results.",
     ),
     "resident on mps": (
-        "No tensor is retained; most likely MPS compiles a graph for every new batch shape",
-        f"{PAD_REMEDY} Then check lists that collect texts or results.",
+        "No tensor is retained; most likely MPS keeps memory for every new batch shape",
+        f"{PAD_REMEDY} torch 2.14 keeps less (pytorch#190438). Then check lists that collect texts or results.",
     ),
 }
 STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, FLAT: OK}

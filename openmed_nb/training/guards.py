@@ -74,7 +74,7 @@ class DropoutWatch:
         opt_out = "use Guards(disable=('dropout_without_gradients',))"
         sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
         if in_attention and sdpa and not get_device(self.device).sdpa_supports_dropout:
-            message += (
+            message += (  # Attention.mm
                 " On MPS attention raises an error here: scaled_dot_product_attention for MPS does not support dropout."
             )
             opt_out = "load the model with attn_implementation='eager'"

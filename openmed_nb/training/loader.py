@@ -158,7 +158,7 @@ def make_settings(
         arguments["persistent_workers"] = True
         reasons["persistent_workers"] = "workers are reused for the next epoch; starting one takes seconds"
     if workers and machine.system == "Darwin":
-        arguments["multiprocessing_context"] = "spawn"
+        arguments["multiprocessing_context"] = "spawn"  # pytorch#178037
         reasons["multiprocessing_context"] = (
             "a forked process that uses Metal hangs or crashes, and macOS does not fork by default"
         )

@@ -1,7 +1,7 @@
 """The panel without its widgets: its operations and its state. All clicks are processed in the thread that runs the cells.
 
 Since version 4.4, JupyterLab sends widget messages over a subshell of the kernel, whose handlers run in another thread
-(setting ``commsOverSubshells``). Tensor operations in two threads can crash the process on MPS (pytorch#197805). The modes
+(setting ``commsOverSubshells``). Tensor operations in two threads can crash the process on MPS (reported up to torch 2.14: pytorch#197805). The modes
 of torch, which the simulated MPS uses, are local to one thread. Therefore a click is passed to the event loop of the main
 thread, and a timer of that loop, not a thread, samples the memory.
 """

@@ -101,7 +101,12 @@ class Gates(Thresholds, Displayable):
                 rules,
                 collapsed=True,
             ),
-            Table("Symptoms", ("symptom", "likely cause", "check and tool", "reported in"), symptoms, collapsed=True),
+            Table(
+                "Symptoms, with reports read in November 2026",
+                ("symptom", "likely cause", "check and tool", "reported in"),
+                symptoms,
+                collapsed=True,
+            ),
         )
         sentences = self.changes or (
             "All thresholds have their defaults. To change one: nb.runbook.gates(speedup=0.3).",

@@ -1,10 +1,13 @@
-"""``verdict.lanes``: comparison of four execution targets, with metrics measured on this machine."""
+"""``verdict.lanes``: comparison of four execution targets, measured on this machine and reported by others."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from ..._render.display import SIMULATED_SUFFIX, Displayable, Report, Table
 from ..bench.comparison import SECONDS_PER_HOUR
@@ -40,6 +43,30 @@ DISPLAYED_METRICS = (
 )
 
 
+class ReportedMeasurement(NamedTuple):
+    """Measurement that another user published.
+
+    Attributes:
+        target: Lane or library.
+        result: Speed or memory.
+        setup: Hardware and workload.
+        source: Issue or pull request.
+        date: Date of the publication, as in ISO 8601.
+    """
+
+    target: str
+    result: str
+    setup: str
+    source: str
+    date: str
+
+
+REPORTED_MEASUREMENTS = tuple(
+    ReportedMeasurement(*row)
+    for row in json.loads(Path(__file__).with_name("reported_measurements.json").read_text("utf-8"))
+)
+
+
 @dataclass(frozen=True, repr=False)
 class Lanes(Displayable):
     """Comparison of the lanes CPU, MPS, MLX and remote pool. A lane is an execution target of a workload.
@@ -66,12 +93,17 @@ class Lanes(Displayable):
 
     SCHEMA = "openmed_nb/lanes/1"
     JSON_EXCLUDE = ("evidence", "gates")
-    JSON_PROPERTIES = ("about", "measured", "simulated")
+    JSON_PROPERTIES = ("about", "measured", "reported_by_others", "simulated")
 
     @property
     def simulated(self) -> bool:
         """Whether any of the evidence comes from a simulated device."""
         return self.evidence.simulated
+
+    @property
+    def reported_by_others(self) -> tuple[dict[str, str], ...]:
+        """Measurements that other users published. They are never mixed with ``measured``, and no rule reads them."""
+        return tuple(measurement._asdict() for measurement in REPORTED_MEASUREMENTS)
 
     @property
     def about(self) -> dict[str, dict[str, str]]:
@@ -159,12 +191,15 @@ class Lanes(Displayable):
             ("responses within a guaranteed time", REMOTE, "a laptop sleeps, throttles and runs on battery"),
         )
         workload_table = Table("Workloads", ("workload", "lane", "reason"), workloads)
+        reported_table = Table(
+            "Reported by others, not measured here", ReportedMeasurement._fields, REPORTED_MEASUREMENTS
+        )
         measured = make_table("Measured on this machine", self.measured)
         metrics = (measured,) if measured.rows else ()
         return Report(
             f"Lanes: {self.recommendation}",
             (REVIEW_AFTER_TWO_WEEKS,),
-            (make_table("", about), workload_table),
+            (make_table("", about), workload_table, reported_table),
             metrics=metrics,
         )
 

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -95,6 +96,20 @@ def test_text_has_no_measured_values():
     assert "51.2 per second" in lanes._repr_html_()
     assert "51.2 per second" in json.dumps(lanes.to_dict())
     assert max(map(len, str(lanes).splitlines())) <= 130
+
+
+def test_reported_measurements_name_source_and_date_and_stay_apart():
+    lanes = evaluate(Evidence(device="mps", texts_per_second=51.25)).lanes
+    results = [measurement["result"] for measurement in lanes.reported_by_others]
+
+    assert {measurement["target"] for measurement in lanes.reported_by_others} == {MPS, MLX, "Core ML"}
+    for measurement in lanes.reported_by_others:
+        assert re.fullmatch(r"[\w-]+/[\w-]+#\d+", measurement["source"])
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", measurement["date"])
+        assert measurement["setup"]
+    assert "Reported by others, not measured here" in str(lanes)
+    assert not [result for result in results if result in json.dumps(lanes.measured)]
+    assert evaluate(Evidence()).lanes.measured == {}
 
 
 def test_simulated_lanes_are_labeled():

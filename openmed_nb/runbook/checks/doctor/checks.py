@@ -268,7 +268,7 @@ def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
         elif not failure:
             supported.append(name)
         elif name in get_device(device).dtype_fallbacks:
-            unsupported = "; MPS does not support float64"
+            unsupported = "; MPS does not support float64"  # pytorch#122602
         else:
             required = name in REQUIRED_DTYPES
             remedy = "Use 'cpu', and update torch and the system." if required else "Use float32."
@@ -329,7 +329,9 @@ def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
     wide = [name for name, tensor in tensors.items() if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
     if wide:
         fraction = f"{len(wide):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(wide) == 1 else 'are'}"
-        evidence = f"{fraction} float64 or complex128, which MPS does not support: {_join_first(wide)}"
+        evidence = (
+            f"{fraction} float64 or complex128, which MPS does not support: {_join_first(wide)}"  # pytorch#122602
+        )
         status = FAILED if get_device(examined.device).dtype_fallbacks else WARNING
         remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
         yield Finding("float64", status, evidence, remedy)

@@ -104,6 +104,7 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
             "distributed_type",
             distributed_type == "MPS",
             FAILED,
+            # See DistributedType of accelerate (accelerate/utils/dataclasses.py).
             "MPS is a value of old accelerate versions; current ones reject it and select MPS automatically",
             SINGLE_PROCESS_REMEDY,
         ),
@@ -181,6 +182,7 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
             "mixed_precision",
             precision == "bf16" and device == "mps" and (machine.macos_version or (14,)) < (14,),
             FAILED,
+            # See is_bf16_available of accelerate (accelerate/utils/imports.py).
             "accelerate does not support bf16 on MPS before macOS 14",
             "Set mixed_precision: 'no', or update macOS.",
         ),

@@ -271,6 +271,7 @@ def _convert_numbers(operator: OpOverload, args: Arguments) -> Arguments:
     )
 
 
+# Texts of torch's MPSFallback.mm.
 FALLBACK_PATTERN = re.compile(
     r"The operator '([^']+)' is not currently supported on the MPS backend and will fall back to run on"
 )

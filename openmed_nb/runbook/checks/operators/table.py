@@ -268,7 +268,7 @@ FLOAT64 = MpsLimitation(
 )
 DIMENSIONS = MpsLimitation(
     "more than 16 dimensions",
-    "MPS supports tensors with dimensions <= 16.",
+    "MPS supports tensors with dimensions <= 16 (binary of torch 2.13.0).",
     "Reshape the tensor to fewer dimensions.",
 )
 ELEMENTS = MpsLimitation(
@@ -289,12 +289,12 @@ INTEGER_CONVOLUTION = MpsLimitation(
 )
 INTEGER_LINEAR = MpsLimitation(
     "integer linear layer",
-    "MPS device does not support linear for non-float inputs.",
+    "MPS device does not support linear for non-float inputs (binary of torch 2.13.0).",
     "Convert the input with .float() first.",
 )
 LSTM_PROJECTION = MpsLimitation(
     "LSTM with a projection",
-    "LSTM with projections is not currently supported with MPS.",
+    "LSTM with projections is not currently supported with MPS (binary of torch 2.13.0).",
     "Remove proj_size, and add a Linear after the LSTM.",
 )
 ATTENTION_DROPOUT = MpsLimitation(

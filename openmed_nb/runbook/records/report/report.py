@@ -26,6 +26,7 @@ from ..runner import (
     merge_evidence,
     run_stages,
 )
+from .expectations import VIRTUAL_SUFFIX, compare_with_expectations, find_virtual_gpu
 from .page import render_issue, render_page
 from .record import DONE, SCHEMA, ReportData, StepOutcome
 from .running import run_step
@@ -88,11 +89,19 @@ class DeviceReport(ReportData, StagedReport):
             for outcome in self.steps
         )
         comparison, comparison_table = compare_speeds(self, find_shipped_report(self.subject))
-        sentences = (self.verdict, *self.notes, *self.warnings, comparison)
+        title = f"Report on {self.device or 'an unknown device'}"
+        virtual = ""
+        if gpu := find_virtual_gpu(self):
+            title += VIRTUAL_SUFFIX
+            virtual = f"The GPU is virtual: {gpu}. The report shows whether results are correct; its times do not represent a Mac."
+        tables = [Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows)]
+        if not self.simulated:
+            tables.append(compare_with_expectations(self))
+        sentences = (virtual, self.verdict, *self.notes, *self.warnings, comparison)
         return Report(
-            f"Report on {self.device or 'an unknown device'}",
+            title,
             tuple(filter(None, sentences)),
-            (Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows),),
+            tuple(tables),
             metrics=(Table("System", ("property", "value"), tuple(_describe_subject(self))), comparison_table),
         )
 
@@ -181,6 +190,8 @@ def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     system_status = report.outcome_for("signals")
     tables = system_status.report.tables if system_status and system_status.report else ()
     yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
+    if virtual_gpu := find_virtual_gpu(report):
+        yield "virtual GPU", virtual_gpu
     yield "memory", format_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
     yield "torch", versions.torch or "not installed"
@@ -215,8 +226,8 @@ def compare_speeds(report: DeviceReport, shipped: DeviceReport | None) -> tuple[
         for name, (local, reference) in pairs.items()
     )
     table = Table("Compared with a shipped report", ("metric", "this computer", "shipped report", "ratio"), rows)
-    if report.simulated:
-        return "", table
+    if report.simulated or find_virtual_gpu(report):  # Their times do not represent a Mac.
+        return "", replace(table, rows=())
     if not pairs:
         missing = "No report of this processor with this torch and system is shipped yet"
         return f"{missing}; CONTRIBUTING.md describes how to contribute this one.", table

@@ -15,6 +15,7 @@ import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb.errors import ConfigurationError, RunInterrupted
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics
+from openmed_nb.runbook.records.report.expectations import find_virtual_gpu
 from openmed_nb.runbook.records.report.record import SCHEMA_FILE, redact, tail_lines
 from openmed_nb.runbook.records.report.report import (
     SHIPPED_REPORTS_FOLDER,
@@ -328,6 +329,7 @@ def test_shipped_reports_are_valid_and_redacted():
         stored = json.loads(file.read_text("utf-8"))
         validator.validate(stored)
         assert not DeviceReport.read(file).simulated
+        assert not find_virtual_gpu(DeviceReport.read(file))
         assert redact(stored, "/nowhere", ()) == stored
     assert (SHIPPED_REPORTS_FOLDER / "README.md").is_file()
 
