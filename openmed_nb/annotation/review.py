@@ -290,6 +290,8 @@ class Review(LiveNotes):
 
     def _append(self, path: Path, lines: bytes) -> None:
         """Write lines to disk, so that they are not lost if the kernel is killed."""
+        # Raised outside of the handler, so that the original error, which contains the path, is not the context.
+        problem = None
         try:
             path.touch(mode=0o600)  # Readable by its owner only.
             with path.open("ab") as file:
@@ -298,24 +300,34 @@ class Review(LiveNotes):
                 os.fsync(file.fileno())
         except OSError as error:
             self._file_size = -1
-            raise self._file_error(f"cannot be written: {describe_error(error)}") from None
+            problem = self._file_error(f"cannot be written: {describe_error(error)}")
+        if problem:
+            raise problem
         self._file_size += len(lines)
 
-    def _read_file(self) -> None:
-        """Read the marks of a file that is new to this review, or that another kernel has changed. Write what it lacks."""
-        path = self.path
-        if path is None:
-            return
+    def _read_changed_bytes(self, path: Path) -> bytes | None:
+        """Return the contents of the file, empty if there is none, or ``None`` if they are what this review wrote."""
+        problem = None
         data = b""
         try:
             if path.is_file():
                 if path.stat().st_size == self._file_size:
-                    return
+                    return None
                 data = path.read_bytes()
             elif path.exists():
-                raise self._file_error("is not a regular file")
+                problem = self._file_error("is not a regular file")
         except OSError as error:
-            raise self._file_error(f"cannot be used: {describe_error(error)}") from None
+            problem = self._file_error(f"cannot be used: {describe_error(error)}")
+        if problem:
+            raise problem
+        return data
+
+    def _read_file(self) -> None:
+        """Read the marks of a file that is new to this review, or that another kernel has changed. Write what it lacks."""
+        path = self.path
+        data = None if path is None else self._read_changed_bytes(path)
+        if path is None or data is None:
+            return
         header = to_json_line({"format": FORMAT, "notes": self.found.fingerprint(), "seed": self.seed})
         if header.startswith(data):  # The file is new, was deleted, or has an incomplete header.
             lines = [header, *(_marks_line(note, marks) for note, marks in self._marks.items())]
@@ -329,10 +341,13 @@ class Review(LiveNotes):
             size -= len(lines.pop())
         marks = list(map(self._parse_marks, lines, itertools.count(2)))
         if size < len(data):
+            problem = None
             try:
                 os.truncate(path, size)
             except OSError as error:
-                raise self._file_error(f"cannot be written: {describe_error(error)}") from None
+                problem = self._file_error(f"cannot be written: {describe_error(error)}")
+            if problem:
+                raise problem
         self._marks.update(marks)
         self._file_size = size
 

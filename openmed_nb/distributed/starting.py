@@ -143,6 +143,8 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
             tls = validate_security(security)
             main = sys.modules["__main__"]
+            if not hasattr(main, "__spec__"):  # The magic %reset deletes it, and multiprocessing.spawn reads it.
+                main.__spec__ = None
             remedy = "Check that there is enough memory for the workers, or use fewer workers: n=1."
             if getattr(main, "__spec__", None) or hasattr(main, "__file__"):  # See multiprocessing.spawn.
                 remedy = MAIN_GUARD

@@ -294,6 +294,15 @@ def test_file_that_cannot_be_written_yet_gets_its_header_later(found, tmp_path):
     assert found.review(path, sample=None).marked_spans(2) == review.marked_spans(2)
 
 
+def test_error_of_a_file_does_not_carry_that_of_the_system(found, tmp_path):
+    """The error of the system contains the whole path, and a pickled error contains its context."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="cannot be written") as caught:
+        found.review(tmp_path / "file" / "review.jsonl")
+
+    assert caught.value.__context__ is None
+
+
 def test_pipe_is_refused(found, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match="regular file"):

@@ -79,8 +79,7 @@ def kernel(page_kernel, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, "utf-8")
     page_kernel.run("get_ipython().config.pop('OpenMedMagics', None)\n%reload_ext openmed_nb")
-    # %reset deletes __spec__, without which multiprocessing starts no process.
-    page_kernel.run(f"%reset -f\n__spec__ = None\n__import__('os').chdir({str(tmp_path)!r})")
+    page_kernel.run(f"%reset -f\n__import__('os').chdir({str(tmp_path)!r})")
     page_kernel.run("__import__('gc').freeze()")  # Collecting the objects of the libraries takes seconds.
     return page_kernel
 
