@@ -12,7 +12,7 @@ from .backend import TorchBackend, TorchInfo
 from .causes import DeviceFacts, RejectionRule
 from .choice import DeviceChoice, DeviceStatus, select_device
 from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables, watermarks
-from .machine import MachineInfo
+from .machine import MachineInfo, RunCommand, run_command
 from .registry import DEVICE_TYPES, get_device
 from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, normalize_device
 
@@ -35,12 +35,18 @@ class DeviceManager:
         environ: Environment variables, which are changed.
         read_machine: Function that returns the facts of the machine. It is called once, on first use.
         torch_backend: Adapter to torch.
+        run: Function that runs a command of the machine, such as ``ioreg``.
     """
 
     def __init__(
-        self, environ: MutableMapping[str, str], read_machine: Callable[[], MachineInfo], torch_backend: TorchBackend
+        self,
+        environ: MutableMapping[str, str],
+        read_machine: Callable[[], MachineInfo],
+        torch_backend: TorchBackend,
+        run: RunCommand = run_command,
     ) -> None:
         self.environ = environ
+        self.run = run
         # MPS variables that the package set, with their values. The dict is replaced and never changed in place.
         self.applied_variables: dict[str, str] = {}
         self._read_machine = read_machine

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
 import platform
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from .._render.values import SIMULATED_SUFFIX
 from .._utils.text import describe_value
@@ -139,12 +141,24 @@ def apple_chip_generation(machine: MachineInfo) -> int | None:
     return int(match[1]) if match else None
 
 
-def run_command(command: list[str], environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the standard output of a command, or ``None`` if it fails to run within two seconds.
+COMMAND_SECONDS = 2.0  # Time limit of a command.
+
+
+class RunCommand(Protocol):
+    """Function that runs a command and returns its output, or ``None`` if it cannot run or exceeds its time limit."""
+
+    def __call__(self, command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None: ...
+
+
+def run_command(
+    command: list[str], environ: Mapping[str, str] | None = None, *, seconds: float = COMMAND_SECONDS
+) -> str | None:
+    """Return the standard output of a command, or ``None`` if it cannot run or exceeds its time limit.
 
     Args:
         command: Command and arguments.
         environ: Environment variables. If ``None``, those of this process.
+        seconds: Time limit. After it, the command and the processes that it started are killed.
 
     Returns:
         The output as text, in which undecodable bytes are replaced by U+FFFD.
@@ -153,12 +167,31 @@ def run_command(command: list[str], environ: Mapping[str, str] | None = None) ->
 
     environment = {**(os.environ if environ is None else environ), "LC_ALL": "C"}
     try:
-        process = subprocess.run(  # noqa: S603 - the commands are constants of this package
-            command, capture_output=True, timeout=2, env=environment, check=False, encoding="utf-8", errors="replace"
+        process = subprocess.Popen(  # noqa: S603 - the commands are constants of this package
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # The signal at the end then reaches all processes of the command.
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError:
         return None
-    return process.stdout
+    with process:
+        try:
+            return process.communicate(timeout=seconds)[0]
+        except BaseException as error:  # Including an interrupt, which the new session does not receive.
+            # A child of the command that keeps its output open would block ``subprocess.run``.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None
+            raise
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from .._render.display import (
 )
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
 from ..devices.device import MemoryStats
-from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_footprint, run_command
+from ..devices.machine import Footprint, RunCommand, import_psutil, is_mps_simulated, read_footprint, run_command
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..errors import ConfigurationError
@@ -92,9 +92,6 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
     """Sample the memory of a device, and reset its peak."""
     memory = read_device_memory(device)
     get_device(device).reset_peak_memory_stats()
-    pressure = None
-    if sys.platform == "darwin":
-        pressure = parse_pressure(run_command(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"]))
     return MemorySample(
         epoch,
         step,
@@ -104,7 +101,7 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         resident=resident_bytes(),
         # macOS does not free swap after use, so only its growth is informative.
         swap=int(import_psutil().swap_memory().used),
-        pressure=pressure,
+        pressure=read_memory_pressure(),
         simulated=is_mps_simulated(),
     )
 
@@ -127,8 +124,11 @@ def total_memory_bytes() -> int:
     return int(import_psutil().virtual_memory().total)
 
 
-def parse_pressure(output: str | None) -> str | None:
-    """Return the memory pressure in the output of ``sysctl``."""
+def read_memory_pressure(system: str = sys.platform, run: RunCommand = run_command) -> str | None:
+    """Return the memory pressure, which only macOS reports."""
+    if system != "darwin":
+        return None
+    output = run(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"])
     return PRESSURE_LEVELS.get((output or "").strip())
 
 

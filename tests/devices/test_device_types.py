@@ -142,3 +142,38 @@ def test_devices_without_queue_have_nothing_to_wait_for(device):
     target = get_device(device)
     assert target.record_event()() is target.synchronize() is None
     assert (target.capability(), target.uuid()) == (None, None)
+
+
+OLD, NEW = (2, 12, 1), (2, 13, 0)
+# dtype, torch, chip, and the start of each note.
+HALF_PRECISION_NOTES = [
+    ("float16", OLD, "Apple M4 Max", ("Keep weights in float32", "Use AdamW without fused=True")),
+    ("float16", NEW, "Apple M1", ()),
+    ("bfloat16", NEW, "Apple M1", ("M1 computes bfloat16 in software",)),
+    ("bfloat16", NEW, "Apple M1 (Virtual)", ("M1 computes bfloat16 in software",)),
+    ("bfloat16", NEW, "Apple M5", ()),
+    ("bfloat16", NEW, None, ("The chip is unknown",)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "release", "chip", "starts"), HALF_PRECISION_NOTES)
+def test_half_precision_notes_of_mps(dtype, release, chip, starts):
+    machine = MachineInfo("Darwin", "arm64", apple_silicon=True, chip=chip)
+    notes = get_device("mps").half_precision_notes(dtype, release, machine)
+
+    assert len(notes) == len(starts)
+    assert all(note.startswith(start) for note, start in zip(notes, starts, strict=True))
+
+
+def test_fused_step_of_mps_ignores_a_scaler_before_torch_2_13():
+    assert [get_device("mps").fused_step_ignores_found_inf(release) for release in (OLD, NEW)] == [True, False]
+
+
+@pytest.mark.real_computer
+def test_memory_limit_of_mps_is_a_fraction_of_the_recommended_memory():
+    mps = get_device("mps")
+    with simulated_device("8 GiB") as device:
+        mps.set_memory_fraction(0.5)
+        assert device.allocator.limit == mps.memory_stats().recommended // 2
+        mps.set_memory_fraction(0)
+        assert device.allocator.limit is None

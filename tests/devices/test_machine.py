@@ -8,6 +8,7 @@ import struct
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +129,43 @@ def test_run_command_returns_output():
     output = run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"], {"TOLD": "é\udcff"})
     assert output == "é\N{REPLACEMENT CHARACTER}\n"
     assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
+def test_run_command_ends_a_hanging_command_and_its_children(tmp_path):
+    """The child keeps the pipe of the output open after its parent was killed."""
+    script = tmp_path / "hang"
+    pids = tmp_path / "pids"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >{pids}\nwait\n")
+    script.chmod(0o755)
+
+    assert run_command([str(script)], seconds=1) is None
+    _ended, running = psutil.wait_procs(find_processes(int(pids.read_text())), timeout=10)
+    assert running == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
+@pytest.mark.real_computer
+def test_interrupt_ends_a_running_command(tmp_path):
+    """The command does not receive the interrupt, because it has its own session."""
+    pid_file = tmp_path / "pid"
+    script = tmp_path / "slow"
+    script.write_text(f"#!/bin/sh\necho $$ >{pid_file}\nsleep 1\nkill -INT {os.getpid()}\nexec sleep 600\n")
+    script.chmod(0o755)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_command([str(script)], seconds=60)
+    _ended, running = psutil.wait_procs(find_processes(int(pid_file.read_text())), timeout=10)
+    assert running == []
+
+
+def find_processes(pid):
+    """Return the process with an id, or nothing if it ended."""
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return []
+    return [] if process.status() == psutil.STATUS_ZOMBIE else [process]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from openmed_nb.training.curve import (
     classify_trend,
     finite_epochs,
     memory_exponent,
-    parse_pressure,
+    read_memory_pressure,
     resident_bytes,
     take_sample,
 )
@@ -343,9 +343,12 @@ def test_sample_report_omits_missing_metrics():
     assert "during training, finished epochs: 3" in str(MemorySample(3, 30, 1.25, is_boundary=False))
 
 
-def test_parse_pressure():
+def test_only_macos_reports_memory_pressure():
     words = {"1\n": "normal", " 2": "warning", "4\n": "critical", "3\n": None, "": None, None: None, "1 2": None}
-    assert {output: parse_pressure(output) for output in words} == words
+    pressures = {output: read_memory_pressure("darwin", lambda _command, output=output: output) for output in words}
+
+    assert pressures == words
+    assert read_memory_pressure("linux", pytest.fail) is None
 
 
 def test_large_axes_are_in_gib():

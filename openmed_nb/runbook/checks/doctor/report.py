@@ -238,7 +238,7 @@ def collect_facts(
             rejected_computation=rejected,
             packages=package_findings(torch_requirement(machine)),
             launch_settings=() if torch_error else accelerate_findings(environ, machine, manager.torch),
-            system_status=read_system_status(machine, device, uuid=get_device(device).uuid()),
+            system_status=read_system_status(machine, device, manager.run, uuid=get_device(device).uuid()),
             models=tuple(
                 finding
                 for name, checked_model in models

@@ -24,7 +24,9 @@ from ...._utils.validation import check_bool, check_optional_integer, check_path
 from ....devices.computer import DeviceManager
 from ....devices.environment import IGNORED, NOT_FOR_DEVICE, SET_BY
 from ....devices.machine import (
+    COMMAND_SECONDS,
     Footprint,
+    RunCommand,
     distribution_of,
     import_psutil,
     processor_name,
@@ -42,7 +44,7 @@ from ....session import SESSION
 from ....training.activations import ActivationCheckpointing
 from ....training.curve import total_memory_bytes
 from ....training.steps import GradientAccumulation, Precision
-from ..signals import RunCommand, read_system_status
+from ..signals import read_system_status
 from . import privacy, sections
 from .logbook import Logbook, report_device
 
@@ -234,7 +236,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
 
     machine = device_manager.machine
     target = get_device(device)
-    status = read_system_status(machine, device, uuid=target.uuid())
+    status = read_system_status(machine, device, device_manager.run, uuid=target.uuid())
     conditions = {
         field.name: getattr(status, field.name) for field in fields(sections.SystemConditions) if field.name != "phase"
     }
@@ -528,13 +530,13 @@ def git_program(system: str = sys.platform, path: str | None = None) -> str | No
     return next((path for path in MAC_GIT_PATHS if os.access(path, os.X_OK)), None)
 
 
-def _run_git(command: list[str]) -> str | None:
-    """Return the output of git, or ``None`` if git cannot run or takes longer than two seconds.
+def _run_git(command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None:
+    """Return the output of git, or ``None`` if git cannot run or exceeds its time limit.
 
     Variables of git, such as ``GIT_DIR``, are removed, because they can select another repository.
     """
     environ = {name: value for name, value in os.environ.items() if not name.upper().startswith("GIT_")}
-    return run_command(command, {**environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"})
+    return run_command(command, {**environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}, seconds=seconds)
 
 
 def read_code(folder: Path, run: RunCommand = _run_git, program: str | None = None) -> sections.Code:
