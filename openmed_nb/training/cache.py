@@ -137,7 +137,7 @@ class CacheReleaser:
         self._is_first_step = True
 
     def after_step(self) -> None:
-        """Empty the cache if the policy is exceeded and the time limit allows it. Short steps share one reading."""
+        """Empty the cache if the policy is exceeded and the time limit allows it. The memory is read once for several short steps."""
         if self._policy is None or not self._device.has_allocator:
             return
         now = current_time()

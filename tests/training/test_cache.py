@@ -221,7 +221,7 @@ def long_steps():
         yield
 
 
-def test_short_steps_share_a_reading():
+def test_memory_is_read_once_for_short_steps():
     device = RecordedDevice("recorded", kept=5 * GIB)
     times = iter([0.0, 0.01, 0.05, 0.1, 0.12, 0.12, 0.13, 0.15])
     with use_clock(times.__next__):

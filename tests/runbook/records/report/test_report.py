@@ -226,8 +226,9 @@ def test_step_exits_with_a_killed_report(home, tmp_path):
     completed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=HERE, check=False)
 
     assert completed.returncode == -9
-    for process in psutil.process_iter(["cmdline"]):
-        if any("openmed_nb.runbook.records.report.running" in word for word in process.info["cmdline"] or ()):
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        is_step = any("openmed_nb.runbook.records.report.running" in word for word in process.info["cmdline"] or ())
+        if is_step and (process.info["environ"] or {}).get("PLANTED") == str(home):
             process.wait(60)
 
 
