@@ -257,7 +257,7 @@ def test_explanation_contains_error():
 
     assert explained.to_dict()["choice"]["error"] == "DeviceUnavailableError"
     assert "Use 'auto'" in str(explained)
-    assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == ["OPENMED_DEVICE"]
+    assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "used"] == ["OPENMED_DEVICE"]
 
 
 def test_explanation_shows_applied_variables():

@@ -161,7 +161,10 @@ def to_text(report: Report) -> str:
     if report.segments:
         lines.append("".join(map(_text_segment, report.segments)).rstrip())
         if counts := _count_segment_labels(report.segments):
-            lines.append("Labels: " + ", ".join(f"{label} {count}" for label, count in counts.items()))
+            lines.append(
+                "Labels: "
+                + ", ".join(f"{label} ({pluralize(count, 'entity', 'entities')})" for label, count in counts.items())
+            )
     for table in drop_empty_tables(report.tables):
         if table.caption:
             lines.append(table.caption)

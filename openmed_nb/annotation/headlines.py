@@ -1,4 +1,4 @@
-"""Headlines of results, such as "6 diseases found in 3 notes"."""
+"""Headlines of results, such as "6 mentions of diseases found in 3 notes"."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ def entities_headline(
 
     Example:
         >>> entities_headline({"DISEASE": 1}, None), entities_headline({"DISEASE": 1205}, ("DISEASE",), 3000)
-        ('1 disease found', '1,205 diseases found in 3,000 notes')
+        ('1 mention of a disease found', '1,205 mentions of diseases found in 3,000 notes')
         >>> entities_headline({}, ("DISEASE",)), entities_headline({}, ("DISEASE", "DRUG"), 1)
         ('No diseases found', 'No entities found in 1 note')
     """
     noun = label_noun(counts or known_labels or ())
-    plural = "entities"
-    if noun:
-        plural = noun if noun == "species" else f"{noun}s"
+    plural = noun if noun == "species" else f"{noun}s"
     total = sum(counts.values())
-    found = pluralize(total, noun or "entity", plural) if total else f"No {plural}"
+    if not total:
+        found = f"No {plural}" if noun else "No entities"
+    elif noun:
+        found = pluralize(total, f"mention of a {noun}", f"mentions of {plural}")
+    else:
+        found = pluralize(total, "entity", "entities")
     return f"{found} found" if num_notes is None else f"{found} found in {pluralize(num_notes, 'note')}"
 
 

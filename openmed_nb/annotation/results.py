@@ -779,7 +779,7 @@ class Summary(Displayable):
             unread = f"{pluralize(len(self.errors) + self.missing, 'note')} could not be read"
             unread += f" ({pluralize(self.missing, 'empty cell')})." if self.missing else "."
         elif self.missing:
-            unread = f"{pluralize(self.missing, 'note is', 'notes are')} missing."
+            unread = f"{pluralize(self.missing, 'note has', 'notes have')} no text."
         without = pluralize(self.texts_without_entities, "note has", "notes have")
         rest = (
             f"{without} no entities." if self.texts_without_entities else "",
@@ -1094,10 +1094,10 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         Example:
             >>> from openmed_nb import annotate
             >>> print(annotate(["No pain.", "She has asthma."], "bundled_small", device="cpu").show(1))
-            1 disease found
+            1 mention of a disease found
               Model: bundled_small, device: cpu
             She has [asthma](DISEASE).
-            Labels: DISEASE 1
+            Labels: DISEASE (1 entity)
             Entities
               label    score  characters  text
               DISEASE  1.00   8-14        asthma
@@ -1314,14 +1314,14 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if not (labels or context or any(min_scores.values())):
             return self
         _warn_unknown_labels((*labels, *filter(None, min_scores)), self.results.labels, self.known_labels)
-        conditions = [f"{name}={value!r}" for name, value in context.items()]
+        conditions = [f"label {' or '.join(map(shorten, labels))}"] if labels else []
+        conditions += [f"{name}={value!r}" for name, value in context.items()]
         conditions += [
-            f"a score of at least {score:g}{f' for {shorten(label)}' if label else ''}"
+            f"score of at least {score:g}{f' for {shorten(label)}' if label else ''}"
             for label, score in min_scores.items()
             if score
         ]
-        sentence = f"Filtered to {' or '.join(map(shorten, labels))} entities" if labels else "Filtered to entities"
-        sentence += f" with {' and '.join(conditions)}." if conditions else "."
+        sentence = f"{'Filters' if len(conditions) > 1 else 'Filter'}: {', '.join(conditions)}."
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
         results = self.results.filter({label.casefold() for label in labels}, min_scores, context)
         known_labels = self.known_labels

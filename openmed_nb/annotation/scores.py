@@ -173,18 +173,20 @@ class Scores(Displayable):
     def to_report(self) -> Report:
         """Return the scores as sentences and a table."""
         strict = self.total.strict
-        title = f"{self.model} found {strict.correct:,} of {pluralize(strict.gold, 'gold entity', 'gold entities')}"
+        gold = pluralize(strict.gold, "gold entity", "gold entities")
+        title = f'The model "{self.model}" found {strict.correct:,} of {gold} exactly'
         sentences = [f"Strict F1: {format_percent(strict.f1, '.1f')} in {pluralize(self.num_texts, 'text')}."]
         if self.gold_characters:
             fraction = format_percent(self.uncovered_characters / self.gold_characters, ".1f")
             sentences.append(
-                f"{self.uncovered_characters:,} of {self.gold_characters:,} gold characters are not in a predicted entity ({fraction})."
+                f"{self.uncovered_characters:,} of the {self.gold_characters:,} characters in gold entities are not in any entity "
+                f"that the model found ({fraction})."
             )
         if self.num_failed:
             sentences.append(f"{pluralize(self.num_failed, 'text')} failed; gold entities there count as missed.")
         rows = [_row("all", scheme, getattr(self.total, scheme)) for scheme in SCHEMES]
         rows += [_row(label, "strict", scores.strict) for label, scores in self.labels.items()]
-        columns = ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "predicted")
+        columns = ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "found")
         return Report(title, tuple(sentences), (Table("Scores", columns, tuple(rows)),))
 
 

@@ -308,12 +308,14 @@ class Explanation(Displayable):
         """Return the report: the choice or the error, and up to four tables."""
         decisive = first_explicit(self.resolution_order)
         rows = [
-            (setting.source, setting.display_value, "decides" if setting is decisive else "")
+            (setting.source, setting.display_value, "used" if setting is decisive else "")
             for setting in self.resolution_order
         ]
-        rows.append(("automatic", ", then ".join(DEVICE_TYPES), "" if decisive else "decides"))
+        rows.append(("automatic", ", then ".join(DEVICE_TYPES), "" if decisive else "used"))
         order = Table(
-            "Settings that choose the device (highest priority first)", ("source", "value", "result"), tuple(rows)
+            "Settings that can determine the device (highest priority first)",
+            ("source", "value", "result"),
+            tuple(rows),
         )
         if isinstance(self.choice, OpenMedError):
             report = Report("Device: none", (self.choice.message, self.choice.remedy))

@@ -64,7 +64,7 @@ class Cuda(Device):
             yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA", is_absent=True)
         yield from super().rejection_rules(facts)
         if machine.gpu_driver is False and not names:
-            remedy = f"Install the driver if there is an {vendor} GPU."
+            remedy = f"If this computer has an {vendor} GPU, install its driver."
             yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy, is_absent=True)
         if torch.gpu_build == "":
             remedy = "Install a CUDA build of torch; see https://pytorch.org/get-started/locally for the command."

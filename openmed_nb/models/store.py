@@ -45,7 +45,7 @@ class LoadedModelInfo:
         """Whether the model follows the session device, with the reason if not, as text."""
         if self.follows_session:
             return "yes"
-        return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: loaded for this device"
+        return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: it was loaded for this device"
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class LoadedModels(Displayable, Sequence[LoadedModelInfo]):
     Example:
         >>> print(LoadedModels((LoadedModelInfo("bundled", "cpu", "float32", 3 << 20, True),)))
         1 model loaded
-          model    device  dtype    size     follows the session device
+          model    device  dtype    size     moves when you change the device
           bundled  cpu     float32  3.0 MiB  yes
     """
 
@@ -78,7 +78,7 @@ class LoadedModels(Displayable, Sequence[LoadedModelInfo]):
             (model.name, model.device, model.dtype, format_bytes(model.size), model.follow_status)
             for model in self.models
         )
-        return Table("", ("model", "device", "dtype", "size", "follows the session device"), rows)
+        return Table("", ("model", "device", "dtype", "size", "moves when you change the device"), rows)
 
     def to_report(self) -> Report:
         """Return the number of models and the table."""

@@ -65,7 +65,7 @@ CHEAT_SHEET_ROWS = (
     ("%openmed_log --diff run.json", "show what has changed since run.json was saved"),
     ("%openmed_release", "release memory held by models, outputs and the last error"),
     ("%openmed_report --quick", "run short measurements on this computer, and write a report"),
-    ("nb.compare()", "measure how much faster the active device is than the CPU, and the time of each step"),
+    ("nb.compare()", "measure how much faster the active device is than the CPU, and how long each step takes"),
 )
 
 # Lines that a computer without MPS needs only to simulate it.
@@ -193,18 +193,20 @@ def parse_line(magic: Callable[..., object], line: str) -> argparse.Namespace:
     try:
         arguments, unknown = parser.parse_known_args(split_words(line))
     except (UsageError, ValueError) as error:
-        raise _usage_error(magic, f"could not be parsed: {parser_problem(str(error))}") from None
+        message = f"The line after %{magic.__name__} could not be parsed: {parser_problem(str(error))}."
+        raise _usage_error(magic, message) from None
     # argparse parses "--option=--" as an empty list, and from Python 3.13 on as two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
-        raise _usage_error(magic, "received an option without its value")
+        raise _usage_error(magic, f"%{magic.__name__} received an option without its value.")
     if flags := [word for word in unknown if word.startswith("-")]:
         match = closest_match(flags[0], options, cutoff=0.6)
-        remedy = f"Use {match}" if match else ""
+        remedy = f"Did you mean {match}?" if match else ""
         if not match and magic.__name__ == "openmed_ner":  # The word may be part of a note, such as "-HIV".
-            remedy = "Write -- before a text that starts with a dash"
-        raise _usage_error(magic, "does not have this option", remedy)
+            remedy = "Write -- before a text that starts with a dash."
+        raise _usage_error(magic, f"%{magic.__name__} received an unknown option.", remedy)
     if unknown:  # The words may be part of a note, so the error must not quote them.
-        raise _usage_error(magic, f"received {pluralize(len(unknown), 'unexpected argument')}")
+        unexpected = pluralize(len(unknown), "unexpected argument")
+        raise _usage_error(magic, f"%{magic.__name__} received {unexpected}.")
     return arguments
 
 
@@ -230,10 +232,9 @@ def _strip_comment(line: str) -> str:
     return _COMMENT_PATTERN.sub(r"\1", line).strip().removesuffix(";").strip()
 
 
-def _usage_error(magic: Callable[..., object], problem: str, remedy: str = "") -> MagicError:
+def _usage_error(magic: Callable[..., object], message: str, remedy: str = "") -> MagicError:
     """Return the error for an invalid line, which refers to the help of the magic."""
-    name = f"%{magic.__name__}"
-    return MagicError(f"{name} {problem}.", f"{remedy}, or see {name} --help." if remedy else f"See {name} --help.")
+    return MagicError(message, f"{remedy} See %{magic.__name__} --help.".lstrip())
 
 
 SIMULATIONS = ("mps", "off")
@@ -272,9 +273,11 @@ class OpenMedMagics(Magics):
     """The magics of openmed_nb. ``%config OpenMedMagics`` lists their settings."""
 
     default_model = Unicode("bundled", help="Default model for %%openmed_ner and %openmed_panel.").tag(config=True)
-    aggregation_strategy = Enum(STRATEGIES, DEFAULT_STRATEGY, help="How to combine tokens into entities.").tag(
-        config=True
-    )
+    aggregation_strategy = Enum(
+        STRATEGIES,
+        DEFAULT_STRATEGY,
+        help="How to combine tokens (parts of words) into entities; see nb.load_pipeline.",
+    ).tag(config=True)
     preload = Bool(
         True,
         help="Import torch and transformers in the background after the first %openmed, %openmed_device or %openmed_panel.",
@@ -303,7 +306,7 @@ class OpenMedMagics(Magics):
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; if omitted, show the active device")
-    @argument("--reset", action="store_true", help="undo the choice of a device")
+    @argument("--reset", action="store_true", help="undo your choice of device")
     @argument("--list", action="store_true", help="list all devices, and show which ones can be used")
     @argument(
         "--explain",
@@ -351,7 +354,11 @@ class OpenMedMagics(Magics):
         "--model",
         help="short name (such as bundled_small), Hugging Face Hub id or folder (default: the bundled disease model)",
     )
-    @argument("--strategy", help="how to combine tokens into entities: none, simple, first, average or max")
+    @argument(
+        "--strategy",
+        help="how to combine tokens (parts of words) into entities: none, simple, first, average or max; "
+        "see nb.load_pipeline",
+    )
     @argument("--device", help="device for this command only")
     @argument(
         "--from", dest="variable", metavar="NAME", help="variable with a text, a list of texts or a pandas Series"
@@ -398,7 +405,7 @@ class OpenMedMagics(Magics):
         )
 
     @magic_arguments()
-    @argument("--model", help="model for the example text (default: the model of %%%%openmed_ner)")
+    @argument("--model", help="model for the example text (default: the model that %%%%openmed_ner uses)")
     @argument("--close", action="store_true", help="close all open panels")
     @_parsed_line_magic
     def openmed_panel(self, arguments: argparse.Namespace) -> object:
@@ -492,15 +499,17 @@ class OpenMedMagics(Magics):
             if variable not in self.shell.user_ns:
                 candidates = [candidate for candidate in self.shell.user_ns if not candidate.startswith("_")]
                 match = closest_match(variable, candidates)
-                remedy = f"Did you mean {match}?" if match else "Use a variable that contains a text or many texts."
+                remedy = (
+                    f"Did you mean {match}?" if match else "Use a variable that contains a text or a list of texts."
+                )
                 raise MagicError(f"Undefined variable: {describe_value(variable)}.", remedy)
             return self.shell.user_ns[variable]
         if cell is not None and text:  # The words may be part of a note, so the error must not quote them.
             unexpected = pluralize(len(text.split()), "unexpected argument")
-            message = f"{name} received {unexpected} in its first line."
-            raise MagicError(message, f"Write the text in the lines below the command, or see {name} --help.")
+            message = f"{name} received {unexpected} on its first line."
+            raise MagicError(message, f"Write the text on the lines below the command. See {name} --help.")
         if not has_text:
-            remedy = "Write the text in the lines below the command, or use --from with a variable."
+            remedy = "Write the text on the lines below the command, or use --from with a variable."
             if cell is None:
                 remedy = (
                     "Write the text after the command, use --from with a variable, or write %%openmed_ner above a text."

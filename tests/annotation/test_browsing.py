@@ -184,7 +184,7 @@ def test_state_starts_with_the_result_and_the_filters():
     state = NoteListing(found).state()
     assert (state["title"], state["details"]) == ("5 entities found in 5 notes", ["Model: m, device: cpu"])
     state = NoteListing(found.filter("disease", min_score=0.5)).state()
-    assert state["title"] == "2 diseases found in 5 notes"
+    assert state["title"] == "2 mentions of diseases found in 5 notes"
     assert state["details"][1:] == list(found.filter("disease", min_score=0.5).settings["only"])
 
 

@@ -43,7 +43,7 @@ class TestFiles:
         found = found_in(folder / "*.txt")
         assert words(found) == WORDS
         assert found.preview_texts == ()
-        assert str(found).startswith("3 diseases found in 4 notes\n")
+        assert str(found).startswith("3 mentions of diseases found in 4 notes\n")
         assert "\n  2 notes have no entities.\n" in str(found)
 
     def test_offsets(self, folder, found_in):

@@ -206,7 +206,7 @@ class TestManyTexts:
 
         masked = found.filter(min_score=1.0).mask()
         assert masked[0].text == "She has asthma."
-        assert "Filtered to entities with a score of at least 1." in masked.to_report().sentences
+        assert "Filter: score of at least 1." in masked.to_report().sentences
 
     def test_the_first_texts_are_shown(self):
         """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
@@ -367,7 +367,7 @@ def test_filter_by_score_is_said_with_a_single_masked_text():
     masked = found.filter(min_score=1.0).show(0).mask()
 
     assert masked.text == "She has asthma."
-    assert "Filtered to entities with a score of at least 1." in masked.to_report().sentences
+    assert "Filter: score of at least 1." in masked.to_report().sentences
     assert masked == found.filter(min_score=1.0).mask()[0]
 
 

@@ -124,7 +124,7 @@ class TestShownMissing:
         assert summary.to_dict()["missing"] == 11
         assert "12 notes could not be read (11 empty cells)." in str(found)
         assert str(found).count("empty cell") == str(summary).count("empty cell") == 1
-        assert "1 note is missing." in str(found.summary().__class__("m", "cpu", 1, 0, (), (), (), missing=1))
+        assert "1 note has no text." in str(found.summary().__class__("m", "cpu", 1, 0, (), (), (), missing=1))
 
     def test_one_by_one(self, found):
         assert "\n1: (missing)\n" in str(found)

@@ -106,7 +106,7 @@ class TestOneText:
         """An entity whose label has no name, as that of ``B-``, is marked too."""
         found = one_text(placed(7, 13, name))
         assert "He has [asthma](no label) and" in str(found)
-        assert "Labels: no label 1" in str(found)
+        assert "Labels: no label (1 entity)" in str(found)
         assert [mark["title"] for mark in Marks(found._repr_html_()).marks] == ["no label 0.900, characters 7 to 13"]
 
 
@@ -166,7 +166,7 @@ class TestOverlaps:
         """A reader of the text sees each entity; earlier, all but the first were in the table only."""
         found = one_text(placed(18, 33), placed(25, 33, "DIABETES"), placed(14, 24, "OTHER"))
         assert "[and [type 2](OTHER) [diabetes](DIABETES)](DISEASE)." in str(found)
-        assert "Labels: DIABETES 1, DISEASE 1, OTHER 1" in str(found)
+        assert "Labels: DIABETES (1 entity), DISEASE (1 entity), OTHER (1 entity)" in str(found)
 
     def test_layers_of_the_page_keep_the_text_and_name_each_label(self):
         found = one_text(placed(18, 33), placed(25, 33, "DIABETES"), placed(14, 24, "OTHER"))
@@ -318,7 +318,7 @@ class TestManyTextsShown:
         assert repr(found()) == str(found())
         assert found()._repr_html_() == found()._repr_html_()
         assert str(found()) == (
-            "3 diseases found in 4 notes\n"
+            "3 mentions of diseases found in 4 notes\n"
             "  Model: bundled, device: cpu\n"
             "  1 note has no entities.\n"
             "  1 note could not be read.\n"
@@ -326,7 +326,7 @@ class TestManyTextsShown:
             "1: No complaints.\n"
             "2: (error)\n"
             "3: [Type 2 diabetes](DISEASE) and [asthma](DISEASE).\n"
-            "Labels: DISEASE 3\n"
+            "Labels: DISEASE (3 entities)\n"
             "Notes with errors\n"
             "  note  error\n"
             f"  2     {FAILURE}"
@@ -360,7 +360,7 @@ class TestManyTextsShown:
         """The report of 10,000 texts, including 1,000 failed texts, has a few lines."""
         answers = ["an error" if number % 10 == 9 else [entity("asthma", "asthma")] for number in range(10_000)]
         many = annotations(answers, ["asthma"] * MAX_DISPLAYED_TEXTS)
-        assert str(many).startswith("9,000 diseases found in 10,000 notes")
+        assert str(many).startswith("9,000 mentions of diseases found in 10,000 notes")
         assert len(str(many)) < 1500
         assert len(many._repr_html_()) < 6000
 
@@ -494,11 +494,8 @@ class TestSomeOfTheEntities:
         """Each filter is reported in the text, in the summary and in the HTML."""
         some_of_them = annotations(MIXED, ("asthma drug",)).filter("drug", "disease").filter(min_score=0.5)
         for shown in (some_of_them, some_of_them.summary()):
-            assert (
-                "  Filtered to drug or disease entities.\n  Filtered to entities with a score of at least 0.5.\n  By label"
-                in str(shown)
-            )
-            assert "Filtered to drug or disease entities." in shown._repr_html_()
+            assert "  Filter: label drug or disease.\n  Filter: score of at least 0.5.\n  By label" in str(shown)
+            assert "Filter: label drug or disease." in shown._repr_html_()
 
     def test_the_first_stays_as_it_was(self):
         """A filter makes another value."""
@@ -534,7 +531,7 @@ class TestManyHiddenTexts:
         summary = hidden.summary()
         forms = [str(hidden), repr(hidden), hidden._repr_html_(), str(summary), summary._repr_html_()]
         for shown in [*forms, json.dumps(summary.to_dict())]:
-            assert "DISEASE" in shown or "3 diseases" in shown
+            assert "DISEASE" in shown or "3 mentions of diseases" in shown
             assert not any(word in shown for word in ("asthma", "diabetes", "He has", "complaints"))
         assert "(text hidden)" in str(hidden)
         assert FAILURE in str(hidden)
@@ -761,7 +758,7 @@ def test_html_has_the_counts():
 def test_summary_draws_no_chart_of_a_single_label():
     page = Summary("m", "cpu", 2, 0, (), (("DISEASE", 2),), ())._repr_html_()
 
-    assert "2 diseases found in 2 notes" in page
+    assert "2 mentions of diseases found in 2 notes" in page
     assert "<table" not in page
 
 

@@ -221,14 +221,14 @@ def test_report_of_scores():
     report = scores.to_report()
     (table,) = report.tables
 
-    assert report.title == "model found 1 of 4 gold entities"
+    assert report.title == 'The model "model" found 1 of 4 gold entities exactly'
     assert report.sentences == (
         "Strict F1: 28.6% in 3 texts.",
-        "10 of 20 gold characters are not in a predicted entity (50.0%).",
+        "10 of the 20 characters in gold entities are not in any entity that the model found (50.0%).",
         "1 text failed; gold entities there count as missed.",
     )
     assert table.caption == "Scores"
-    assert table.columns == ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "predicted")
+    assert table.columns == ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "found")
     assert [row[:2] for row in table.rows] == [
         ("all", "strict"),
         ("all", "partial"),
@@ -239,7 +239,10 @@ def test_report_of_scores():
     assert table.rows[4][2:5] == ("50.0%", "50.0%", "50.0%")
     assert len(dataclasses.replace(scores, gold_characters=0, num_failed=0).to_report().sentences) == 1
     one = score_spans("model", {0: []}, {0: [GoldSpan(0, 1, "NAME")]}, str, 0).to_report()
-    assert (one.title, one.sentences[0]) == ("model found 0 of 1 gold entity", "Strict F1: 0.0% in 1 text.")
+    assert (one.title, one.sentences[0]) == (
+        'The model "model" found 0 of 1 gold entity exactly',
+        "Strict F1: 0.0% in 1 text.",
+    )
 
 
 def test_interval_covers_95_percent_of_the_resamples():

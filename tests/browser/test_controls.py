@@ -83,7 +83,7 @@ def test_absent_device_has_a_reason_and_no_button(front):
 
 def used_memory(front, panel=0):
     """Return the memory of the process in the panel, in bytes."""
-    shown = front.region("Memory", panel).get_by_role("row", name="process").inner_text()
+    shown = front.region("Memory", panel).get_by_role("row", name="Python session").inner_text()
     size, unit = MEMORY_PATTERN.search(shown).groups()
     return float(size.replace(",", "")) * 1024 ** ("bytes", "KiB", "MiB", "GiB").index(unit)
 

@@ -107,7 +107,7 @@ def test_shortcut_annotates_without_running_a_cell(front, keys):
     box.fill(f"She has asthma and migraine, {keys}.")
     box.press(keys)
 
-    expect(front.region("Try it").locator(".openmed-answer")).to_contain_text("2 diseases found")
+    expect(front.region("Try it").locator(".openmed-answer")).to_contain_text("2 mentions of diseases found")
     assert front.focus.startswith("Text to annotate")
     assert cells.count() == count
     expect(front.panels).to_have_count(1)
@@ -119,7 +119,7 @@ def test_answer_is_bounded_and_cleared_while_typing(front):
     answer = front.region("Try it").get_by_role("region", name="Annotated text")
     box.fill("She has asthma and migraine. " * 150)
     box.press("Control+Enter")
-    expect(answer).to_contain_text("300 diseases found")
+    expect(answer).to_contain_text("300 mentions of diseases found")
     heights = answer.evaluate("element => [element.clientHeight, element.scrollHeight]")
     answer.focus()
     front.page.keyboard.press("End")

@@ -42,7 +42,7 @@ def pages(open_panel):
             front.choose_theme(theme)
         front.page.set_viewport_size({"width": 1200, "height": 1400})
         front.run(ANNOTATE)
-        expect(front.region("Try it")).to_contain_text("1 disease found")
+        expect(front.region("Try it")).to_contain_text("1 mention of a disease found")
         expect(front.panel.get_by_role("alert")).to_have_count(0)
         front.panel.evaluate(UNFOLD, True)
         return front
@@ -162,12 +162,12 @@ REGIONS = {
         - heading "Memory" [level=2]
         - table "Memory in use":
           - rowgroup:
-            - row "kind used limit"
+            - row "memory of used limit"
           - rowgroup:
-            - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB .* samples?.* [\\d.]+ GiB, /:
+            - row /^mps \\(SIMULATED\\) allocated [\\d.]+ MiB cached [\\d.]+ [KM]iB .* samples?.* [\\d.]+ GiB \\(/:
               - rowheader "mps (SIMULATED)"
-            - row /^process [\\d.]+ [MG]iB .* samples?.* [\\d.]+ GiB, total memory/:
-              - rowheader "process"
+            - row /^Python session [\\d.]+ [MG]iB .* samples?.* [\\d.]+ GiB \\(memory of this computer\\)/:
+              - rowheader "Python session"
         - button "Refresh"
         - button "Release memory"
         - checkbox "Refresh every 2 seconds"
@@ -179,7 +179,7 @@ REGIONS = {
         - status:
           - region "Annotated text":
             - paragraph:
-              - strong: 1 disease found
+              - strong: 1 mention of a disease found
             - paragraph: /bundled_small, device. mps .SIMULATED., [\\d.]+ m?s/
             - paragraph: /SIMULATED/
             - text: The patient has
@@ -193,7 +193,7 @@ REGIONS = {
             - table "Loaded models":
               - caption: Loaded models
               - rowgroup:
-                - row "model device dtype size follows the session device"
+                - row "model device dtype size moves when you change the device"
               - rowgroup:
                 - row "bundled_small mps (SIMULATED) float32 9.7 MiB yes":
                   - rowheader "bundled_small"

@@ -249,17 +249,17 @@ def test_headline_of_choice(chosen, headline):
 
 
 @pytest.mark.parametrize(
-    ("environ", "argument", "decides"),
+    ("environ", "argument", "used"),
     [
         ({"OPENMED_DEVICE": "cpu"}, None, "OPENMED_DEVICE"),
         ({"OPENMED_TORCH_DEVICE": "cpu"}, "cpu", "argument"),
         ({"OPENMED_TORCH_DEVICE": ""}, "auto", "automatic"),
     ],
 )
-def test_explanation_marks_decisive_setting(environ, argument, decides):
+def test_explanation_marks_decisive_setting(environ, argument, used):
     chain = resolution_order(environ, DeviceSetting("argument", argument))
     explained = Explanation(chain, choice(), plan_mps_variables({}, "cpu"), {})
-    assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "decides"] == [decides]
+    assert [row[0] for row in explained.to_report().tables[0].rows if row[2] == "used"] == [used]
 
 
 def test_explanation_to_dict():

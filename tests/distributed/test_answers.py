@@ -183,7 +183,7 @@ class TestResults:
             found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
         finally:
             stop()
-        assert str(found).splitlines()[0] == "30 diseases found in 30 notes"
+        assert str(found).splitlines()[0] == "30 mentions of diseases found in 30 notes"
         assert "Model: bundled_small, device: 2 workers (cpu)" in str(found)
         assert found.preview_texts == tuple(numbered(30, spaces=1))[: len(found.preview_texts)] != ()
         messages = [str(event) for event in events]

@@ -235,9 +235,9 @@ class TestInventory:
 
         assert str(inventory).splitlines() == [
             "3 models loaded",
-            "  model    device  dtype     size       follows the session device",
+            "  model    device  dtype     size       moves when you change the device",
             "  bundled  cpu     float32   3.0 MiB    yes",
-            "  bundled  cuda:1  bfloat16  2.5 MiB    no: loaded for this device",
+            "  bundled  cuda:1  bfloat16  2.5 MiB    no: it was loaded for this device",
             "  another  mps     float16   512 bytes  yes",
         ]
         assert json.loads(json.dumps(inventory.to_dict()))["models"][1] == second

@@ -102,7 +102,7 @@ def run_and_interrupt(kernel, code, marker):
 def test_notebook_result(notebook):
     """The result of a cell is shown as text and as HTML with the entities marked; nothing else is."""
     reply = notebook.run(f"nb.annotate({TEXTS!r}, **options)")
-    assert reply.text.splitlines()[0] == "2 diseases found in 3 notes"
+    assert reply.text.splitlines()[0] == "2 mentions of diseases found in 3 notes"
     assert "0: the patient has [asthma](DISEASE) ." in reply.text
     assert "<mark" in reply.html
     assert (len(reply.shown), reply.streams) == (1, {})

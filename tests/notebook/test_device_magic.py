@@ -53,7 +53,11 @@ def test_explain_shows_the_chain_and_the_environment(kernel):
     places = [text.index(f"\n  {name} ") for name in (*chain, "PYTORCH_ENABLE_MPS_FALLBACK")]
 
     assert places == sorted(places)
-    assert next(line for line in text.splitlines() if "decides" in line).split() == ["OPENMED_DEVICE", "cpu", "decides"]
+    assert next(line for line in text.splitlines() if line.endswith(" used")).split() == [
+        "OPENMED_DEVICE",
+        "cpu",
+        "used",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ def test_entities_are_marked_in_the_text(kernel):
     """The result shows the text with its entities, in text and in HTML, with label and score."""
     reply = kernel.run(f"{SMALL}\n{NOTE}")
 
-    assert reply.text.startswith(f"3 diseases found\n  Model: bundled_small, device: cpu\n{FOUND}\nLabels: DISEASE 3\n")
+    assert reply.text.startswith(
+        f"3 mentions of diseases found\n  Model: bundled_small, device: cpu\n{FOUND}\nLabels: DISEASE (3 entities)\n"
+    )
     assert reply.html.count("<mark") == 3
     assert 'title="DISEASE 0.' in reply.html
     assert re.search(r"asthma<small[^>]*> DISEASE<span[^>]*> [01]\.\d+</span></small></mark>", reply.html)
@@ -80,7 +82,7 @@ def test_line_and_variable_are_annotated(kernel, line):
     kernel.run('patient_note = "Patient\'s asthma; # 2"')
 
     assert kernel.run(line).text.startswith(
-        "1 disease found\n  Model: bundled_small, device: cpu\nPatient's [asthma](DISEASE); # 2\nLabels"
+        "1 mention of a disease found\n  Model: bundled_small, device: cpu\nPatient's [asthma](DISEASE); # 2\nLabels"
     )
 
 
@@ -90,7 +92,7 @@ def test_variable_with_many_texts_is_annotated(kernel, made):
     kernel.run(f"one = 'She has asthma.'; patient_notes = {made}")
     reply = kernel.run("%openmed_ner --model bundled_small --from patient_notes")
 
-    assert reply.text.startswith("2 diseases found in 2 notes\n  Model: bundled_small, device: cpu")
+    assert reply.text.startswith("2 mentions of diseases found in 2 notes\n  Model: bundled_small, device: cpu")
 
 
 def test_config_lists_the_settings_with_help(kernel):
@@ -98,7 +100,7 @@ def test_config_lists_the_settings_with_help(kernel):
     printed = kernel.run("%config OpenMedMagics").streams["stdout"]
 
     assert "Default model for %%openmed_ner" in printed
-    assert "How to combine tokens into entities." in printed
+    assert "How to combine tokens (parts of words) into entities" in printed
     assert "Show the text of notes in results." in printed
 
 
@@ -109,7 +111,7 @@ def test_show_text_off_hides_the_note_everywhere(kernel):
     kept = kernel.run(f"{SMALL} --out found\n{NOTE}\n")
     shown = reply.text + reply.html + str(kept) + kernel.value("repr(found) + str([found])")
 
-    assert "3 diseases found" in reply.text
+    assert "3 mentions of diseases found" in reply.text
     assert [word for word in ("asthma", "diabetes", "hypertension", "He has") if word in shown] == []
 
 

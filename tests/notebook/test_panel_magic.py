@@ -34,7 +34,7 @@ def test_magic_displays_panel(notebook):
     assert reply.status == "ok"
     (output,) = reply.shown
     assert set(output) == {VIEW, "text/html", "text/plain"}
-    assert output["text/plain"] == "openmed_nb panel (text alternative: %openmed_device)"
+    assert output["text/plain"] == "openmed_nb panel. To see the device as text, run %openmed_device."
     assert reply.streams == {}
     assert "OPENMED_DEVICE" in reply.html
 

@@ -170,11 +170,14 @@ class PanelModel(HasTraits):
 
     def refresh(self) -> None:
         """Read the state of the session again."""
-        self._dispatch(ProgressEvent("Refreshing", "device, environment, memory"), dict)
+        self._dispatch(ProgressEvent("Refreshing the panel", "device, environment, memory"), dict)
 
     def release(self) -> None:
         """Release memory, as ``%openmed_release`` does, of the session of this process, even if another is displayed."""
-        self._dispatch(ProgressEvent("Releasing", "memory"), lambda: {"result": release().final_report()})
+        self._dispatch(
+            ProgressEvent("Releasing memory", "models, outputs, last error"),
+            lambda: {"result": release().final_report()},
+        )
 
     def unload(self, name: str) -> None:
         """Unload the models of a name."""
@@ -183,9 +186,13 @@ class PanelModel(HasTraits):
             names = ", ".join(self.session.unload(name))
             if not names:
                 return {"result": Report("No loaded model has that name.")}
-            return {"result": Report(f"Unloaded: {names}. A model that one of your variables uses stays in memory.")}
+            return {
+                "result": Report(
+                    f"Unloaded: {names}. A model that one of your variables still refers to stays in memory."
+                )
+            }
 
-        self._dispatch(ProgressEvent("Unloading", name), unload_models)
+        self._dispatch(ProgressEvent("Unloading a model", name), unload_models)
 
     def annotate(self, text: str) -> None:
         """Annotate a text, which stays in this process."""
@@ -279,8 +286,9 @@ class PanelModel(HasTraits):
         except OpenMedError as error:
             changes = {"error": type(error)(error.message, error.remedy)}
         except KeyboardInterrupt:
-            message = f"{event} was interrupted."
-            changes = {"error": OpenMedError(message, "Try again; if it still fails, restart the kernel.")}
+            message = f"{event.operation} was interrupted."
+            again = "To run it, click again. If the panel does not respond, restart the kernel."
+            changes = {"error": OpenMedError(message, again)}
         except Exception as error:  # noqa: BLE001 - an error without its text and frames is raised instead
             # The text could quote a note, and a kernel writes a raised error into the notebook.
             unexpected = f"{event.operation} failed with {short_type_name(error)}."

@@ -153,8 +153,10 @@ def _sparkline(history: tuple[int, ...]) -> str:
         f"{step * index:.1f},{STROKE_MARGIN + (HEIGHT - STROKE_MARGIN) * (1 - used / largest):.1f}"
         for index, used in enumerate(samples)
     )
-    value_range = f"{format_bytes(min(samples))} to {format_bytes(max(samples))}"
-    label = f"{value_range} in the last {pluralize(len(history), 'sample')}"
+    if len(history) == 1:
+        label = f"{format_bytes(history[0])} in 1 sample"
+    else:
+        label = f"{format_bytes(min(history))} to {format_bytes(max(history))} in the last {len(history)} samples"
     return (
         f'<svg class="openmed-line" role="img" aria-label="{label}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{label}</title>'
         f'<polygon points="0,{HEIGHT} {points} {WIDTH},{HEIGHT}"/><polyline points="{points}"/></svg>'

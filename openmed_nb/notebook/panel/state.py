@@ -58,13 +58,13 @@ class MemoryBar:
     def row(self) -> tuple[str, str, str]:
         """Name, memory in use and limit, for a table with :data:`MEMORY_COLUMNS`."""
         used = ", ".join(str(part) for part in self.parts)
-        return self.name, used, f"{format_bytes(self.limit)}, {self.limit_name}"
+        return self.name, used, f"{format_bytes(self.limit)} ({self.limit_name})"
 
 
 # Fields of a PanelState with their new values.
 StateChanges: TypeAlias = dict[str, Any]
 
-MEMORY_COLUMNS = ("kind", "used", "limit")
+MEMORY_COLUMNS = ("memory of", "used", "limit")
 
 
 def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> tuple[MemoryBar, ...]:
@@ -74,7 +74,9 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
         choice: Active device.
         fraction: Fraction of the recommended memory that the allocator may use. If ``None``, it has no such limit.
     """
-    process = MemoryBar("process", (MemoryPart("", resident_bytes()),), total_memory_bytes(), "total memory")
+    process = MemoryBar(
+        "Python session", (MemoryPart("", resident_bytes()),), total_memory_bytes(), "memory of this computer"
+    )
     if choice is None or not choice.confirmed or not get_device(choice.device).has_allocator:
         return (process,)
     device = get_device(choice.device)
@@ -83,7 +85,7 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
     allocated = memory.allocated or 0
     cached = max(0, (memory.reserved or 0) - allocated)
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))
-    limit_name = f"limit: {fraction:g} of {name}" if fraction not in (None, 1.0) else name
+    limit_name = f"{fraction:g} of {name}" if fraction not in (None, 1.0) else name
     limit = int((fraction or 1.0) * (memory.recommended or 0))
     return (MemoryBar(format_device(choice.device), parts, limit, limit_name), process)
 
@@ -94,7 +96,7 @@ NO_DEVICE = "No active device."
 COMMANDS = (
     ("%openmed_device", "show the active device and the reason"),
     ("%openmed_device cpu", "use this device from now on (cpu, auto, mps or cuda)"),
-    ("%openmed_device --reset", "undo the choice of a device"),
+    ("%openmed_device --reset", "undo your choice of device"),
     ("%openmed_release", "release memory"),
     ("%%openmed_ner", "find the entities in the text below the command"),
 )

@@ -138,7 +138,10 @@ class PanelView(StaticReprMixin, VBox):
             disabled=model.cells.loop is None,
         )
         self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate (Ctrl+Enter)", rows=2)
-        tooltip = "Find the entities in the text, which stays in this kernel (Ctrl+Enter or Cmd+Enter in the text box)."
+        tooltip = (
+            "Find the entities in the text (Ctrl+Enter or Cmd+Enter in the text box). "
+            "Only the computer that runs this notebook receives the text."
+        )
         self.annotate = self._button("Annotate", tooltip, partial(model.annotate_deferred, lambda: self.text.value))
         self.annotate.add_class(ANNOTATE_CLASS)
         # Hidden in a box, because a front end without anywidget displays an error in place of the shortcut.
@@ -163,7 +166,7 @@ class PanelView(StaticReprMixin, VBox):
         self.automatic.observe(self._on_auto_refresh, "value")
 
     def __repr__(self) -> str:
-        return "openmed_nb panel (text alternative: %openmed_device)"
+        return "openmed_nb panel. To see the device as text, run %openmed_device."
 
     def report(self) -> Report:
         """Return the static form with a notice that it is saved output."""

@@ -184,6 +184,7 @@ class SweepReport(StepReport):
         min_gain: Minimum relative gain in throughput that justifies a larger batch.
         length: Number of tokens per row, or ``None`` if rows are not tokens.
         seconds: Time budget of the sweep in seconds.
+        is_saved: Whether ``annotate`` uses the knee from now on.
     """
 
     device: str
@@ -196,9 +197,10 @@ class SweepReport(StepReport):
     min_gain: float = MIN_KNEE_GAIN
     length: int | None = None
     seconds: float = DEFAULT_SECONDS
+    is_saved: bool = False
 
     SCHEMA = "openmed_nb/sweep/1"
-    JSON_EXCLUDE = ("seconds",)
+    JSON_EXCLUDE = ("seconds", "is_saved")
     JSON_PROPERTIES = ("batch_tokens", "knee_reason", "stop_reason", "still_increasing")
 
     @property
@@ -278,10 +280,14 @@ class SweepReport(StepReport):
         }
 
     @property
+    def _at_least(self) -> str:
+        return "at least " if self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME} else ""
+
+    @property
     def heading(self) -> str:
         """Device and knee as text."""
         if self.knee:
-            result = pluralize(self.knee, "row")
+            result = f"{self._at_least}{pluralize(self.knee, 'row')}"
         elif not select_fitting(self.points):
             result = "no batch size fits in memory"
         elif self.stop_code == BATCH_SIZE_LIMIT:
@@ -293,9 +299,11 @@ class SweepReport(StepReport):
 
     def to_report(self) -> Report:
         """Return a report with the knee and the method as text; measurements appear only in the HTML."""
-        lengths = f", rows of {pluralize(self.length, 'token')}" if self.length else ""
-        loader = f"; {pluralize(self.workers, 'worker')} in the loader" if self.workers else ""
-        sentences = [f"{self.name}, {self.task}{lengths}{loader}."]
+        sentences = [f"Model: {self.name}, task: {self.task}."]
+        if self.length:
+            sentences[0] += f" Each row has {pluralize(self.length, 'token')}."
+        if self.workers:
+            sentences[0] += f" The loader has {pluralize(self.workers, 'worker')}."
         if not self.knee:
             sentences.append(self.knee_reason)
         elif self.still_increasing:
@@ -303,14 +311,17 @@ class SweepReport(StepReport):
         else:
             percentage = format_percent(self.min_gain, "g")
             sentences.append(f"No larger batch size in this sweep is more than {percentage} faster.")
+        if self.is_saved:
+            sentences[-1] += " nb.annotate uses this batch size for this model from now on."
         if self.batch_tokens:
-            sentences.append(f"To use this batch size: nb.annotate(notes, batch_tokens={self.batch_tokens}).")
-        if self.method:
-            sentences.append(f"Memory: {self.method}.")
-        at_least = "at least " if self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME} else ""
-        best_size = (
-            f"The best batch size on {self.device_label(self.device)} is {at_least}{pluralize(self.knee or 0, 'row')}"
-        )
+            tokens = f"{pluralize(self.knee or 0, 'row')} of {pluralize(self.length or 0, 'token')}"
+            command = f"nb.annotate(notes, batch_tokens={self.batch_tokens})"
+            sentences.append(f"To set this batch size ({tokens}) yourself: {command}.")
+        size = f"{self._at_least}{pluralize(self.knee or 0, 'row')}"
+        best_size = f"The best batch size on {self.device_label(self.device)} is {size}"
+        title = f"Best batch size {self.heading}" if self.knee else f"Batch sweep {self.heading}"
+        # Only the HTML shows the memory that this sentence explains.
+        memory = (f"Memory: {self.method}.",) if self.method else ()
         reasons = (("knee", self.knee_reason), ("end of the search", self.stop_reason))
         columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first step", "timed steps", "")
         rows = []
@@ -331,9 +342,9 @@ class SweepReport(StepReport):
             )
         table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
         return Report(
-            f"Batch sweep {self.heading}",
+            title,
             tuple(sentences),
-            html_sentences=(best_size, *sentences) if self.knee else (),
+            html_sentences=(best_size if self.knee else title, *sentences, *memory),
             metrics=(Table("Reasons", ("result", "reason"), reasons if self.knee else ()), table),
             # A chart of a single size is a dot.
             charts=self.charts if len(select_fitting(self.points)) > 1 else (),
@@ -479,6 +490,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
                 spec = SESSION.load_spec(model, {**arguments, "device": device_name})[0]
             if spec:
                 SESSION.save_batch_size(spec, device_name, report.batch_tokens, "nb.sweep()")
+                report = replace(report, is_saved=True)
         return report
 
 
@@ -743,9 +755,9 @@ def release_memory(device: str) -> None:
 HEADROOM_FRACTION = 0.1
 
 # Methods to measure the memory of a step.
-ALLOCATOR = "peak size of the tensors during a step, including the model (measured by torch's allocator)"
-DRIVER = "memory of the process on the device for a step with an empty cache; this torch version has no peak for MPS"
-PROFILER = "peak size of the tensors that a step allocated, excluding the model (measured by torch's profiler)"
+ALLOCATOR = "the most that PyTorch needs for one batch, including the model"
+DRIVER = "the memory that this Python session keeps on the device after one batch, including the model"
+PROFILER = "the most that one batch needs, in addition to the model"
 NOT_KNOWN = "not known, because another profiler was active"
 
 # Memory limit and current memory of the processes in a container on Linux (the kernel's admin-guide/cgroup-v2).

@@ -32,9 +32,9 @@ def test_process_is_the_only_bar_without_a_gpu(choice):
     """Without an active GPU the only bar is that of the process."""
     (bar,) = memory_bars(choice)
 
-    assert bar.name == "process"
+    assert bar.name == "Python session"
     assert 0 < bar.used < bar.limit == psutil.virtual_memory().total
-    assert bar.row[2].endswith("total memory")
+    assert bar.row[2].endswith("(memory of this computer)")
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda", "cuda:1"])
@@ -42,7 +42,7 @@ def test_planned_gpu_has_no_bar(device):
     """A GPU that was not confirmed has no bar: the question would start its allocator, or fail."""
     (bar,) = memory_bars(replace(PLANNED, device=device))
 
-    assert bar.name == "process"
+    assert bar.name == "Python session"
 
 
 @pytest.mark.real_computer  # It begins its own simulation.
@@ -56,7 +56,7 @@ class TestSimulatedMps:
         assert [part.name for part in bar.parts] == ["allocated", "cached"]
         assert bar.parts[0].size >= kept.nbytes + gone.nbytes
         assert bar.limit == simulated.allocator.memory.recommended == torch.mps.recommended_max_memory()
-        assert process.name == "process"
+        assert process.name == "Python session"
 
         del gone
         after, _ = memory_bars(nb.device())
@@ -69,8 +69,8 @@ class TestSimulatedMps:
         [
             (None, 1, CAPACITY),
             (1.0, 1, CAPACITY),
-            (0.5, 0.5, f"limit: 0.5 of {CAPACITY}"),
-            (1.7, 1.7, f"limit: 1.7 of {CAPACITY}"),
+            (0.5, 0.5, f"0.5 of {CAPACITY}"),
+            (1.7, 1.7, f"1.7 of {CAPACITY}"),
         ],
     )
     def test_bar_ends_at_the_limit_of_the_allocator(self, simulated, fraction, expected, description):
@@ -86,7 +86,7 @@ class TestSimulatedMps:
         bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended // 4
-        assert bar.limit_name == f"limit: 0.25 of {CAPACITY}"
+        assert bar.limit_name == f"0.25 of {CAPACITY}"
 
     @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
     def test_late_watermark_does_not_change_the_limit(self, simulated, monkeypatch, high):
@@ -102,5 +102,5 @@ class TestSimulatedMps:
         """On the CPU of a simulated Mac there is no bar of the device."""
         nb.use("cpu")
 
-        assert [bar.name for bar in PanelState(**read_state(SESSION)).memory] == ["process"]
+        assert [bar.name for bar in PanelState(**read_state(SESSION)).memory] == ["Python session"]
         assert simulated.allocator.allocated == 0

@@ -358,7 +358,7 @@ class TestInKernel:
         cells.interrupt()
         cells.run("remove()\ncells.loop.call_later(0, look)")
 
-        assert cells.value("panel.state.error.message") == "Annotating: bundled_small was interrupted."
+        assert cells.value("panel.state.error.message") == "Annotating was interrupted."
         assert cells.value("(panel.state.activity, panel.state.pending_clicks, panel.state.annotation)") == (
             None,
             0,

@@ -13,7 +13,7 @@ from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.view import RERUN_NOTICE, Shortcut, iter_widgets
 
 NAMES = ("Device", "Memory", "Try it", "Models", "Environment")
-REPR = "openmed_nb panel (text alternative: %openmed_device)"
+REPR = "openmed_nb panel. To see the device as text, run %openmed_device."
 CORE = {"@jupyter-widgets/base", "@jupyter-widgets/controls"}
 
 

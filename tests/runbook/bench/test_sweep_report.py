@@ -116,11 +116,10 @@ def test_stop_reason_explains_stop_code(stop_code, stop_reason, knee_reason, at_
 def test_report_text_has_only_the_knee():
     """Throughput and memory appear only in the HTML."""
     assert str(CUDA_REPORT).splitlines() == [
-        "Batch sweep on cuda:0: 32 rows",
-        "  bundled, annotation, rows of 128 tokens; 2 workers in the loader.",
+        "Best batch size on cuda:0: 32 rows",
+        "  Model: bundled, task: annotation. Each row has 128 tokens. The loader has 2 workers.",
         "  No larger batch size in this sweep is more than 3% faster.",
-        "  To use this batch size: nb.annotate(notes, batch_tokens=4096).",
-        "  Memory: counted.",
+        "  To set this batch size (32 rows of 128 tokens) yourself: nb.annotate(notes, batch_tokens=4096).",
     ]
     html = replace(CUDA_REPORT, name="<b>x</b>")._repr_html_()
     assert all(
@@ -128,6 +127,7 @@ def test_report_text_has_only_the_knee():
         for text in (
             CUDA_REPORT.knee_reason,
             CUDA_REPORT.stop_reason,
+            "Memory: counted.",
             "12,800",
             "30.0 MiB",
             OUT_OF_MEMORY,
@@ -179,7 +179,7 @@ def test_simulated_report_is_labeled():
     assert SIMULATION_NOTICE in str(simulated)
     assert simulated._repr_html_().count("SIMULATED") >= 4
     assert "SIMULATED" in simulated.plot()._suptitle.get_text()
-    assert str(replace(CPU_REPORT, simulated=True)).splitlines()[0] == "Batch sweep on cpu: 32 rows"
+    assert str(replace(CPU_REPORT, simulated=True)).splitlines()[0] == "Best batch size on cpu: 32 rows"
 
 
 def test_report_without_fitting_size():
