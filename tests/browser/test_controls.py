@@ -9,7 +9,7 @@ from helpers import front_ends
 
 pytestmark = pytest.mark.slow
 
-MEMORY_PATTERN = re.compile(r"process\s+([\d.,]+) (\w+)")
+MEMORY_PATTERN = re.compile(r"Python session\s+([\d.,]+) (\w+)")
 
 SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
 """A second panel, at the end of the shipped notebook."""
