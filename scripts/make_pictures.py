@@ -35,6 +35,9 @@ SHARPNESS, COLORS, MARGIN = 2, 128, 8
 STILL = 500
 """Milliseconds from which a frame of the moving picture stands; its colors are those of all of them."""
 
+RESULT_TIME = 2500
+"""Milliseconds of the first frame, which shows the result."""
+
 BORDER = 2
 """How far above an output the frame of its cell ends."""
 
@@ -200,7 +203,11 @@ def moving(server: Any, browser: Browser, theme: str, folder: Path) -> None:
     for number, image in enumerate(stills):
         together.paste(image, (0, number * image.height))
     palette = together.quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3)  # Rare colors are marks and code.
-    first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    # The result comes first, because a page that is opened would otherwise show an empty notebook for seconds.
+    result = stills[len(TYPED) - 1]
+    first, *others = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in (result, *images)]
+    times = [RESULT_TIME, *times]
+    first.save(folder / f"demo_{theme}_still.png", optimize=True)
     first.save(folder / f"demo_{theme}.gif", save_all=True, append_images=others, duration=times, loop=0, optimize=True)
 
 

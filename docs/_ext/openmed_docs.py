@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger(__name__)
 
+# GitHub shows the README as the page of the project. On the site it is one page of many, so it has a title of its own.
+TITLES = {"README": "Install and try it"}
+
 # GitHub follows the system; the site has a switch, so both pictures are on the page.
 PICTURE_PATTERN = re.compile(
-    r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
+    r'<picture>(?P<still><source media="\(prefers-reduced-motion: reduce\)[^>]*>)*'
+    r'<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
     r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"></picture>'
 )
+# An animation that repeats needs a switch that stops it (WCAG 2.2.2). It needs no script: see openmed_docs.css.
+STOP_SWITCH = """
+```{raw} html
+<p class="stop-motion"><label><input type="checkbox"> Show a still picture</label></p>
+```
+"""
 MERMAID_PATTERN = re.compile(r"^```mermaid\n(?P<code>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+CODE_WORD_PATTERN = re.compile(r'<span class="pre">(?P<word>[^<&]+)</span>')
+MIN_BROKEN_LENGTH = 12  # A shorter word of code fits in a column of a table on a phone.
 NODE_PATTERN = re.compile(r'(?P<id>\w+)(?:\(\["(?P<round>[^"]*)"\]\)|\(\[(?P<plain>[^\]]*)\]\)|\["(?P<box>[^"]*)"\])?')
 
 
@@ -36,15 +48,29 @@ def write_reference(app: Sphinx) -> None:
 def adapt_markdown(app: Sphinx, docname: str, source: list[str]) -> None:
     """Replace what GitHub shows by itself: pictures for both themes, and diagrams. Add what only the site can show."""
     text = page_links.add_binder_badges(page_links.add_toctree(source[0]), app.config.binder_repository)
+    text = page_links.add_keywords(page_links.add_site_links(text))
+    if docname in TITLES:
+        text = re.sub(r"^# .+$", f"# {TITLES[docname]}", text, count=1, flags=re.MULTILINE)
     text = PICTURE_PATTERN.sub(_picture, text)
     source[0] = MERMAID_PATTERN.sub(lambda match: _diagram(match["code"], docname), text)
 
 
 def _picture(match: re.Match[str]) -> str:
-    return "\n" + "\n".join(
-        f"```{{image}} {match[theme]}\n:alt: {html.unescape(match['alt'])}\n:class: only-{theme}\n```\n"
-        for theme in ("light", "dark")
-    )
+    """Return a picture for each theme. A moving picture has a still one for readers who switch motion off."""
+    directives = []
+    for theme in ("light", "dark"):
+        path = match[theme]
+        pictures = {path: f"only-{theme}"}
+        if match["still"]:
+            pictures = {path: f"only-{theme} moving", f"{path.removesuffix('.gif')}_still.png": f"only-{theme} still"}
+        directives += [
+            f"```{{image}} {file}\n:alt: {html.unescape(match['alt'])}\n:class: {classes}\n```\n"
+            for file, classes in pictures.items()
+        ]
+    directives.append(f'```{{raw}} html\n<p class="picture-caption" aria-hidden="true">{match["alt"]}</p>\n```\n')
+    if match["still"]:
+        directives.append(STOP_SWITCH)
+    return "\n" + "\n".join(directives)
 
 
 def _diagram(code: str, docname: str) -> str:
@@ -83,6 +109,8 @@ class LinkCode(SphinxPostTransform):
                 continue
             name = re.split(r"[(\s=]", literal.astext(), maxsplit=1)[0]
             name = name.replace("%%", "%").removesuffix(".")
+            if "xref" in literal["classes"] and f"nb.{name}" in targets:
+                name = f"nb.{name}"  # A role of a docstring that Sphinx did not find in the module of the page.
             target = targets.get(name, "")
             if target and target.partition("#")[0] != self.env.docname:
                 docname, _, anchor = target.partition("#")
@@ -108,9 +136,37 @@ def code_targets() -> dict[str, str]:
     }
     targets |= {f"%{name}": f"docs/reference/magics/{name}" for name in reference_pages.magic_functions()}
     targets |= {name: f"docs/reference/errors/{name}" for name in reference_pages.error_classes()}
+    # The guides and examples call the result of annotate `found`.
+    annotations = "openmed_nb.annotation.results.Annotations"
+    targets |= {
+        f"found.{name}": f"docs/reference/api/{annotations}-class#{annotations}.{name}"
+        for name in reference_pages.members_of(reference_pages.result_classes()[annotations])
+    }
     variables = reference_pages.package_variables()
     page = "docs/reference/environment_variables"
     return targets | {name: f"{page}#{name.lower().replace('_', '-')}" for name in variables}
+
+
+def color_texts(_app: Sphinx, doctree: nodes.document, _docname: str = "") -> None:
+    """Show the cells of ``%%openmed_ner`` as text: their words are no Python, and colors would look like marks."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.astext().startswith("%%openmed_ner"):
+            block["language"] = "text"
+
+
+def allow_line_breaks(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
+    """Let long names in code break after their separators, so that a phone does not break them inside of a word or option."""
+    if "body" in context:
+        context["body"] = CODE_WORD_PATTERN.sub(_with_breaks, context["body"])
+
+
+def _with_breaks(match: re.Match[str]) -> str:
+    word = match["word"]
+    if word.startswith("-"):
+        return f'<span class="pre option">{word}</span>'
+    if len(word) >= MIN_BROKEN_LENGTH:
+        word = re.sub(r"(?<=[_./(=,-])(?=\w)", "<wbr>", word)
+    return f'<span class="pre">{word}</span>'
 
 
 def label_toggles(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
@@ -145,6 +201,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("binder_repository", "", "env")
     app.connect("builder-inited", write_reference)
     app.connect("source-read", adapt_markdown)
+    app.connect("doctree-read", color_texts)
+    app.connect("html-page-context", allow_line_breaks, priority=900)
     app.connect("html-page-context", label_toggles, priority=900)  # After the theme.
     app.connect("build-finished", write_llms_txt)
     app.add_post_transform(LinkCode)

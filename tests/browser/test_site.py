@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import re
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from playwright.sync_api import expect
 
 from helpers import page_measures
 
@@ -35,15 +37,43 @@ CLIPPED = """() => {
 }"""
 """How many pixels of the article are beyond its right edge, where the theme hides them."""
 
+CUT_NAVIGATION = """() => {
+  const boxes = [...document.querySelectorAll('.bd-sidebar-secondary, .prev-next-area a')];
+  const isCut = box => box.scrollWidth > box.clientWidth
+    || (box.matches('.prev-next-area a') && box.getBoundingClientRect().right > innerWidth);
+  return boxes.filter(isCut).map(box => `${box.className}: ${box.innerText}`);
+}"""
+"""The lists of headings, and the links to other pages, that are wider than their boxes or than the window."""
+
+BROKEN_WORDS = """() => {
+  const broken = [], range = document.createRange();
+  const walker = document.createTreeWalker(document.querySelector('article'), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (!node.parentElement.closest('code') || node.parentElement.closest('pre')) continue;
+    for (const word of node.data.matchAll(/[A-Za-z0-9]+/g)) {
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].filter(box => box.width).map(box => Math.round(box.top)));
+      if (lines.size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+}"""
+"""The words in code of a sentence that continue on the next line."""
+
 PAGES = (
     "docs/index",
     "notebooks/01_a_note",
     "docs/tutorials",
     "docs/how_to/annotate_a_folder",
+    "docs/how_to/choose_device",
     "docs/how_to/score_and_correct",
     "docs/explanation/mps",
     "docs/reference/api/openmed_nb.annotate",
     "docs/reference/api/openmed_nb.annotation.results.Annotations-class",
+    "docs/reference/api/openmed_nb.runbook.parity",
+    "docs/reference/files/index",
     "docs/reference/magics/openmed_device",
     "docs/troubleshooting/index",
     "docs/front_ends",
@@ -141,6 +171,7 @@ def test_pages_load_only_files_of_the_site(site, links):
 
     assert outside == []
     assert missing == []
+    assert all(any("favicon" in url for url in page_links.loaded) for page_links in links.values())
     assert (site / "llms.txt").read_text("utf-8").startswith("# openmed_nb\n")
 
 
@@ -155,6 +186,7 @@ def test_page_is_accessible(address, new_page, path, width, scheme):
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CLIPPED) == 0
+    assert page.evaluate(CUT_NAVIGATION) == []
     assert page_measures.findings(page, "html") == []
 
 
@@ -167,20 +199,94 @@ def test_first_address_leads_to_the_landing_page(address, new_page):
 
 
 @pytest.mark.parametrize(
-    ("query", "expected"),
+    "path", ["docs/troubleshooting/index", "docs/how_to/choose_device", "docs/reference/files/index"]
+)
+def test_phone_does_not_break_words_of_code(address, new_page, path):
+    page = new_page(width=390, height=844)
+    page.goto(f"{address}/{path}.html")
+
+    assert page.evaluate(BROKEN_WORDS) == []
+
+
+@pytest.mark.parametrize(
+    "link",
     [
-        ("watermark", "Environment variables"),
-        ("out of memory", "MPS backend out of memory"),
-        ("resume", "Resume file"),
-        ("negation", "Find negated entities"),
-        ("force cpu", "Choose or force a device"),
-        ("mask names", "Mask names"),
-        ("parity", "nb.runbook.parity"),
-        ("which variable wins", "Choose or force a device"),
+        "docs/troubleshooting/index.html#mps-out-of-memory",
+        "docs/reference/files/index.html#resume-file",
+        "docs/reference/api/openmed_nb.runbook.parity.html#openmed_nb.runbook.parity",
     ],
 )
-def test_search_finds_at_once(address, new_page, query, expected):
-    """One of the first eight results of a search is the page or section that answers it."""
+def test_linked_heading_is_below_the_header(address, new_page, link):
+    page = new_page(width=1280, height=900)
+    page.goto(f"{address}/{link}")
+    anchor = link.partition("#")[2]
+    page.wait_for_function("window.scrollY > 0 || document.querySelector('dt.sig')")
+    target = page.locator(f"[id='{anchor}'] > :is(h2, h3), dt[id='{anchor}']").bounding_box()
+    header = page.locator("#pst-header").bounding_box()
+
+    assert target["y"] >= header["y"] + header["height"] + 16
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("choice", ["nothing", "system", "switch"])
+def test_animation_stops_for_those_who_want_no_motion(address, new_page, scheme, choice):
+    page = new_page(width=1280, height=900)
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce" if choice == "system" else "no-preference")
+    page.goto(f"{address}/docs/index.html")
+    if choice == "switch":
+        page.get_by_label("Show a still picture").check()
+    shown = page.locator("article img:visible")
+
+    assert shown.count() == 1
+    name = f"demo_{scheme}.gif" if choice == "nothing" else f"demo_{scheme}_still.png"
+    assert shown.get_attribute("src").endswith(name)
+
+
+def test_left_list_shows_the_current_page(address, new_page):
+    """The list scrolls to the page, also where the theme restores its place on the page before."""
+    page = new_page(width=1280, height=900)
+    for path in ("docs/how_to/install", "docs/troubleshooting/index"):
+        page.goto(f"{address}/{path}.html")
+        page.wait_for_load_state()
+        expect(page.locator(".bd-links li.current > a").last).to_be_in_viewport()
+
+
+def test_pages_of_the_site_have_titles_and_links_of_their_own(site):
+    """The README is no second page with the title of the site; marked text and names in code are links."""
+
+    def article(name):
+        return (site / f"{name}.html").read_text("utf-8").partition("<article")[2]
+
+    assert "<title>Install and try it" in (site / "README.html").read_text("utf-8")
+    assert 'href="troubleshooting/index.html"' in article("docs/how_to").partition("prev-next-area")[0]
+    assert 'href="../reference/files/index.html#resume-file"' in article("docs/how_to/resume")
+    assert re.search(r'<a class="code-link[^>]*Annotations\.save">', article("docs/reference/files/index"))
+    for name in ("openmed_nb.annotate.html", "openmed_nb.load_pipeline.html"):
+        assert re.search(f'<a class="code-link[^>]*{name}"', article("docs/reference/api/openmed_nb.runbook.parity"))
+
+
+@pytest.mark.parametrize(
+    ("query", "expected", "within"),
+    [
+        ("watermark", "Environment variables", 8),
+        ("watermark", "Troubleshooting by symptom", 1),
+        ("out of memory", "MPS out of memory", 1),
+        ("mps out of memory", "MPS out of memory", 1),
+        ("OOM", "Troubleshooting by symptom", 1),
+        ("resume", "Resume file", 8),
+        ("resume file", "Resume file", 1),
+        ("negation", "Find negated entities", 8),
+        ("force cpu", "Choose or force a device", 1),
+        ("mask names", "Mask names", 1),
+        ("anonymize", "Mask names", 1),
+        ("de-identify", "Mask names", 1),
+        ("parity", "nb.runbook.parity", 1),
+        ("device environment variable", "Environment variables", 1),
+        ("which variable wins", "Choose or force a device", 1),
+    ],
+)
+def test_search_finds_at_once(address, new_page, query, expected, within):
+    """One of the first results of a search is the page or section that answers it."""
     page = new_page()
     page.goto(f"{address}/docs/index.html")
     page.keyboard.press("ControlOrMeta+k")
@@ -188,6 +294,13 @@ def test_search_finds_at_once(address, new_page, query, expected):
     page.keyboard.press("Enter")
     page.locator("#search-results ul.search li").first.wait_for()
     page.wait_for_function("document.querySelector('#search-results h2')?.innerText !== 'Searching'")
-    found = page.locator("#search-results ul.search > li > a").all_inner_texts()[:8]
+    found = page.locator("#search-results ul.search > li > a").all_inner_texts()[:within]
 
     assert any(expected in title for title in found), found
+
+
+def test_search_without_a_result_says_what_to_do(address, new_page):
+    page = new_page()
+    page.goto(f"{address}/search.html?q=zzzzqqq")
+
+    expect(page.locator("#search-results")).to_contain_text("Use fewer words")

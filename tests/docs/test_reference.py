@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import json
 import re
 from pathlib import Path
 
@@ -119,9 +120,38 @@ def test_errors_have_their_messages_and_remedies(pages):
 
 
 def test_every_symptom_is_a_heading(pages):
-    headings = re.findall(r"^## (.*)$", pages["troubleshooting/index.md"], flags=re.MULTILINE)
+    page = pages["troubleshooting/index.md"]
+    topics = re.findall(r"^## (.*)$", page, flags=re.MULTILINE)
+    headings = re.findall(r"^### (.*)$", page, flags=re.MULTILINE)
 
+    assert [topic.lower() for topic in topics] == list(dict.fromkeys(row.topic for row in SYMPTOMS))
     assert [heading.lower() for heading in headings] == [row.symptom.lower() for row in SYMPTOMS]
+    assert {"MPS out of memory", "float64 is not supported", "Low GPU utilization"} <= set(headings)
+
+
+def test_every_symptom_has_a_cause_actions_and_linked_sources(pages):
+    for entry in re.split(r"^###? ", pages["troubleshooting/index.md"], flags=re.MULTILINE)[1:]:
+        heading, _, body = entry.partition("\n")
+        if not body.strip():
+            continue  # The heading of a topic.
+        assert "**Cause:**" in body, heading
+        assert "\n- " in body, heading
+        sources = body.partition("**Reported in:** ")[2].partition("\n")[0]
+        assert re.fullmatch(r"(\[[\w.-]+#\d+\]\(https://github\.com/[\w./-]+/issues/\d+\)(, |\.$))+", sources), heading
+    assert "[" not in re.sub(r"\[[^\]]+\]\(https", "", pages["troubleshooting/silent_errors.md"].partition("|---")[2])
+
+
+def test_resume_file_is_described_with_its_fields(pages, tmp_path):
+    """The page names each field of a line that a run writes, and starts with the purpose of the file."""
+    section = pages["reference/files/index.md"].partition("## Resume file\n")[2].partition("\n## ")[0]
+    nb.annotate(["Seen for asthma.", None], "bundled_small", resume=tmp_path / "run.jsonl", progress=False)
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text("utf-8").splitlines()[1:]]
+
+    assert section.strip().startswith("A resume file stores the results of a run")
+    assert {field for line in lines for field in line} <= set(
+        re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)
+    )
+    assert '"word": "asthma"' in section
 
 
 def test_front_ends_name_existing_tests():

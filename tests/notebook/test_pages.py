@@ -14,7 +14,8 @@ from openmed_nb.notebook.magics import OpenMedMagics, parse_line, split_options
 PAGES = read_pages()
 
 PICTURE_PATTERN = re.compile(
-    r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="([\w/.]+)">'
+    r'<picture>((?:<source media="\(prefers-reduced-motion: reduce\)[^>]+>){2})?'
+    r'<source media="\(prefers-color-scheme: dark\)" srcset="([\w/.]+)">'
     r'<img alt="([^"]{20,})" src="([\w/.]+)"></picture>'
 )
 MAX_WORDS = 1500
@@ -138,8 +139,11 @@ def test_images_have_dark_and_light_variants():
     for page, text in PAGES.items():
         pictures = PICTURE_PATTERN.findall(text)
         assert len(pictures) == len(re.findall(r"<img|!\[", text)), page
-        for dark, _, light in pictures:
+        for stills, dark, _, light in pictures:
             assert dark == light.replace("_light.", "_dark.")
-            used |= {((ROOT / page).parent / name).resolve() for name in (dark, light)}
+            moving = [name for name in (dark, light) if name.endswith(".gif")]
+            still = re.findall(r'srcset="([\w/.]+)"', stills)
+            assert still == [name.replace(".gif", "_still.png") for name in moving]
+            used |= {((ROOT / page).parent / name).resolve() for name in (dark, light, *still)}
     assert used == set((ROOT / "docs" / "pictures").iterdir())
     assert max(path.stat().st_size for path in used) < MAX_IMAGE_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -21,16 +22,30 @@ MAX_LINE_WIDTH = 108
 
 
 class Symptom(NamedTuple):
-    """A row of the table of symptoms."""
+    """A row of the table of symptoms. Code in its sentences is in backticks, as in Markdown.
 
+    Attributes:
+        topic: Heading of a group of symptoms.
+        symptom: Observed behavior, or the text of the error.
+        cause: Likely cause, in sentences.
+        actions: What to do, in sentences with complete calls.
+        guides: Pages of the documentation, as paths below ``docs`` without a suffix.
+        sources: Issues with owner, repository and number, such as ``"pytorch/pytorch#77753"``.
+    """
+
+    topic: str
     symptom: str
-    likely_cause: str
-    check: str
-    tool: str
-    source: str
+    cause: str
+    actions: Sequence[str]
+    guides: Sequence[str]
+    sources: Sequence[str]
 
 
-SYMPTOMS = [Symptom(*row) for row in json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8"))]
+SYMPTOMS = [
+    Symptom(topic, **row)
+    for topic, rows in json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8")).items()
+    for row in rows
+]
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +106,7 @@ class Gates(Thresholds, Displayable):
             (str(number), rule.condition, rule.recommendation, rule.action, rule.reconsider_when)
             for number, rule in enumerate(matrix, 1)
         )
-        symptoms = tuple((row.symptom, row.likely_cause, f"{row.check}: {row.tool}", row.source) for row in SYMPTOMS)
+        symptoms = tuple(map(_symptom_cells, SYMPTOMS))
         tables = (
             Table("Thresholds", ("gate", "value", "changed", "description"), thresholds),
             Table("Reasons for the thresholds", ("gate", "reason", "source"), reasons, collapsed=True),
@@ -103,7 +118,7 @@ class Gates(Thresholds, Displayable):
             ),
             Table(
                 "Symptoms, with reports read in November 2026",
-                ("symptom", "likely cause", "check and tool", "reported in"),
+                ("symptom", "likely cause", "suggested action", "reported in"),
                 symptoms,
                 collapsed=True,
             ),
@@ -144,6 +159,12 @@ def gates(**changed: float) -> Gates:
         if name not in GATES:
             raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, vars(Gates())))
     return Gates(**changed)
+
+
+def _symptom_cells(row: Symptom) -> tuple[str, ...]:
+    """Return the cells of a symptom as plain text. The names of repositories are short, so that the text form fits."""
+    sources = ", ".join(source.rpartition("/")[2] for source in row.sources)
+    return tuple(text.replace("`", "") for text in (row.symptom, row.cause, " ".join(row.actions), sources))
 
 
 def to_narrow_text(report: Report) -> str:

@@ -1,5 +1,8 @@
+import ast
+import inspect
 import json
 import operator
+import re
 from dataclasses import fields
 
 import pytest
@@ -13,6 +16,7 @@ from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS
 from openmed_nb.training.curve import GROWTH_THRESHOLD
 
+CODE_PATTERN = re.compile("`([^`]+)`")
 GATE_NAMES = [field.name for field in fields(Gates)]
 # Maximum of each threshold that may exceed 1.
 MAXIMUM = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
@@ -103,8 +107,38 @@ def test_text_fits_line_width_and_contains_all_cells():
 
 
 def test_symptoms_name_existing_tools():
-    tools = {word.split("(")[0] for row in SYMPTOMS for word in row.tool.split(", ") if word.startswith("nb.")}
+    code = [text for row in SYMPTOMS for action in row.actions for text in CODE_PATTERN.findall(action)]
+    tools = {name for text in code for name in re.findall(r"\bnb\.([\w.]+)", text)}
 
-    assert all(all(row) and "#" in row.source for row in SYMPTOMS)
     assert len({row.symptom for row in SYMPTOMS}) == len(SYMPTOMS)
-    assert all(operator.attrgetter(name.removeprefix("nb."))(nb) for name in tools)
+    assert len(tools) > 15
+    assert all(operator.attrgetter(name)(nb) for name in tools)
+
+
+@pytest.mark.parametrize("row", SYMPTOMS, ids=lambda row: row.symptom)
+def test_symptom_says_what_to_do(row):
+    """Each action is a sentence, its calls have the required arguments, and each source has an owner."""
+    assert row.cause.endswith(".")
+    assert row.actions
+    for action in row.actions:
+        assert re.fullmatch(r"[A-Z].*[a-z].*\.", action)
+        assert len(CODE_PATTERN.sub("", action).split()) >= 3, action
+        for code in CODE_PATTERN.findall(action):
+            for call in calls_of_package(code):
+                function = operator.attrgetter(ast.unparse(call.func).removeprefix("nb."))(nb)
+                keywords = {keyword.arg: None for keyword in call.keywords}
+                inspect.signature(function).bind(*call.args, **keywords)
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source) for source in row.sources)
+
+
+def calls_of_package(code):
+    """Return the calls of functions of the package in a line of code, which may be the first line of a block."""
+    if "nb." not in code or code.startswith("%"):
+        return []
+    is_header = code.startswith(("with ", "for ")) and "guards.check" not in code
+    tree = ast.parse(f"{code.rstrip(':')}: ..." if is_header else code)
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("nb.") and "(" not in ast.unparse(node.func)
+    ]
