@@ -108,7 +108,8 @@ def test_tables_of_errors_and_symptoms_name_source_and_release():
         assert re.search(r"#\d+$", bug.issue)
         assert re.search(r"torch|macOS", bug.affected), bug.issue
     for symptom in SYMPTOMS:
-        assert re.search(r"#\d+", symptom.source), symptom.symptom
+        assert symptom.sources, symptom.symptom
+        assert all(re.search(r"#\d+$", source) for source in symptom.sources), symptom.symptom
     assert DATE.search(str(gates()))
 
 
