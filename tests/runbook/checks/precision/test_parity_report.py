@@ -28,6 +28,7 @@ GOOD = ParityReport(
     label_mismatches=0,
     non_finite_tokens=0,
     spans=EntityAgreement(exact=200),
+    distinct=12,
 )
 CHANGE = EntityChange(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
 
