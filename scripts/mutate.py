@@ -101,6 +101,9 @@ ROOMS = {
             "tests/runbook/checks/precision/test_parity_report.py",
             "tests/runbook/checks/precision/test_spans.py",
             "tests/runbook/checks/precision/test_validation.py",
+            "tests/annotation/test_tuning.py",
+            "tests/test_main.py",
+            "tests/test_reports.py",
         ),
     ),
 }
