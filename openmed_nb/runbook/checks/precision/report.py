@@ -172,7 +172,7 @@ def _pop_pairs(left: list[Span], right: list[Span], matches: Callable[[Span, Spa
             left.remove(before)
             right.remove(after)
             pairs.append((before, after))
-    return sorted(pairs, key=itemgetter(1))
+    return sorted(pairs)
 
 
 @dataclass(frozen=True)
