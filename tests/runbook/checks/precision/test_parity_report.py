@@ -71,6 +71,7 @@ def test_finding_status_follows_tolerance(name, status, changes):
     assert statuses[name] == status
     assert report.status == max(statuses.values(), key=("not applicable", "ok", "warning", "failed").index)
     for finding in report.findings:
+        assert finding.evidence
         assert bool(finding.remedy) == (finding.status in {"warning", "failed"})
 
 
