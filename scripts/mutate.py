@@ -97,10 +97,13 @@ ROOMS = {
         ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/precision/report.py"),
         (
             "tests/models/test_records.py",
-            "tests/runbook/checks/precision/test_dtype_choice.py",
             "tests/runbook/checks/precision/test_parity_report.py",
             "tests/runbook/checks/precision/test_spans.py",
+            "tests/runbook/checks/precision/test_dtype_choice.py",
             "tests/runbook/checks/precision/test_validation.py",
+            "tests/annotation/test_tuning.py",
+            "tests/test_main.py",
+            "tests/test_reports.py",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""Snapshot of all reports: the JSON keys, the text if it is the same for all runs, and the elements of the HTML.
+"""Snapshot of all reports: the JSON keys, and the text and the names of the metrics if they are the same for all runs.
 
 Run pytest with ``--record`` to update ``recorded/reports.json``.
 """
@@ -15,6 +15,7 @@ import openmed_nb as nb
 from openmed_nb._annotate import annotate_text
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
+from openmed_nb.models.records import ModelIdentity, StoredData, StoredFiles, ValidationMetrics, ValidationRecord
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
 from openmed_nb.runbook.records.report.record import SCHEMA, ReportSubject, StepOutcome
 from openmed_nb.runbook.records.report.report import DeviceReport
@@ -34,6 +35,9 @@ VARYING = {
     *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
     *("comparison", "profile", "curve", "sample", "loader_check", "release", "simulated_device"),
 }
+
+# Reports whose text is the same for all runs, but not the operators and measurements that they compare.
+VARYING_METRICS = {"profile_diff", "logbook_diff"}
 
 # Mappings whose keys are environment variables or installed packages.
 VARYING_KEYS = {"environment", "packages"}
@@ -109,6 +113,10 @@ def make_reports(folder):
         "parity": parity,
         "losses": nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3),
         "precision_verdict": precision,
+        "validation_record": make_validation_record(),
+        "stored_data": StoredData(
+            "data", (StoredFiles("validation record", 1, 2048), StoredFiles("batch size", 2, 90))
+        ),
         "forecast": forecast,
         "gates": nb.runbook.gates(speedup=0.3),
         "verdict": nb.verdict(parity, Evidence(no_gpu=True), task="annotation"),
@@ -135,17 +143,33 @@ def make_reports(folder):
     }
 
 
+def make_validation_record():
+    """Return a validation record with a recall of gold entities and a speedup."""
+    identity = ModelIdentity("mine", "w", "s", "t", "bfloat16", "mps", "Apple M2", "2.13.0", "5.17.0", simulated=False)
+    evidence = ValidationMetrics(50, "09b4", 900, 0, 59, 1, 0, 0, 0, 12, 0.9, 0.85, 1.4)
+    return ValidationRecord(identity, evidence, "2026-03-01", {"span_agreement": 0.99})
+
+
 def make_simulated_device():
     """Return a simulated MPS device after its simulation ended."""
     with nb.simulated_mps("8 GiB") as mps:
         return mps
 
 
+def describe_metrics(table):
+    """Return a table of metrics, which only the HTML has, without the values."""
+    names = [row[0] for row in table.rows]
+    return {"caption": table.caption, "columns": list(table.columns), "names": names, "collapsed": table.collapsed}
+
+
 def describe_report(name, report):
-    """Return the JSON keys and the text of a report, without the version of torch."""
+    """Return the JSON keys, the text and the metrics of a report, without the version of torch."""
     keys = extract_keys(json.loads(json.dumps(report.to_dict() if hasattr(report, "to_dict") else None)))
     text = re.sub(r"torch \d[\w.]*\w", "torch VERSION", str(report))
-    return {"names": keys, "text": None if name in VARYING else text.splitlines()}
+    described = {"names": keys, "text": None if name in VARYING else text.splitlines()}
+    if name not in VARYING | VARYING_METRICS and hasattr(report, "to_report"):
+        described["metrics"] = [describe_metrics(table) for table in report.to_report().metrics]
+    return described
 
 
 @pytest.fixture(scope="module")

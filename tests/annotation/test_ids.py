@@ -105,39 +105,61 @@ class TestSelection:
 
 class TestRejectedInputs:
     @pytest.mark.parametrize(
-        ("texts", "options"),
+        ("texts", "options", "problem"),
         [
-            pytest.param(NOTES, {"ids": IDS[:2]}, id="too few ids"),
-            pytest.param(NOTES, {"ids": [[1], 2, 3, 4]}, id="unhashable"),
-            pytest.param(NOTES, {"ids": iter(IDS)}, id="iterator of ids"),
-            pytest.param(NOTES, {"ids": dict.fromkeys(IDS)}, id="mapping of ids"),
-            pytest.param(NOTES, {"ids": MARKER}, id="string"),
-            pytest.param(NOTES, {"ids": set(IDS)}, id="set without an order"),
-            pytest.param(NOTES, {"ids": b"a7b2"}, id="bytes"),
-            pytest.param(NOTES, {"ids": np.array(5)}, id="array without dimensions"),
-            pytest.param(NOTES, {"ids": pd.DataFrame([IDS], columns=IDS)}, id="DataFrame"),
-            pytest.param(NOTES, {"ids": [([1],), 2, 3, 4]}, id="unhashable inside of a tuple"),
-            pytest.param(NOTES, {"ids": "name"}, id="names without files"),
-            pytest.param(NOTES, {"text_column": "note"}, id="column of a list"),
-            pytest.param("She has asthma.", {"ids": ["a7"]}, id="single text"),
-            pytest.param(table(), {"text_column": "text"}, id="unknown column"),
-            pytest.param(table(), {"text_column": 1}, id="column number"),
-            pytest.param(table().set_axis([MARKER] * 3, axis=1), {"text_column": MARKER}, id="repeated column"),
+            pytest.param(NOTES, {"ids": IDS[:2]}, "2 ids for 4 texts", id="too few ids"),
+            pytest.param(NOTES, {"ids": [[1], 2, 3, 4]}, "id at index 0 is list", id="unhashable"),
+            pytest.param(NOTES, {"ids": iter(IDS)}, "for ids: list_iterator", id="iterator of ids"),
+            pytest.param(NOTES, {"ids": dict.fromkeys(IDS)}, "for ids: dict", id="mapping of ids"),
+            pytest.param(NOTES, {"ids": MARKER}, "ids must not be a single string", id="string"),
+            pytest.param(NOTES, {"ids": set(IDS)}, "for ids: set", id="set without an order"),
+            pytest.param(NOTES, {"ids": b"a7b2"}, "for ids: bytes", id="bytes"),
+            pytest.param(NOTES, {"ids": np.array(5)}, "for ids: ndarray", id="array without dimensions"),
+            pytest.param(NOTES, {"ids": pd.DataFrame([IDS], columns=IDS)}, "for ids: DataFrame", id="DataFrame"),
             pytest.param(
-                pa.table([pa.array(NOTES)] * 2, names=[MARKER] * 2), {"text_column": MARKER}, id="repeated Arrow column"
+                NOTES, {"ids": [([1],), 2, 3, 4]}, "id at index 0 is tuple", id="unhashable inside of a tuple"
             ),
-            pytest.param(table(), {"text_column": MARKER}, id="unknown name"),
-            pytest.param(table(), {"id_column": "note_id"}, id="no text column"),
-            pytest.param(table(), {**COLUMNS, "ids": IDS}, id="ids twice"),
-            pytest.param(table(), {}, id="no column"),
-            pytest.param({"note": NOTES}, {}, id="mapping of a column"),
+            pytest.param(NOTES, {"ids": "name"}, "requires files", id="names without files"),
+            pytest.param(NOTES, {"text_column": "note"}, "text_column requires a table", id="column of a list"),
+            pytest.param("She has asthma.", {"ids": ["a7"]}, "A single text has no ids", id="single text"),
+            pytest.param(table(), {"text_column": "text"}, "not have the column of text_column", id="unknown column"),
+            pytest.param(table(), {"text_column": 1}, "for text_column: int", id="column number"),
+            pytest.param(
+                table().set_axis([MARKER] * 3, axis=1), {"text_column": MARKER}, "several columns", id="repeated column"
+            ),
+            pytest.param(
+                pa.table([pa.array(NOTES)] * 2, names=[MARKER] * 2),
+                {"text_column": MARKER},
+                "several columns",
+                id="repeated Arrow column",
+            ),
+            pytest.param(
+                pd.concat({MARKER: table(), "note": table()["note"].to_frame("")}, axis=1)[:3],
+                {"text_column": "note", "id_column": MARKER},
+                "several columns",
+                id="columns in two levels",
+            ),
+            pytest.param(table(), {"text_column": MARKER}, "not have the column of text_column", id="unknown name"),
+            pytest.param(table(), {"id_column": "note_id"}, "id_column requires text_column", id="no text column"),
+            pytest.param(table(), {**COLUMNS, "ids": IDS}, "both specified", id="ids twice"),
+            pytest.param(table(), {}, "DataFrame is a table", id="no column"),
+            pytest.param({"note": NOTES}, {}, "dict is not an iterable of strings", id="mapping of a column"),
         ],
     )
-    def test_arguments_that_do_not_fit_are_rejected(self, texts, options):
-        with pytest.raises(ConfigurationError) as caught:
+    def test_arguments_that_do_not_fit_are_rejected(self, texts, options, problem):
+        with pytest.raises(ConfigurationError, match=problem) as caught:
             annotate(texts, **options)
         assert MARKER not in str(caught.value)
         assert "a7" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "options", [lambda _: {"id_column": "note_id"}, lambda frame: {"ids": frame["note_id"]}], ids=["column", "ids"]
+    )
+    def test_ids_of_dask_are_not_read_into_memory(self, options):
+        dask = pytest.importorskip("dask.dataframe")
+        frame = dask.from_pandas(table(), npartitions=2)
+        with pytest.raises(ConfigurationError, match="ids is not in memory"):
+            annotate(frame, text_column="note", **options(frame))
 
     @pytest.mark.parametrize("ids", [IDS[:3], [*IDS, "e5"]], ids=["too few", "too many"])
     def test_iterator_with_another_number_of_ids_keeps_its_results(self, ids):

@@ -207,16 +207,12 @@ def test_record_store_defaults_to_user_data_directory(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_record_report_has_summary_and_all_fields():
-    assert str(RECORD).splitlines() == [
-        "Validation record: mine in bfloat16 on mps",
-        "  60 of 60 entities in 50 texts are the same as in float32.",
-    ]
+def test_record_report_has_all_fields():
     measured, rest = RECORD.to_report().metrics
     fields = {**vars(HERE), **vars(EVIDENCE), "date": "2026-03-01", **RECORD.criteria}
     displayed = [value for _, value in (*measured.rows, *rest.rows)]
     assert sorted(displayed) == sorted(str(value) for value in fields.values() if value is not None)
-    assert (measured.rows[3], rest.collapsed) == (("entities that are the same", "60"), True)
+    assert measured.rows[3] == ("entities that are the same", "60")
     assert "mine is validated in bfloat16 on mps since 2026-03-01" in RECORD._repr_html_()
 
 

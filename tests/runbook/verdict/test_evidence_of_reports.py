@@ -71,6 +71,7 @@ PARITY = ParityReport(
     label_mismatches=0,
     non_finite_tokens=0,
     spans=EntityAgreement(exact=198, moved=2),
+    distinct=12,
     gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 89)),
     gradients=GradientDifference(1e-5, "a.weight", 20),
 )

@@ -471,9 +471,9 @@ class _ParityAccumulator:
             label_mismatches=self.label_mismatches,
             non_finite_tokens=self.non_finite_tokens,
             spans=min(self.agreements.values(), key=lambda agreement: agreement.agreement),
+            distinct=len(self.distinct_entities),
             gold=min(self.scores.values(), key=_recall_change, default=None),
             gradients=gradients,
-            distinct=len(self.distinct_entities),
             notes=self.pair.notes,
         )
 

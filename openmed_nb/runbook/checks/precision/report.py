@@ -172,7 +172,7 @@ def _pop_pairs(left: list[Span], right: list[Span], matches: Callable[[Span, Spa
             left.remove(before)
             right.remove(after)
             pairs.append((before, after))
-    return sorted(pairs, key=itemgetter(1))
+    return sorted(pairs)
 
 
 @dataclass(frozen=True)
@@ -278,9 +278,9 @@ class ParityReport(Displayable):
         label_mismatches: Number of tokens whose best label differs.
         non_finite_tokens: Number of tokens with NaN or infinity in the candidate.
         spans: Agreement of the entities.
+        distinct: Number of entities of the reference that differ in their words or labels.
         gold: Scores of reference and candidate against gold entities, or ``None`` if there are no gold entities.
         gradients: Differences of the gradients of one training step, or ``None`` if they were not compared.
-        distinct: Number of entities of the reference that differ in their words or labels.
         notes: Notes on the comparison, as sentences.
     """
 
@@ -295,9 +295,9 @@ class ParityReport(Displayable):
     label_mismatches: int
     non_finite_tokens: int
     spans: EntityAgreement
+    distinct: int
     gold: tuple[EntityScore, EntityScore] | None = None
     gradients: GradientDifference | None = None
-    distinct: int = 0
     notes: tuple[str, ...] = ()
 
     JSON_PROPERTIES = ("findings", "status")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.checks.precision.policy import TOLERANCES
+from openmed_nb.runbook.checks.precision.policy import TOLERANCES, AcceptanceCriteria
 from openmed_nb.runbook.checks.precision.report import (
     EntityAgreement,
     EntityChange,
@@ -14,6 +14,7 @@ from openmed_nb.runbook.checks.precision.report import (
     GradientDifference,
     LogitDifferences,
     ParityReport,
+    rejection_reasons,
 )
 
 GOOD = ParityReport(
@@ -28,6 +29,7 @@ GOOD = ParityReport(
     label_mismatches=0,
     non_finite_tokens=0,
     spans=EntityAgreement(exact=200),
+    distinct=12,
 )
 CHANGE = EntityChange(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
 
@@ -70,6 +72,7 @@ def test_finding_status_follows_tolerance(name, status, changes):
     assert statuses[name] == status
     assert report.status == max(statuses.values(), key=("not applicable", "ok", "warning", "failed").index)
     for finding in report.findings:
+        assert finding.evidence
         assert bool(finding.remedy) == (finding.status in {"warning", "failed"})
 
 
@@ -116,6 +119,8 @@ def test_remedy_suggests_another_dtype_or_device():
         bad = replace(BAD, device=device, dtype=dtype, logits=LogitDifferences(100.0))
         actual = {finding.name: finding.remedy for finding in bad.findings if finding.name != "labels"}
         assert actual == dict(zip(names, remedies, strict=True)), (device, dtype)
+        if dtype != "float32":
+            assert next(rejection_reasons(bad, AcceptanceCriteria())).remedy == remedies[0], (device, dtype)
 
 
 def test_html_starts_with_gold_score():

@@ -103,6 +103,9 @@ def test_judge_lists_rejection_reasons(changes, reasons):
 
     assert [reason.reason for reason in verdict.reasons] == reasons
     assert all(reason.remedy for reason in verdict.reasons)
+    assert [reason.conclusive for reason in verdict.reasons] == [
+        not text.startswith("Inconclusive") for text in reasons
+    ]
     assert verdict.accepted == (not reasons) == (verdict.record is not None)
 
 
