@@ -18,6 +18,12 @@ NOTE = "Synthetic words that nobody should find in the file."
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
+def count_cells_to_panel(notebook):
+    """Return the number of cells up to the first that shows the panel."""
+    is_panel = [cell.source.startswith("%openmed_panel") for cell in notebook.cells]
+    return is_panel.index(True) + 1
+
+
 @pytest.fixture(scope="module")
 def saved(server, new_page, shipped):
     """The shipped notebook as JupyterLab saves it after Run All, a text typed into the panel and annotated."""
@@ -49,16 +55,16 @@ def test_reopened_notebook_shows_the_static_form(reopened):
     assert "model not found" not in reopened.page.locator(".jp-Notebook").inner_text().lower()
 
 
-def test_panel_is_interactive_after_its_cell_ran_again(reopened):
+def test_panel_is_interactive_after_its_cell_ran_again(reopened, saved):
     """The cells that are run again bring the widgets back."""
-    reopened.run_cells(3)
+    reopened.run_cells(count_cells_to_panel(saved))
     expect(reopened.panel).to_be_visible()
     reopened.device_button("cpu").click()
 
     reopened.expect_kernel("__import__('openmed_nb').device().requested_by", "the panel")
 
 
-def test_panel_says_that_the_kernel_was_restarted(reopened):
+def test_panel_says_that_the_kernel_was_restarted(reopened, saved):
     """When the kernel is restarted the panel says that its cell has to be run again, in the place of what is true no more."""
     reopened.page.get_by_role("menuitem", name="Kernel", exact=True).click()
     reopened.page.get_by_role("menuitem", name="Restart Kernel…").click()
@@ -68,7 +74,7 @@ def test_panel_says_that_the_kernel_was_restarted(reopened):
         re.compile(r"^\s*The kernel was restarted; .* Run this cell again\.\s*$"), use_inner_text=True
     )
     expect(reopened.panel.get_by_role("button")).to_have_count(0)
-    reopened.run_cells(3)
+    reopened.run_cells(count_cells_to_panel(saved))
     expect(reopened.panel.get_by_role("button", name="Annotate")).to_be_visible()
 
 
