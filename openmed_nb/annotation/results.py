@@ -782,7 +782,7 @@ class Summary(Displayable):
             unread = f"{pluralize(self.missing, 'note has', 'notes have')} no text."
         without = pluralize(self.texts_without_entities, "note has", "notes have")
         rest = (
-            f"{without} no entities." if self.texts_without_entities else "",
+            f"{without} text but no entities." if self.texts_without_entities else "",
             unread,
             f"Batches had {pluralize(self.batch_shapes, 'shape')}; the device compiles one graph per shape."
             if self.batch_shapes

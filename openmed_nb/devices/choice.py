@@ -121,7 +121,7 @@ class DeviceChoice(Displayable):
     @property
     def status(self) -> str:
         """Whether the device is confirmed, as text."""
-        status = "confirmed" if self.confirmed else "not verified yet; torch is not imported"
+        status = "confirmed" if self.confirmed else "not checked yet, because torch has not been imported"
         return f"SIMULATED, {status}" if self.simulated else status
 
     @property

@@ -193,7 +193,7 @@ def parse_line(magic: Callable[..., object], line: str) -> argparse.Namespace:
     try:
         arguments, unknown = parser.parse_known_args(split_words(line))
     except (UsageError, ValueError) as error:
-        message = f"The line after %{magic.__name__} could not be parsed: {parser_problem(str(error))}."
+        message = f"The arguments of %{magic.__name__} could not be parsed: {parser_problem(str(error))}."
         raise _usage_error(magic, message) from None
     # argparse parses "--option=--" as an empty list, and from Python 3.13 on as two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
@@ -276,7 +276,7 @@ class OpenMedMagics(Magics):
     aggregation_strategy = Enum(
         STRATEGIES,
         DEFAULT_STRATEGY,
-        help="How to combine tokens (parts of words) into entities; see nb.load_pipeline.",
+        help="How to combine tokens (words and parts of words) into entities; see nb.load_pipeline.",
     ).tag(config=True)
     preload = Bool(
         True,
@@ -330,8 +330,9 @@ class OpenMedMagics(Magics):
         }
         requested = [name for name, is_requested in requests.items() if is_requested]
         if len(requested) > 1:
-            message = f"%openmed_device cannot combine {' and '.join(requested)}."
-            raise MagicError(message, "Use one of them.")
+            listed = f"{', '.join(requested[:-1])} and {requested[-1]}"
+            message = f"%openmed_device: {listed} cannot be combined."
+            raise MagicError(message, "Use only one of them.")
         self.preloader.schedule()
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")
@@ -352,11 +353,12 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument(
         "--model",
-        help="short name (such as bundled_small), Hugging Face Hub id or folder (default: the bundled disease model)",
+        help="short name (such as bundled_small), Hugging Face Hub id or folder "
+        "(default: the setting OpenMedMagics.default_model, initially the bundled disease model)",
     )
     @argument(
         "--strategy",
-        help="how to combine tokens (parts of words) into entities: none, simple, first, average or max; "
+        help="how to combine tokens (words and parts of words) into entities: none, simple, first, average or max; "
         "see nb.load_pipeline",
     )
     @argument("--device", help="device for this command only")
@@ -371,7 +373,7 @@ class OpenMedMagics(Magics):
         texts = self._input_texts(arguments.variable, text, cell)
         out = arguments.out
         if out is not None and (not out.isidentifier() or iskeyword(out) or out in self.shell.user_ns_hidden):
-            raise MagicError(f"{describe_value(out)} is not a valid variable name.", "Use a name such as 'found'.")
+            raise MagicError(f"{describe_value(out)} cannot be used as a variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
         from .._annotate import annotate, annotate_text
@@ -426,7 +428,7 @@ class OpenMedMagics(Magics):
     def openmed_doctor(self, arguments: argparse.Namespace) -> object:
         """Check this computer, torch, the environment variables and the models for problems, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
-            raise MagicError("%openmed_doctor accepts a model or --ops, not both.", "Use one of them.")
+            raise MagicError("%openmed_doctor accepts a model or --ops, not both.", "Use only one of them.")
         from ..runbook.checks.doctor.report import doctor
         from ..runbook.checks.operators.forecast import forecast
 
@@ -446,7 +448,7 @@ class OpenMedMagics(Magics):
 
         if arguments.file is not None and check_path(arguments.file, "the file of a logbook").exists():
             message = f"{describe_file(Path(arguments.file))} already exists and would be overwritten."
-            raise MagicError(message, "Use another name, or --diff to compare with it.")
+            raise MagicError(message, "Use another name. To compare with this file, use --diff.")
         previous = None if arguments.diff is None else Logbook.read(arguments.diff)
         book = logbook()
         if arguments.file is not None:
@@ -479,7 +481,7 @@ class OpenMedMagics(Magics):
     @_json
     @_parsed_line_magic
     def openmed_report(self, arguments: argparse.Namespace) -> object:
-        """Measure this computer, with each step in a separate process, and write a report."""
+        """Run measurements on this computer, each in a separate process, and write a report."""
         from ..runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
         folder = DEFAULT_FOLDER if arguments.folder is None else arguments.folder

@@ -44,7 +44,7 @@ class TestFiles:
         assert words(found) == WORDS
         assert found.preview_texts == ()
         assert str(found).startswith("3 mentions of diseases found in 4 notes\n")
-        assert "\n  2 notes have no entities.\n" in str(found)
+        assert "\n  2 notes have text but no entities.\n" in str(found)
 
     def test_offsets(self, folder, found_in):
         """Offsets count the characters of the file, including line endings."""

@@ -320,7 +320,7 @@ class TestManyTextsShown:
         assert str(found()) == (
             "3 mentions of diseases found in 4 notes\n"
             "  Model: bundled, device: cpu\n"
-            "  1 note has no entities.\n"
+            "  1 note has text but no entities.\n"
             "  1 note could not be read.\n"
             "0: He has [asthma](DISEASE).\n"
             "1: No complaints.\n"
@@ -707,7 +707,7 @@ def test_text_form_of_a_summary():
         "3 entities found in 4 notes\n"
         "  Model: m, device: cpu\n"
         "  By label: A 2, B 1.\n"
-        "  1 note has no entities.\n"
+        "  1 note has text but no entities.\n"
         "  1 note could not be read.\n"
         "Notes with errors\n"
         "  note  error\n"

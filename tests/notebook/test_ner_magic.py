@@ -100,7 +100,7 @@ def test_config_lists_the_settings_with_help(kernel):
     printed = kernel.run("%config OpenMedMagics").streams["stdout"]
 
     assert "Default model for %%openmed_ner" in printed
-    assert "How to combine tokens (parts of words) into entities" in printed
+    assert "How to combine tokens (words and parts of words) into entities" in printed
     assert "Show the text of notes in results." in printed
 
 

@@ -42,7 +42,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
 
     Returns:
         The panel, a widget that a notebook displays. Without a kernel, for example in a terminal, the state of the
-        panel with the equivalent commands. A panel is closed when its cell runs again, and by its ``close()``.
+        panel with the equivalent commands. A panel closes when its cell is run again, or when its ``close()`` is called.
 
     Raises:
         ModelError: If the name is not a valid alias, Hub id or folder, if the folder has no token-classification

@@ -101,7 +101,7 @@ def _run_interruptibly(function: Callable[[], None]) -> None:
 # The source of a device request by a click.
 PANEL_SOURCE = "the panel"
 
-NO_TEXT = 'Enter a text, then click "Annotate".'
+NO_TEXT = 'Enter some text, then click "Annotate".'
 
 # Interval between memory samples if automatic refresh is on.
 REFRESH_SECONDS = 2.0
@@ -188,7 +188,7 @@ class PanelModel(HasTraits):
                 return {"result": Report("No loaded model has that name.")}
             return {
                 "result": Report(
-                    f"Unloaded: {names}. A model that one of your variables still refers to stays in memory."
+                    f"Unloaded: {names}. A model stays in memory as long as one of your variables refers to it."
                 )
             }
 
@@ -287,7 +287,7 @@ class PanelModel(HasTraits):
             changes = {"error": type(error)(error.message, error.remedy)}
         except KeyboardInterrupt:
             message = f"{event.operation} was interrupted."
-            again = "To run it, click again. If the panel does not respond, restart the kernel."
+            again = "To try again, click the button again. If the panel does not respond, restart the kernel."
             changes = {"error": OpenMedError(message, again)}
         except Exception as error:  # noqa: BLE001 - an error without its text and frames is raised instead
             # The text could quote a note, and a kernel writes a raised error into the notebook.

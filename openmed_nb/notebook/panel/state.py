@@ -85,7 +85,7 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
     allocated = memory.allocated or 0
     cached = max(0, (memory.reserved or 0) - allocated)
     parts = (MemoryPart("allocated", allocated), MemoryPart("cached", cached))
-    limit_name = f"{fraction:g} of {name}" if fraction not in (None, 1.0) else name
+    limit_name = f"{fraction * 100:g}% of {name}" if fraction not in (None, 1.0) else name
     limit = int((fraction or 1.0) * (memory.recommended or 0))
     return (MemoryBar(format_device(choice.device), parts, limit, limit_name), process)
 

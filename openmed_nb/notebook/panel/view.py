@@ -23,7 +23,7 @@ from .model import IMMEDIATE_SECONDS, REFRESH_SECONDS, PanelModel
 WidgetT = TypeVar("WidgetT")
 
 # A synthetic example.
-EXAMPLE_TEXT = "The patient has type 2 diabetes mellitus and hypertension, and no asthma."
+EXAMPLE_TEXT = "The patient has type 2 diabetes mellitus and hypertension, but no asthma."
 
 # CSS class of the button that Ctrl+Enter clicks.
 ANNOTATE_CLASS = "openmed-annotate"

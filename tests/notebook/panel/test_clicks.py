@@ -138,7 +138,7 @@ class TestModels:
         view.click("Annotate")
 
         assert list(view.messages) == ["Try it"]
-        assert "Enter a text, then click &quot;Annotate&quot;." in view.messages["Try it"]
+        assert "Enter some text, then click &quot;Annotate&quot;." in view.messages["Try it"]
         assert SESSION.inventory().names == ()
         view.text.value = "No asthma."
         view.click("Annotate")

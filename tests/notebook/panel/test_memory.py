@@ -69,8 +69,8 @@ class TestSimulatedMps:
         [
             (None, 1, CAPACITY),
             (1.0, 1, CAPACITY),
-            (0.5, 0.5, f"0.5 of {CAPACITY}"),
-            (1.7, 1.7, f"1.7 of {CAPACITY}"),
+            (0.5, 0.5, f"50% of {CAPACITY}"),
+            (1.7, 1.7, f"170% of {CAPACITY}"),
         ],
     )
     def test_bar_ends_at_the_limit_of_the_allocator(self, simulated, fraction, expected, description):
@@ -86,7 +86,7 @@ class TestSimulatedMps:
         bar = PanelState(**read_state(SESSION)).memory[0]
 
         assert bar.limit == simulated.allocator.memory.recommended // 4
-        assert bar.limit_name == f"0.25 of {CAPACITY}"
+        assert bar.limit_name == f"25% of {CAPACITY}"
 
     @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
     def test_late_watermark_does_not_change_the_limit(self, simulated, monkeypatch, high):
