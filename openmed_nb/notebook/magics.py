@@ -61,7 +61,10 @@ CHEAT_SHEET_ROWS = (
     ("%openmed_doctor", "check this computer for problems, and suggest fixes"),
     ("%openmed_doctor --ops bundled", "predict which operations of a model would run on the CPU instead of MPS"),
     ("%openmed_sweep bundled --seconds 10", "find the best batch size"),
-    ("%openmed_log run.json", "save the hardware, software versions and settings of this computer to a file"),
+    (
+        "%openmed_log run.json",
+        "save a description of this computer (hardware, software versions and settings) to a file",
+    ),
     ("%openmed_log --diff run.json", "show what has changed since run.json was saved"),
     ("%openmed_release", "release memory held by models, outputs and the last error"),
     ("%openmed_report --quick", "run short measurements on this computer, and write a report"),
@@ -284,7 +287,10 @@ class OpenMedMagics(Magics):
     ).tag(config=True)
     show_text = Bool(
         True,
-        help="Show the text of notes in results. Set it to False for real notes: outputs are saved in the notebook.",
+        help=(
+            "Show the text of notes in the results of magics. Set it to False for real notes, because outputs are saved in the "
+            "notebook. In Python, pass show_text=False."
+        ),
     ).tag(config=True)
 
     @cached_property
@@ -407,11 +413,11 @@ class OpenMedMagics(Magics):
         )
 
     @magic_arguments()
-    @argument("--model", help="model for the example text (default: the model that %%%%openmed_ner uses)")
+    @argument("--model", help="model for the text under 'Try it' (default: the setting default_model)")
     @argument("--close", action="store_true", help="close all open panels")
     @_parsed_line_magic
     def openmed_panel(self, arguments: argparse.Namespace) -> object:
-        """Open an interactive panel for the device, the memory, an example text and the loaded models."""
+        """Open an interactive panel: change the device, see the memory and the loaded models, and annotate a text."""
         from .panel import close_panels, panel
 
         if arguments.close:
@@ -442,7 +448,7 @@ class OpenMedMagics(Magics):
     @_json
     @_parsed_line_magic
     def openmed_log(self, arguments: argparse.Namespace) -> object:
-        """Show or save the hardware, software versions and settings of this computer, or compare them with a saved file."""
+        """Show or save a description of this computer (hardware, software versions, settings), or compare it with a saved one."""
         from ..runbook.records.logbook.gathering import logbook
         from ..runbook.records.logbook.logbook import Logbook
 

@@ -101,7 +101,7 @@ def test_config_lists_the_settings_with_help(kernel):
 
     assert "Default model for %%openmed_ner" in printed
     assert "How to combine tokens (words and parts of words) into entities" in printed
-    assert "Show the text of notes in results." in printed
+    assert "Show the text of notes in the results of magics." in printed
 
 
 def test_show_text_off_hides_the_note_everywhere(kernel):

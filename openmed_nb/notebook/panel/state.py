@@ -113,6 +113,7 @@ class DeviceButton:
         enabled: Whether the device can be requested.
         reason: Reason why the device is unavailable, or a description.
         remedy: Suggested action if the device is unavailable.
+        is_untested: Whether nobody has tested yet whether the device can be used.
     """
 
     device: str
@@ -121,6 +122,7 @@ class DeviceButton:
     enabled: bool = True
     reason: str = ""
     remedy: str = ""
+    is_untested: bool = False
 
     @property
     def label(self) -> str:
@@ -135,6 +137,8 @@ class DeviceButton:
     @property
     def tooltip(self) -> str:
         """Reason and remedy as sentences, or what the button does."""
+        if self.is_untested:
+            return f"Not tested yet. Click to test and use {self.device}."
         sentences = [f"{clause.rstrip('.')}." for clause in (self.reason, self.remedy) if clause]
         return " ".join(sentences) or f"Use {self.device}."
 
@@ -202,6 +206,7 @@ class PanelState(Displayable):
                     enabled=status.usable is not False,
                     reason=status.reason,
                     remedy=status.remedy,
+                    is_untested=status.usable is None,
                 )
             )
         return tuple(buttons)

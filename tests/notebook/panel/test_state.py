@@ -120,6 +120,7 @@ def test_state_hides_hardware_that_the_computer_does_not_have(make, absent, ques
 TOOLTIPS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
     "auto": (lambda c: c.plain(), "auto", "The best available device."),
     "usable": (lambda c: c.plain(), "cpu", "Use cpu."),
+    "not tested": (lambda c: c.mac(), "mps", "Not tested yet. Click to test and use mps."),
     "a remedy too": (make_computer_without_torch, "cpu", "torch is not installed. "),
 }
 
