@@ -5,12 +5,16 @@
 #   sh scripts/check_slow.sh marked    the tests that are marked slow
 set -eu
 cd "$(dirname "$0")/.."
+PARTS="simulated marked examples docs"
+if [ "${1-}" = --list ]; then
+  echo "$PARTS"
+  exit
+fi
 # Tests wait for kernels, browsers and workers: one process more than there are cores.
 PYTEST_XDIST_AUTO_NUM_WORKERS=$(python -c "import os; print((os.cpu_count() or 1) + 1)")
 export PYTEST_XDIST_AUTO_NUM_WORKERS
 pytest="python -m pytest -n auto --maxprocesses 4 --dist loadfile"
 case "${1-}" in
-  --list) echo simulated marked examples docs ;;
   simulated)  # What needs a device runs once more, on the simulated MPS device.
     $pytest --simulated-mps \
       --deselect tests/annotation/test_same_answers.py::TestLabels \
