@@ -121,13 +121,13 @@ BIAS = Finding("linear layer with a bias", FAILED, "mps differs", "Use 'cpu'.", 
     [
         ((ACTIVE_MPS,), "MPS: correct.", 0),
         ((ACTIVE_MPS, LABEL), "MPS: correct.", 0),
-        ((ACTIVE_MPS, BIAS), "MPS: refused.", 0),
+        ((ACTIVE_MPS, BIAS), "MPS: incorrect.", 0),
         ((ACTIVE_CPU,), "MPS: refused.", 0),
         ((NO_TORCH,), "MPS: no answer.", 1),
         ((), "MPS: no answer.", 1),
     ],
 )
-def test_summary_of_the_doctor_has_two_expected_answers(findings, answer, status, helper):
+def test_summary_of_the_doctor_tells_correct_incorrect_and_refused_apart(findings, answer, status, helper):
     script = helper(ROOT / "scripts" / "summarize_doctor.py")
     markdown, exit_status = script.summarize(DoctorReport(findings).to_dict()["findings"])
 
