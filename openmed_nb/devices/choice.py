@@ -17,11 +17,11 @@ from .registry import DEVICE_TYPES, get_device, gpu_type
 from .request import (
     DEFAULT_SOURCE,
     GPU,
-    SOURCE_NAMES,
     DeviceRequest,
     DeviceSetting,
     first_explicit,
     normalize_device,
+    source_name,
 )
 
 
@@ -110,7 +110,7 @@ class DeviceChoice(Displayable):
         if self.requested != "auto":
             spelling = "" if self.requested == self.device else f" as {self.requested!r}"
             details = f"; {hardware}" if hardware else ""
-            return f"Device: {device} (requested by {SOURCE_NAMES.get(self.requested_by, self.requested_by)}{spelling}{details})"
+            return f"Device: {device} (requested by {source_name(self.requested_by)}{spelling}{details})"
         if not hardware:
             reasons = {rejection.reason for rejection in self.rejected}
             hardware = f"no GPU available to PyTorch on {self.computer}"
@@ -194,14 +194,14 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
     reasons = rejected[0].reason
     if len(rejected) > 1:
         reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
-    source = SOURCE_NAMES.get(request.source, request.source)
+    source = source_name(request.source)
     message = f"{value!r} is not available (requested by {source}): {reasons}."
     raise DeviceUnavailableError(message, rejected[-1].remedy or USE_AUTO_REMEDY)
 
 
 def _selection_reason(request: DeviceRequest, device: str, rejected: list[Rejection], cpu_switch: str) -> str:
     """Return the reason for the selected device as a clause."""
-    source = SOURCE_NAMES.get(request.source, request.source)
+    source = source_name(request.source)
     if request.value != "auto":
         return f"{request.value!r} was requested by {source}"
     automatic = f"'auto' was requested by {source}"

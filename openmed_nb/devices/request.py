@@ -200,8 +200,9 @@ class DeviceSetting(JsonMixin):
         return "(not set)" if self.value is None else mask_secrets(self.source, self.value)
 
 
-# Sources of a request that have another name in a sentence.
-SOURCE_NAMES = {"argument": "the device argument"}
+def source_name(source: str) -> str:
+    """Return the name of the source of a request in a sentence."""
+    return "the device argument" if source == "argument" else source
 
 
 def resolution_order(

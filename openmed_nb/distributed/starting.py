@@ -24,7 +24,7 @@ from .._utils.validation import check_optional_integer
 from .._utils.warning import warn
 from ..devices.environment import preserve_variables
 from ..devices.machine import import_psutil, is_mps_simulated
-from ..devices.request import SOURCE_NAMES, DeviceRequest
+from ..devices.request import DeviceRequest, source_name
 from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
 from .client import call_on_workers, require_extra
@@ -157,7 +157,7 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
         requested = None if device is None else DeviceRequest.parse(device, "argument").value
         require_extra("asyncssh", "A cluster over SSH needs asyncssh")
         tls = validate_security(security, ("client",))
-        reason = requested and f"{requested!r} was requested by {SOURCE_NAMES['argument']}."
+        reason = requested and f"{requested!r} was requested by {source_name('argument')}."
         remote_cluster = ssh_cluster(host_names, login, requested, threads, tls)
         return start_cluster(remote_cluster, tls, len(host_names), reason, NETWORK_REMEDY)
 
