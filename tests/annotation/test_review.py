@@ -1,5 +1,6 @@
 """Reviews: a random sample of notes, marks that become gold, and the file that continues."""
 
+import contextlib
 import json
 import math
 import os
@@ -246,18 +247,24 @@ def test_two_kernels_can_write_one_file(found, tmp_path):
     assert found.review(path, sample=None).num_reviewed == 0
 
 
+@contextlib.contextmanager
+def limited_file_size(size):
+    """Limit the size of files in bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_full_disk_loses_no_mark(found, tmp_path):
     """A limit of the file size has the effect of a full disk: a line is cut off."""
     path = tmp_path / "review.jsonl"
     review = found.review(path, sample=None)
     finish(review, 0)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
-    try:
-        with pytest.raises(ConfigurationError, match="cannot be written"):
-            review.mark(1, 0, 1, "DISEASE")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited_file_size(path.stat().st_size + 10), pytest.raises(ConfigurationError, match="cannot be written"):
+        review.mark(1, 0, 1, "DISEASE")
     review.mark(2, 0, 1, "DISEASE")
     again = found.review(path, sample=None)
     assert again.gold.texts == review.gold.texts
@@ -283,13 +290,8 @@ def test_file_that_cannot_be_written_yet_gets_its_header_later(found, tmp_path):
     path = tmp_path / "review.jsonl"
     review = found.review(path, sample=None)
     path.unlink()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(ConfigurationError, match="cannot be written"):
-            review.mark(1, 0, 1, "DISEASE")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited_file_size(0), pytest.raises(ConfigurationError, match="cannot be written"):
+        review.mark(1, 0, 1, "DISEASE")
     review.mark(2, 0, 1, "DISEASE")
     assert found.review(path, sample=None).marked_spans(2) == review.marked_spans(2)
 
