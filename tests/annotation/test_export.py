@@ -257,6 +257,13 @@ def test_export_to_spacy_counts_entities_without_a_label(tmp_path):
     assert nb.read_annotations(report.path)[0].spans == ((3, 5, "NAME"),)
 
 
+@pytest.mark.timeout(20)
+def test_export_to_spacy_takes_linear_time(tmp_path):
+    """Comparing each of the 20,000 entities with each other takes longer than the limit."""
+    spans = [(2 * index, 2 * index + 1, "NAME") for index in range(20_000)]
+    assert annotate([("a " * 20_000, spans)]).export("spacy", tmp_path / "notes.spacy").losses == {}
+
+
 def test_export_to_spacy_keeps_ids_of_many_digits(tmp_path):
     report = with_ids(annotate([("ab", [])]), [10**30]).export("spacy", tmp_path / "notes.spacy")
     assert nb.read_annotations(report.path)[0].id == str(10**30)

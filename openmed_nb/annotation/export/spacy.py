@@ -39,7 +39,8 @@ def make_docs(nlp: Language, export: Export) -> Iterator[Doc]:
         export.losses[MISALIGNED] += len(aligned) - len(spans)
         entities = filter_spans(spans)
         doc.set_ents(entities)
-        overlapping = [span for span in spans if span not in entities]
+        in_entities = {*entities}
+        overlapping = [span for span in spans if span not in in_entities]
         if overlapping:
             doc.spans[SPAN_GROUP] = overlapping
         # A file of spaCy contains integers of at most 64 bits.
