@@ -64,9 +64,9 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
         end -= 1
     if start == end:
         return start, end
-    while start > 0 and _is_inside_word(text, start):
+    while start > 0 and is_inside_word(text, start):
         start = max(0, _previous_base(text, start))
-    while end < len(text) and _is_inside_word(text, end):
+    while end < len(text) and is_inside_word(text, end):
         end = _next_base(text, end + 1)
     return start, end
 
@@ -86,7 +86,7 @@ def _next_base(text: str, position: int) -> int:
     return position
 
 
-def _is_inside_word(text: str, position: int) -> bool:
+def is_inside_word(text: str, position: int) -> bool:
     """Return whether a position is inside a word, or between a character and its combining marks."""
     before = _previous_base(text, position)
     if before < 0:

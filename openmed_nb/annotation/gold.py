@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .._utils.text import short_type_name
+from .._render.values import Displayable, Report, Table, pluralize
+from .._utils.text import describe_names, short_type_name
 from .._utils.validation import as_integer
 from ..errors import ConfigurationError
 
@@ -37,29 +39,43 @@ class GoldText(NamedTuple):
     """The true entities of a text.
 
     Attributes:
-        id: Key of the text, or ``None`` if it is not known.
+        id: Id of the text as a file or table states it, or ``None``.
         text: The text, or ``None`` if it is not known.
         spans: The entities.
+        position: Position of the text in the results that were exported, or ``None``.
     """
 
-    id: str | None
+    id: Any
     text: str | None
     spans: tuple[GoldSpan, ...]
+    position: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
-class GoldTexts(Sequence[GoldText]):
+class GoldTexts(Displayable, Sequence[GoldText]):
     """The true entities of many texts, as :func:`read_annotations` returns them.
 
     Attributes:
         texts: The texts.
         is_table: Whether they were in a table with a row per entity. Texts that are not in it have no entities.
+        num_skipped: Number of notes without an annotation, which were left out.
+        num_predicted: Number of notes with predictions only, which were left out.
         is_numbered: Whether each ``id`` is the position of the text, from 0.
     """
 
     texts: tuple[GoldText, ...]
     is_table: bool = False
+    num_skipped: int = 0
+    num_predicted: int = 0
     is_numbered: bool = False
+
+    JSON_EXCLUDE = ("texts", "is_table", "is_numbered")
+    JSON_PROPERTIES = ("labels",)
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """Number of entities by label. A label that may be a text is replaced."""
+        return dict(Counter(describe_names([span.label]) for text in self.texts for span in text.spans))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -67,8 +83,18 @@ class GoldTexts(Sequence[GoldText]):
     def __getitem__(self, index: Any) -> Any:
         return self.texts[index]
 
-    def __repr__(self) -> str:
-        return f"GoldTexts({len(self):,} texts with {sum(len(text.spans) for text in self.texts):,} entities)"
+    def to_report(self) -> Report:
+        """Return the counts as sentences and a table."""
+        skipped = pluralize(self.num_skipped, "note without an annotation was", "notes without an annotation were")
+        predicted = pluralize(self.num_predicted, "note has only predictions", "notes have only predictions")
+        sentences = [f"{skipped} left out."] if self.num_skipped else []
+        if self.num_predicted:
+            sentences.append(f"{predicted}, which predictions=True reads.")
+        labels = self.labels
+        entities = pluralize(sum(labels.values()), "entity", "entities")
+        rows = tuple((label, f"{count:,}") for label, count in sorted(labels.items()))
+        title = f"{pluralize(len(self), 'annotated note')} with {entities}"
+        return Report(title, tuple(sentences), (Table("Entities by label", ("label", "entities"), rows),))
 
 
 def gold_from_columns(columns: Mapping[str, Iterable[Any]]) -> GoldTexts:
@@ -108,9 +134,11 @@ def align_gold(gold: GoldTexts, keys: Sequence[Any]) -> dict[int, GoldText]:
     Raises:
         ConfigurationError: If the texts of the gold are not those of the results.
     """
-    names = [text.id for text in gold]
+    has_positions = len(gold) > 0 and all(text.position is not None for text in gold)
+    stated = [text.position if has_positions else text.id for text in gold]
+    names = [None if name is None else str(name) for name in stated]
     indices = range(len(keys))
-    positions = None if gold.is_numbered else _find_positions(names, keys)
+    positions = None if gold.is_numbered or has_positions else _find_positions(names, keys)
     if positions is None:  # Results without ids are exported with the positions of their texts as ids.
         positions = _find_positions(names, indices)
     in_order = isinstance(keys, range) or None in names or names == [str(key) for key in keys]

@@ -1516,7 +1516,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the results to a file.
 
-        A ``.jsonl`` file contains one object per note with ``id``, ``text`` and ``entities``, also for missing and failed notes.
+        A ``.jsonl`` file contains one object per note with ``id``, or its position as ``note_index``, ``text`` and ``entities``, also
+        for missing and failed notes.
         A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_arrow`, without the texts of the notes. Except for an
         ``.html`` page with the marked notes, which hides them then, texts are written even with ``show_text=False``. An existing
         file is replaced.
@@ -1591,8 +1592,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """Yield a spaCy document for each note that has a text.
 
         ``doc.ents`` contains the entities, and ``doc.spans["openmed"]`` those that overlap them. ``doc.user_data["id"]`` is the
-        id of the note, or its position. At the end, a warning contains the number of entities that do not start and end at the
-        boundaries of tokens.
+        id of the note. If the notes have no ids, ``doc.user_data["note_index"]`` is its position. At the end, a warning contains the
+        number of entities that do not start and end at the boundaries of tokens.
 
         Args:
             nlp: Pipeline whose tokenizer is used.
@@ -1612,21 +1613,27 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return iter_docs(nlp, self._iter_exported_notes())
 
     def iter_records(self) -> Iterator[dict[str, Any]]:
-        """Yield a JSON-compatible object for each note: its id, text, and entities or error."""
+        """Yield a JSON-compatible object for each note: its id or position, text, and entities or error."""
+        from .export.notes import POSITION_KEY
+
         records = self.to_dict()["texts"]
         for index, text, record in zip(range(len(self)), self.iter_note_texts(), records, strict=True):
-            yield {"id": index, "text": text, **record}
+            key = {"id": record["id"]} if "id" in record else {POSITION_KEY: index}
+            yield {**key, "text": text, **record}
 
     def _iter_exported_notes(self) -> Iterator[ExportedNote | None]:
         """Yield the notes to export, or ``None`` for a note without a text."""
         from .export.notes import ExportedNote
 
-        for index, (key, text) in enumerate(zip(self._keys, self.iter_note_texts(), strict=True)):
+        for index, text in enumerate(self.iter_note_texts()):
             if text is None:
                 yield None
                 continue
+            note_id = None if self.ids is None else self.ids[index]
+            if note_id is not None and not (isinstance(note_id, (int, float)) and math.isfinite(note_id)):
+                note_id = str(note_id)
             scores = tuple(float(entity["score"]) for entity in self[index])
-            yield ExportedNote(key if isinstance(key, int) else str(key), text, tuple(self.note_spans(index)), scores)
+            yield ExportedNote(note_id, index, text, tuple(self.note_spans(index)), scores)
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import tempfile
-import traceback
 import zlib
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers.leaks import MARKER, catch_rejection
 from openmed_nb.annotation.export.conll import OVERLAPPING
 from openmed_nb.annotation.export.notes import CHANGED_LABELS, TRIMMED, WITHOUT_TEXT
 from openmed_nb.annotation.export.registry import FORMATS
@@ -29,7 +29,6 @@ from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
-MARKER = "Zyxwv"
 EXPORTS = [name for name, form in FORMATS.items() if form.write]
 EXTENSIONS = {"brat": "", "conll": ".conll", "doccano": ".jsonl", "label-studio": ".json", "spacy": ".spacy"}
 
@@ -77,6 +76,11 @@ def found():
     )
 
 
+# Random entities are inside words, and random notes may have none.
+IGNORED = pytest.mark.filterwarnings("ignore:.*inside a word", "ignore:No annotated note")
+
+
+@IGNORED
 @pytest.mark.parametrize(
     ("name", "examples"),
     [
@@ -93,9 +97,9 @@ def test_round_trip_changes_only_the_counted_losses(name, examples, tmp_path):
     def check(texts_and_spans):
         found = annotate(texts_and_spans)
         report = export(found, name, tmp_path)
-        gold = nb.read_annotations(report.path, name)
-        assert [(note.id, note.text) for note in gold] == [
-            (str(index), text) for index, (text, _) in enumerate(texts_and_spans)
+        gold = nb.read_annotations(report.path, name, predictions=True)
+        assert [(note.id, note.position, note.text) for note in gold] == [
+            (None, index, text) for index, (text, _) in enumerate(texts_and_spans)
         ]
         assert (report.notes, report.entities) == (len(gold), sum(len(spans) for _, spans in texts_and_spans))
         expected = {(index, *span) for index, (_, spans) in enumerate(texts_and_spans) for span in spans}
@@ -108,19 +112,24 @@ def test_round_trip_changes_only_the_counted_losses(name, examples, tmp_path):
     check()
 
 
+@IGNORED
 @settings(max_examples=25, deadline=None)
 @given(st.lists(notes(), max_size=3))
 def test_saved_entities_do_not_change(texts_and_spans):
     found = annotate(texts_and_spans)
-    expected = {(str(index), *span) for index, (_, spans) in enumerate(texts_and_spans) for span in spans}
+    expected = {(index, *span) for index, (_, spans) in enumerate(texts_and_spans) for span in spans}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("a.jsonl", "a.csv", "a.parquet"):
             found.save(f"{folder}/{name}")
             gold = nb.read_annotations(f"{folder}/{name}")
-            assert {(note.id, *span) for note in gold for span in note.spans} == expected, name
+            positions = [int(note.id) if note.position is None else note.position for note in gold]
+            assert {
+                (position, *span) for position, note in zip(positions, gold, strict=True) for span in note.spans
+            } == expected, name
             assert found.score(gold).num_texts == len(found)
 
 
+@IGNORED
 @settings(max_examples=40, deadline=None)
 @given(notes())
 def test_files_follow_the_rules_of_their_tools(note):
@@ -177,7 +186,7 @@ def test_spacy_reads_documents(found, tmp_path):
         [],
         [("Ann", "NAME")],
     ]
-    assert (report.losses, [doc.user_data["id"] for doc in docs]) == ({MISALIGNED: 1}, [0, 1, 2])
+    assert (report.losses, [doc.user_data["note_index"] for doc in docs]) == ({MISALIGNED: 1}, [0, 1, 2])
 
 
 def test_to_spacy_warns_about_misaligned_entities(found):
@@ -206,7 +215,7 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
         assert [int(row["start"]) for row in csv.DictReader(file)] == frame["start"].tolist()
     records = [json.loads(line) for line in (tmp_path / "notes.jsonl").read_bytes().splitlines()]
     assert [record["entities"] for record in records] == list(found)
-    assert [record["id"] for record in records] == (keys or [0, 1, 2])
+    assert [record["id" if keys else "note_index"] for record in records] == (keys or [0, 1, 2])
     for name in ("notes.parquet", "notes.csv", "notes.jsonl"):
         scores = found.score(nb.read_annotations(tmp_path / name))
         assert (scores.num_texts, scores.total.strict.f1) == (3, 1.0), name
@@ -264,8 +273,14 @@ def test_export_to_spacy_takes_linear_time(tmp_path):
     assert annotate([("a " * 20_000, spans)]).export("spacy", tmp_path / "notes.spacy").losses == {}
 
 
+def test_export_reports_what_the_tool_does_with_the_entities(tmp_path):
+    found = annotate([("Known\rasthma", [(6, 12, "DISEASE")])])
+    assert "predictions until" in str(found.export("label-studio", tmp_path / "a.json"))
+    assert "1 notes have CR line ends" in str(found.export("doccano", tmp_path / "a.jsonl"))
+
+
 def test_export_to_spacy_keeps_ids_of_many_digits(tmp_path):
-    report = with_ids(annotate([("ab", [])]), [10**30]).export("spacy", tmp_path / "notes.spacy")
+    report = with_ids(annotate([("ab", [(0, 2, "NAME")])]), [10**30]).export("spacy", tmp_path / "notes.spacy")
     assert nb.read_annotations(report.path)[0].id == str(10**30)
 
 
@@ -282,7 +297,8 @@ def test_empty_results_can_be_saved(tmp_path):
     assert empty.to_arrow().num_rows == 0
     for name in ("a.parquet", "a.csv", "a.jsonl"):
         empty.save(tmp_path / name)
-        assert empty.score(nb.read_annotations(tmp_path / name)).num_texts == 1
+        with pytest.warns(OpenMedWarning, match="No annotated note"):
+            assert empty.score(nb.read_annotations(tmp_path / name)).num_texts == 1
 
 
 def with_ids(found, ids):
@@ -306,8 +322,9 @@ def incomplete():
 def test_notes_without_text_are_omitted_and_counted(incomplete, name, tmp_path):
     report = export(incomplete, name, tmp_path)
     assert (report.notes, report.entities, report.losses) == (1, 1, {WITHOUT_TEXT: 3})
-    assert [note.id for note in nb.read_annotations(report.path)] == ["3"]
-    scores = incomplete.score(nb.read_annotations(report.path))
+    gold = nb.read_annotations(report.path, predictions=True)
+    assert [(note.id, note.position) for note in gold] == [(None, 3)]
+    scores = incomplete.score(gold)
     assert (scores.num_texts, scores.total.strict.f1) == (1, 1.0)
     generated = dataclasses.replace(incomplete, texts=None)
     assert export(generated, name, tmp_path).losses == {WITHOUT_TEXT: 4}
@@ -318,7 +335,8 @@ def test_jsonl_contains_all_notes(incomplete, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_bytes().splitlines()]
     assert [record["text"] for record in records] == [None, None, None, "asthma"]
     assert (records[0]["error"], records[1]["missing"]) == ("Text 0 failed.", True)
-    assert [len(note.spans) for note in nb.read_annotations(tmp_path / "a.jsonl")] == [0, 0, 1, 1]
+    gold = nb.read_annotations(tmp_path / "a.jsonl")
+    assert ([(note.position, len(note.spans)) for note in gold], gold.num_skipped) == ([(2, 1), (3, 1)], 2)
 
 
 def test_losses_are_described():
@@ -330,155 +348,6 @@ def test_losses_are_described():
     assert brat.losses == {CHANGED_LABELS: 3, TRIMMED: 1}
     assert OVERLAPPING in str(conll)
     assert conll.to_dict() == {"format": "conll", "notes": 3, "entities": 4, "losses": conll.losses}
-
-
-TEXT = "😀 asthma\r\nMild cough"
-ASTHMA, COUGH = (2, 8, "DISEASE"), (10, 20, "DISEASE")
-REGION = {"value": {"start": 2, "end": 8, "text": "asthma", "labels": ["DISEASE"]}, "type": "labels", "id": "x"}
-CROSSING = {"value": {"start": 2, "end": 14, "text": "asthma\\n\\nMild", "labels": ["A", "B"]}, "type": "labels"}
-CHOICE = {"value": {"choices": ["x"]}, "type": "choices"}
-TASK = {"id": 9, "data": {"text": TEXT, "note_id": "k"}}
-FOREIGN = [
-    (
-        "label-studio",
-        json.dumps([{**TASK, "annotations": [{"result": [REGION]}, {"result": [], "was_cancelled": True}]}]),
-        [("k", [ASTHMA])],
-    ),
-    (
-        "label-studio",
-        json.dumps([{**TASK, "annotations": [{"result": [CROSSING, CHOICE], "ground_truth": True}, {"result": []}]}]),
-        [("k", [(2, 14, "A"), (2, 14, "B")])],
-    ),
-    ("label-studio", json.dumps([{**TASK, "annotations": [{"result": []}], "predictions": [{"result": [REGION]}]}]), [("k", [])]),
-    ("label-studio", json.dumps([{"id": 9, "text": TEXT, "label": [REGION["value"]], "annotator": 1}, TASK | {"total": 0}]), [(None, [ASTHMA]), ("k", [])]),
-    ("doccano", json.dumps({"id": 4, "text": TEXT, "label": [[3, 9, "DISEASE"]], "Comments": []}), [(None, [ASTHMA])]),
-    (
-        "doccano",
-        json.dumps({"text": TEXT, "entities": [{"id": 1, "label": "DISEASE", "start_offset": 3, "end_offset": 9}], "relations": []}),
-        [(None, [ASTHMA])],
-    ),
-    ("conll", "-DOCSTART- -X- O O\n\nMild JJ O B-A\ncough NN O I-A\n\n# NN O O\n\n-DOCSTART- O\r\n\nill O\r\n", [(None, [(0, 10, "A")]), (None, [])]),
-    ("conll", "a\tS-A\nb\tI-B\nc\tE-B\nd\tB-B\n\n\ne\tO\n", [(None, [(0, 1, "A"), (2, 5, "B"), (6, 7, "B")]), (None, [])]),
-    ("jsonl", json.dumps({"id": 5, "text": TEXT, "entities": [{"start": 2, "end": 8, "label": "DISEASE"}]}), [("5", [ASTHMA])]),
-    ("csv", "id,note,start,end,label\n007,0,2,8,NA\n007,0,10,20,DISEASE\n", [("007", [(2, 8, "NA"), COUGH])]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "expected"), FOREIGN)
-def test_files_of_other_tools_are_read(name, content, expected, tmp_path):
-    path = tmp_path / f"file{FORMATS[name].suffixes[0] if FORMATS[name].suffixes else '.jsonl'}"
-    path.write_bytes(content.encode())
-    assert [(note.id, list(note.spans)) for note in nb.read_annotations(path)] == expected
-    path.write_bytes(b"\xef\xbb\xbf" + content.encode())
-    assert len(nb.read_annotations(path, name)) == len(expected)
-
-
-def test_brat_folders_are_read(tmp_path):
-    (tmp_path / "b.txt").write_bytes(TEXT.encode())
-    (tmp_path / "a.txt").write_bytes(b"")
-    (tmp_path / "b.ann").write_bytes(
-        b"T1\tDISEASE 2 8\tasthma\r\nR1\tOf Arg1:T1 Arg2:T2\t\n#1\tNote T1\tx\n"
-        b"T2\tA 2 8;10 14\tasthma Mild\nT3\tB 2 8;15 20\tasthma cough\n"
-    )
-    with pytest.warns(OpenMedWarning, match="1 discontinuous"):
-        gold = nb.read_annotations(tmp_path)
-    assert [note.id for note in gold] == ["a", "b"]
-    assert gold[1].spans == (ASTHMA, (2, 14, "A"), (2, 8, "B"), (15, 20, "B"))
-
-
-def region(**changes):
-    """Return a file of Label Studio with one changed region."""
-    value = {"start": 0, "end": 5, "text": MARKER, "labels": [MARKER], **changes}
-    task = {
-        "data": {"text": MARKER, "note_id": MARKER},
-        "predictions": [{"result": [{"value": value, "type": "labels"}]}],
-    }
-    return json.dumps([task])
-
-
-def line(**changes):
-    """Return a line with changed values."""
-    return json.dumps({"id": MARKER, "text": MARKER, "entities": [], **changes})
-
-
-BAD_FILES = [
-    ("label-studio", region(end=6)),
-    ("label-studio", region(start=1)),
-    ("label-studio", region(end="5")),
-    ("label-studio", region(labels=MARKER)),
-    ("label-studio", region(labels=None)),
-    ("label-studio", region(text=f"{MARKER}s")),
-    ("label-studio", region(text=[MARKER])),
-    ("label-studio", json.dumps({MARKER: MARKER})),
-    ("label-studio", json.dumps([{"data": {MARKER: MARKER}}])),
-    ("label-studio", region()[:-9]),
-    ("label-studio", "[" * 100_000),
-    ("doccano", json.dumps({"text": f"😀{MARKER}", "label": [[1, 3, MARKER]]})),
-    ("doccano", json.dumps({"text": MARKER, "label": [[0, 3]]})),
-    ("doccano", json.dumps({"text": 5, "label": []})),
-    ("doccano", MARKER),
-    ("jsonl", line(entities=[{"start": 0, "end": 6, "label": MARKER}])),
-    ("jsonl", line(entities=[{"start": 0, "end": True, "label": MARKER}])),
-    ("jsonl", line(entities=MARKER)),
-    ("jsonl", line(text=[MARKER])),
-    ("jsonl", f"{line()}\n{line()[:-4]}"),
-    ("conll", f"{MARKER}\tO\n{MARKER}\tX\n"),
-    ("conll", f'# id = "{MARKER}"\n# text = "{MARKER}"\n{MARKER}{MARKER}\tO\n'),
-    ("conll", f"# id = {MARKER}\n# text = 5\n{MARKER}\tO\n"),
-    ("conll", f'# id = 5\n# text = "a {MARKER} b"\nb\tO\n'),
-    ("conll", f'# id = 5\n# text = "a {MARKER}"\na\tO\n'),
-    ("csv", f"start,end,label\n0,1,{MARKER}\n"),
-    ("csv", f"id,start,end,label\n{MARKER},0,{MARKER},{MARKER}\n"),
-    ("csv", f"note,start,end,label\n{MARKER},0,5,{MARKER}\n"),
-    ("csv", f"id,start,end,label\n{MARKER},0\n"),
-    ("csv", f"id,start,end,label\n{'x' * 200_000}{MARKER},0,1,A\n"),
-    ("parquet", MARKER),
-    ("spacy", MARKER),
-    ("brat", f"T1\t{MARKER} 0 6\t{MARKER}"),
-    ("brat", f"T1\t{MARKER} 0 5\tx{MARKER}"),
-    ("brat", f"T1\t{MARKER} 5 0\t{MARKER}"),
-    ("brat", f"T1\t{MARKER} a b\t{MARKER}"),
-    ("brat", f"T1\t{MARKER} 0 {'9' * 5000}\t{MARKER}"),
-]
-
-
-@pytest.mark.parametrize(("name", "content"), BAD_FILES)
-def test_bad_files_are_rejected_without_quoting(name, content, tmp_path):
-    path = tmp_path / "file"
-    if name == "brat":
-        path.mkdir()
-        (path / f"{MARKER}.txt").write_text(MARKER)
-        (path / f"{MARKER}.ann").write_text(content)
-    else:
-        path.write_text(content)
-    assert_rejected(lambda: nb.read_annotations(path, name))
-
-
-def test_errors_contain_the_position_of_the_note(tmp_path):
-    (tmp_path / "a.jsonl").write_text(f"{line()}\n{line()}\n{line()[:-4]}")
-    with pytest.raises(ConfigurationError, match="Note 2 of the jsonl file cannot be read: JSONDecodeError"):
-        nb.read_annotations(tmp_path / "a.jsonl")
-    (tmp_path / "a.csv").write_text("id,start,end,label\n1,0,5,A\n1,5,5,A\n")
-    with pytest.raises(ConfigurationError, match="Row 1 "):
-        nb.read_annotations(tmp_path / "a.csv")
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_other_encodings_are_rejected(name, tmp_path):
-    path = tmp_path / "file"
-    if name == "brat":
-        path.mkdir()
-    (path / "a.txt" if name == "brat" else path).write_bytes(f"{MARKER} \u00e9".encode("utf-16"))
-    assert_rejected(lambda: nb.read_annotations(path, name))
-
-
-def assert_rejected(call):
-    """Check that a call raises an error that contains neither the marker nor another error with it."""
-    with pytest.raises(ConfigurationError) as caught:
-        call()
-    shown = "".join(traceback.format_exception(caught.value, limit=0))
-    assert MARKER not in shown
-    assert caught.value.__context__ is None
 
 
 def test_paths_and_formats_are_validated(found, tmp_path):
@@ -502,7 +371,7 @@ def test_paths_and_formats_are_validated(found, tmp_path):
         lambda: nb.read_annotations(tmp_path / "full", "csv"),
         lambda: nb.read_annotations(tmp_path / "a.xyz", f"{MARKER} has HIV"),
     ):
-        assert_rejected(call)
+        catch_rejection(call)
     assert {file.name for file in tmp_path.iterdir()} == {"a.xyz", "full"}
 
 
@@ -530,10 +399,10 @@ def test_files_are_private_and_replaced_atomically(found, tmp_path):
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_ids_are_kept_and_not_shown(name, tmp_path):
-    found = with_ids(annotate([(MARKER, [(0, 5, MARKER)]), ("a", [])]), [f"{MARKER}/1", 17])
+    found = with_ids(annotate([(MARKER, [(0, 5, "NAME")]), ("a", [])]), [f"{MARKER}/1", 17])
     report = export(found, name, tmp_path)
-    gold = nb.read_annotations(report.path)
-    assert [note.id for note in gold] == [f"{MARKER}/1", "17"]
+    gold = nb.read_annotations(report.path, predictions=True)
+    assert [note.id for note in gold] == [f"{MARKER}/1", 17]
     assert found.score(gold).total.strict.f1 == 1.0
     assert MARKER not in f"{report} {report.to_dict()} {gold!r} {report._repr_html_()}"
     assert report.path.name.startswith(name)

@@ -131,7 +131,7 @@ def texts_of(*names, **options):
 def test_gold_texts_are_a_sequence():
     gold = GoldTexts((GoldText("a", "secret", (SPAN, SPAN)), GoldText("b", None, (SPAN,))))
     assert (len(gold), gold[1].id, [text.id for text in gold]) == (2, "b", ["a", "b"])
-    assert repr(gold) == "GoldTexts(2 texts with 3 entities)"
+    assert "secret" not in f"{gold!r} {gold._repr_html_()} {gold.to_dict()}"
     assert (gold.is_table, gold.is_numbered) == (False, False)
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from openmed_nb.errors import ConfigurationError
 
 MARKER = "Zyxwv"
 SENTENCE = f"Mr {MARKER} has HIV"
@@ -14,3 +19,13 @@ def find_leaks(call: str, places: Iterable[tuple[str, str]]) -> list[str]:
     return [
         f"{call}: {place}: {' '.join(text.split())[:300]!r}" for place, text in places if MARKER.lower() in text.lower()
     ]
+
+
+def catch_rejection(call: Callable[[], object]) -> ConfigurationError:
+    """Return the error of a call, which contains neither the marker nor another error with it."""
+    with pytest.raises(ConfigurationError) as caught:
+        call()
+    shown = "".join(traceback.format_exception(caught.value, limit=0))
+    assert MARKER not in shown
+    assert caught.value.__context__ is None
+    return caught.value

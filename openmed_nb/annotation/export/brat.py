@@ -10,12 +10,27 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ..._utils.warning import warn
-from ..gold import GoldText
-from .notes import TRIMMED, Export, InvalidNoteError, create_gold_text, open_utf8, read_regular_file, read_utf8
+from ...errors import ConfigurationError
+from .notes import (
+    CHARACTERS,
+    TRIMMED,
+    Export,
+    InvalidNoteError,
+    RawEntity,
+    RawNote,
+    Unit,
+    Version,
+    open_utf8,
+    read_key,
+    read_regular_file,
+    read_utf8,
+)
 
 IDS_FILE = "ids.json"
+
+UNITS = (CHARACTERS, Unit(omits_mark=True), Unit(joins_line_ends=True))
 
 # Part of an entity in one line. brat reads files with all line breaks of ``str.splitlines``.
 LINE_PATTERN = re.compile(r"[^\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
@@ -27,11 +42,11 @@ ENTITY_PATTERN = re.compile(r"T\S*\t(\S+) (\d{1,12} \d{1,12}(?:;\d{1,12} \d{1,12
 def write_brat(folder: Path, export: Export) -> None:
     """Write notes to a folder."""
     folder.mkdir()
-    ids: dict[str, str | int] = {}
+    ids: dict[str, dict[str, Any]] = {}
     labels: set[str] = set()
     for note in export:
         name = f"{len(ids):06}"
-        ids[name] = note.id
+        ids[name] = note.key()
         with open_utf8(folder / f"{name}.txt") as file:
             file.write(note.text)
         with open_utf8(folder / f"{name}.ann") as file:
@@ -51,32 +66,34 @@ def write_brat(folder: Path, export: Export) -> None:
         file.write("\n".join(["[entities]", *sorted(labels), "[relations]", "[events]", "[attributes]", ""]))
 
 
-def read_brat(folder: Path) -> Iterator[GoldText]:
+def read_brat(folder: Path) -> Iterator[RawNote]:
     """Yield the notes of a folder in the order of their file names. Other annotations than entities are ignored."""
-    ids = json.loads(read_utf8(folder / IDS_FILE)) if (folder / IDS_FILE).exists() else {}
-    num_discontinuous = 0
-    for path in sorted(folder.glob("*.txt")):
+    if any(folder.glob("[!.]*/**/*.ann")):
+        raise ConfigurationError("The folder has annotations of brat in folders.", "Pass one of these folders.")
+    # Hidden files, such as those of macOS, are not notes.
+    texts = {path.stem: path for path in sorted(folder.glob("[!.]*.txt"))}
+    annotations = {path.stem: path for path in folder.glob("[!.]*.ann")}
+    if num_unpaired := len(annotations.keys() - texts.keys()):
+        message = f"The folder of brat has {num_unpaired:,} .ann files without a .txt file."
+        raise ConfigurationError(message, "Add the text file of each .ann file.")
+    if not texts and not (folder / IDS_FILE).exists():
+        raise ConfigurationError("The folder does not have .txt files of brat.", "Pass the folder with these files.")
+    keys = json.loads(read_utf8(folder / IDS_FILE)) if (folder / IDS_FILE).exists() else {}
+    for name, path in texts.items():
         text = read_regular_file(path).decode()  # A byte order mark is part of the text.
-        annotations = path.with_suffix(".ann")
-        entities = []
-        surfaces = []
-        for line in read_utf8(annotations).split("\n") if annotations.exists() else ():
-            if not line.startswith("T"):
-                continue
-            match = ENTITY_PATTERN.fullmatch(line.rstrip("\r"))
-            if match is None:
-                raise InvalidNoteError("has an invalid line")
-            fragments = [tuple(map(int, fragment.split())) for fragment in match[2].split(";")]
-            joined = [fragments[0]]
-            for start, end in fragments[1:]:
-                if text[joined[-1][1] : start].isspace():
-                    joined[-1] = (joined[-1][0], end)
-                else:
-                    joined.append((start, end))
-            if len(joined) > 1:
-                num_discontinuous += 1
-            entities += [(start, end, match[1]) for start, end in joined]
-            surfaces += [match[3] if len(joined) == 1 else None] * len(joined)
-        yield create_gold_text(ids.get(path.stem, path.stem), text, entities, surfaces)
-    if num_discontinuous:
-        warn(f"{num_discontinuous:,} discontinuous entities were read as one entity per part.")
+        # brat creates the .ann file when an annotator opens the note.
+        versions = [Version(_parse_entities(read_utf8(annotations[name])))] if name in annotations else []
+        yield RawNote(text, versions, **read_key(keys.get(name, {"note_id": name})), units=UNITS)
+
+
+def _parse_entities(contents: str) -> list[RawEntity]:
+    entities = []
+    for line in contents.split("\n"):
+        if not line.startswith("T"):
+            continue
+        match = ENTITY_PATTERN.fullmatch(line.rstrip("\r"))
+        if match is None:
+            raise InvalidNoteError("has an invalid line")
+        fragments = [(int(start), int(end)) for start, end in map(str.split, match[2].split(";"))]
+        entities.append(RawEntity(fragments, match[1], match[3]))
+    return entities

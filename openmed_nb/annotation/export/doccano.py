@@ -12,8 +12,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ..gold import GoldText
-from .notes import Export, create_gold_text, open_utf8, read_utf8
+from .notes import (
+    CHARACTERS,
+    UTF16_UNITS,
+    Export,
+    RawNote,
+    create_entities,
+    create_note,
+    open_utf8,
+    read_records,
+)
 
 
 def _count_units(text: str) -> list[int]:
@@ -23,26 +31,28 @@ def _count_units(text: str) -> list[int]:
 
 def write_doccano(path: Path, export: Export) -> None:
     """Write notes to a file."""
+    num_returns = 0
     with open_utf8(path) as file:
         for note in export:
             units = _count_units(note.text)
             labels = [[units[span.start], units[span.end], span.label] for span in note.spans]
-            record = {"text": note.text, "label": labels, "note_id": note.id}
+            record = {"text": note.text, "label": labels, **note.key()}
             file.write(f"{json.dumps(record, ensure_ascii=False)}\n")
+            num_returns += "\r" in note.text
+    if num_returns:
+        export.notices.append(f"{num_returns:,} notes have CR line ends, after which doccano may shift new entities.")
 
 
-def read_doccano(path: Path) -> Iterator[GoldText]:
+def read_doccano(path: Path) -> Iterator[RawNote]:
     """Yield the notes of a file."""
-    for line in read_utf8(path).split("\n"):
-        if line.strip():
-            yield parse_record(json.loads(line))
+    return map(parse_doccano, read_records(path))
 
 
-def parse_record(record: Mapping[str, Any]) -> GoldText:
+def parse_doccano(record: Mapping[str, Any]) -> RawNote:
     """Return a note, also of a project with relations."""
     labels = record.get("label", record.get("labels"))
     if labels is None:
         labels = [(entity["start_offset"], entity["end_offset"], entity["label"]) for entity in record["entities"]]
-    positions = {unit: position for position, unit in enumerate(_count_units(record["text"]))}
-    entities = [(positions.get(start), positions.get(end), label) for start, end, label in labels]
-    return create_gold_text(record.get("note_id"), record["text"], entities)
+    note = create_note(record, create_entities(labels), ("username", "annotator"), (UTF16_UNITS, CHARACTERS))
+    # Only files that were not exported from here may have another unit.
+    return note if note.id is note.position is None else note._replace(units=(UTF16_UNITS,))

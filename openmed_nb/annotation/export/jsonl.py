@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ..gold import GoldText
-from . import doccano
-from .notes import Saveable, create_gold_text, open_utf8, read_utf8
+from . import doccano, label_studio, prodigy, spacy
+from .notes import InvalidNoteError, RawNote, Saveable, Version, create_entities, open_utf8, read_key, read_records
 
-# Files of doccano have the same suffix.
 DOCCANO_KEYS = {"label", "labels", "relations"}
 
 
@@ -21,14 +20,30 @@ def save_jsonl(path: Path, found: Saveable) -> None:
             file.write(f"{json.dumps(record, ensure_ascii=False)}\n")
 
 
-def read_jsonl(path: Path) -> Iterator[GoldText]:
-    """Yield the notes of a file, which may be one of doccano."""
-    for line in read_utf8(path).split("\n"):
-        if line.strip():
-            record = json.loads(line)
-            if DOCCANO_KEYS & {*record}:
-                yield doccano.parse_record(record)
-                continue
-            has_entities = "error" not in record and not record.get("missing")
-            entities = record["entities"] if has_entities else ()
-            yield create_gold_text(record.get("id"), record.get("text"), entities)
+def read_jsonl(path: Path) -> Iterator[RawNote]:
+    """Yield the notes of a file, which may be one of another tool with JSON."""
+    return map(_parse_record, read_records(path))
+
+
+def _parse_record(record: Any) -> RawNote:
+    """Return a note of the tool whose keys the record has."""
+    if isinstance(record, list) or "ents" in record:
+        return spacy.parse_json(record)
+    if label_studio.is_task(record):
+        return label_studio.parse_task(record)
+    if not prodigy.PRODIGY_KEYS.isdisjoint(record):
+        return prodigy.parse_prodigy(record)
+    entities = record.get("entities") or []
+    if not DOCCANO_KEYS.isdisjoint(record) or (entities and "start_offset" in entities[0]):
+        return doccano.parse_doccano(record)
+    if "error" in record or record.get("missing"):
+        return RawNote(None, [], **read_key(record, "id"))
+    if "entities" in record:
+        return RawNote(record.get("text"), [Version(create_entities(entities))], **read_key(record, "id"))
+    if not {"documents", "passages"}.isdisjoint(record):
+        raise InvalidNoteError("is BioC JSON, which is not supported", "Export the file in the format PubTator.")
+    if "paragraphs" in record:
+        remedy = "Convert the file: python -m spacy convert file.json folder."
+        raise InvalidNoteError("is the training format of spaCy 2, which is not supported", remedy)
+    message = "has none of the keys 'entities', 'label', 'labels', 'spans', 'ents' and 'data'"
+    raise InvalidNoteError(message, "Pass the format, or a file that one of the supported tools exported.")

@@ -1,18 +1,19 @@
-"""Notes as they are written to and read from files. Offsets are in characters (code points)."""
+"""Notes as they are written to and read from files. Offsets of written notes are in characters (code points)."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 from ..._render.display import Displayable, TextSegment
 from ...errors import ConfigurationError
-from ..gold import GoldSpan, GoldText, parse_span
+from ..gold import GoldSpan, parse_span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,21 +25,30 @@ WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a genera
 CHANGED_LABELS = "labels with spaces, which were replaced by underscores"
 TRIMMED = "entities with white space at their ends, which was removed"
 
+# Key of the position of a note in the results that were exported, in a file of results without ids.
+POSITION_KEY = "note_index"
+
 
 class ExportedNote(NamedTuple):
     """A note with its entities.
 
     Attributes:
-        id: Key of the note, or its position if there are no keys.
+        id: Id of the note, or ``None`` if the results have no ids.
+        position: Position of the note in the results.
         text: Text of the note.
         spans: Entities.
         scores: Score of each entity.
     """
 
-    id: str | int
+    id: Any
+    position: int
     text: str
     spans: tuple[GoldSpan, ...]
     scores: tuple[float, ...]
+
+    def key(self, id_key: str = "note_id") -> dict[str, Any]:
+        """Return the id of the note or its position, as an item of a JSON object; :func:`read_key` reads it."""
+        return {POSITION_KEY: self.position} if self.id is None else {id_key: self.id}
 
 
 @dataclass
@@ -49,6 +59,7 @@ class Export:
         notes: The notes, or ``None`` for a note without a text.
         model: Name of the model.
         losses: Number of items that the format cannot contain, by description.
+        notices: Sentences about the use of the file.
         num_notes: Number of notes that were written.
         num_entities: Number of entities of these notes.
         labels: Labels of these entities.
@@ -57,6 +68,7 @@ class Export:
     notes: Iterable[ExportedNote | None]
     model: str
     losses: Counter[str] = field(default_factory=Counter)
+    notices: list[str] = field(default_factory=list)
     num_notes: int = 0
     num_entities: int = 0
     labels: set[str] = field(default_factory=set)
@@ -115,8 +127,80 @@ class Saveable(Protocol):
     def __len__(self) -> int: ...
 
 
+class Unit(NamedTuple):
+    """A unit in which tools count offsets.
+
+    Attributes:
+        is_utf16: Whether a character above U+FFFF counts as two.
+        joins_line_ends: Whether CR and LF count as one character, as in the text of a web page.
+        omits_mark: Whether a byte order mark at the start does not count.
+    """
+
+    is_utf16: bool = False
+    joins_line_ends: bool = False
+    omits_mark: bool = False
+
+
+CHARACTERS = Unit()
+UTF16_UNITS = Unit(is_utf16=True)
+
+
+class RawEntity(NamedTuple):
+    """An entity of a file.
+
+    Attributes:
+        fragments: Start and end of each part, in the unit of the tool.
+        label: Label.
+        surface: Recorded text, or ``None``. Parts are separated by a space.
+    """
+
+    fragments: Sequence[tuple[int, int]]
+    label: str
+    surface: Any = None
+
+
+class Version(NamedTuple):
+    """The entities of a note according to one annotator or model.
+
+    Attributes:
+        entities: The entities.
+        annotators: Names of the annotator or model.
+        is_ground_truth: Whether the tool marks this version as the true one.
+        is_prediction: Whether it is from a model.
+    """
+
+    entities: Sequence[RawEntity]
+    annotators: tuple[Any, ...] = ()
+    is_ground_truth: bool = False
+    is_prediction: bool = False
+
+
+class RawNote(NamedTuple):
+    """A note of a file, before an annotator is selected and the offsets are converted.
+
+    Attributes:
+        text: Text, or ``None`` if the file does not contain it.
+        versions: Versions of the entities. There is none if the note was skipped.
+        id: Id, or ``None``.
+        position: Position in the exported results, or ``None``.
+        key: Key that versions of the same note share, or ``None`` if the note occurs once.
+        units: Possible units of the offsets. The first one is documented.
+    """
+
+    text: str | None
+    versions: Sequence[Version]
+    id: Any = None
+    position: int | None = None
+    key: Hashable = None
+    units: Sequence[Unit] = (CHARACTERS,)
+
+
 class InvalidNoteError(Exception):
-    """A note in a file is not valid. The argument is the problem, without any contents of the file."""
+    """A note in a file is not valid. Neither the problem nor the remedy has any contents of the file."""
+
+    def __init__(self, problem: str, remedy: str = "Correct the note in the tool, and export the file again.") -> None:
+        super().__init__(problem)
+        self.remedy = remedy
 
 
 def open_utf8(path: Path) -> TextIO:
@@ -136,33 +220,61 @@ def read_regular_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def create_gold_text(note_id: object, text: object, entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> GoldText:
-    """Return a note from a file.
+def read_records(path: Path) -> Iterator[Any]:
+    """Yield the records of a file: the items of a JSON list, one JSON object, or one JSON value per line."""
+    text = read_utf8(path)
+    lines = [line for line in text.split("\n") if line.strip()]
+    if len(lines) > 1 and lines[0].rstrip().endswith(("}", "]")):
+        yield from map(json.loads, lines)
+    elif lines:
+        contents = json.loads(text)
+        yield from contents if isinstance(contents, list) else [contents]
+
+
+def read_key(record: Mapping[str, Any], id_key: str = "note_id") -> dict[str, Any]:
+    """Return the id and the position that a file states, as arguments of :class:`RawNote`."""
+    note_id = record.get(id_key)
+    position = record.get(POSITION_KEY)
+    if not isinstance(note_id, (str, int, float, type(None))) or not isinstance(position, (int, type(None))):
+        raise InvalidNoteError(f"has an invalid value for {id_key!r} or {POSITION_KEY!r}")
+    return {"id": note_id, "position": position}
+
+
+def create_note(
+    record: Mapping[str, Any],
+    entities: Sequence[RawEntity] | None,
+    annotator_keys: Sequence[str] = (),
+    units: Sequence[Unit] = (CHARACTERS,),
+) -> RawNote:
+    """Return the note of a record, of which each annotator may have one.
 
     Args:
-        note_id: Id of the note, or ``None``.
-        text: Text of the note, or ``None``.
-        entities: Entities as for :func:`parse_gold`.
-        surfaces: Recorded texts of the entities, or ``None`` for an entity without one.
-
-    Raises:
-        InvalidNoteError: If the text or an entity is not valid, or if an entity does not match the text.
+        record: Record with ``text``.
+        entities: Entities, or ``None`` if the note was skipped.
+        annotator_keys: Keys of the names of the annotator.
+        units: Possible units of the offsets.
     """
-    if not isinstance(text, (str, type(None))):
-        raise InvalidNoteError("does not have a text")
-    spans = []
+    names = tuple(record[key] for key in annotator_keys if record.get(key) is not None)
+    stated = read_key(record)
+    key = (*stated.values(), record["text"])
+    versions = [] if entities is None else [Version(entities, names)]
+    return RawNote(record["text"], versions, **stated, key=key, units=units)
+
+
+def create_entities(entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> list[RawEntity]:
+    """Return entities from a file.
+
+    Args:
+        entities: Entities as for :func:`parse_gold`.
+        surfaces: Recorded texts of the entities.
+    """
+    created = []
     for index, entity in enumerate(entities):
         span = parse_span(entity)
-        if span is None or (text is not None and span.end > len(text)):
+        if span is None:
             raise InvalidNoteError(f"has an invalid entity at index {index}")
-        surface = surfaces[index] if index < len(surfaces) else None
-        if text is not None and surface is not None:
-            # Label Studio records a line break as a backslash and "n", brat as a space.
-            words = text[span.start : span.end].replace("\\n", " ").split()
-            if surface.replace("\\n", " ").split() != words:
-                raise InvalidNoteError(f"has a different text at the offsets of entity {index}")
-        spans.append(span)
-    return GoldText(None if note_id is None else str(note_id), text, tuple(spans))
+        created.append(RawEntity([span[:2]], span.label, surfaces[index] if surfaces else None))
+    return created
 
 
 def import_library(name: str) -> Any:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
-from ..._utils.text import describe_file
-from ..._utils.validation import check_choice, check_path, suggest
+from ..._utils.text import describe_file, describe_names
+from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
+from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
-from ..gold import GoldText, GoldTexts
+from ..gold import GoldTexts
 from ..references import describe_read_error
-from . import brat, conll, doccano, html, jsonl, label_studio, spacy, tables
-from .notes import Export, InvalidNoteError, Saveable
+from . import brat, conll, doccano, html, jsonl, label_studio, prodigy, pubtator, spacy, tables
+from .notes import Export, InvalidNoteError, RawNote, Saveable, Unit
+from .reading import Reading, convert_units, create_gold_text, merge_versions, select_version
 
 ResultT = TypeVar("ResultT")
 
@@ -31,7 +35,7 @@ class Format(NamedTuple):
         save: Function for :meth:`Annotations.save`.
     """
 
-    read: Callable[[Path], Iterable[GoldText]] | None = None
+    read: Callable[[Path], Iterable[RawNote] | GoldTexts] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
     save: Callable[[Path, Saveable], None] | None = None
@@ -45,9 +49,31 @@ FORMATS: Mapping[str, Format] = {
     "brat": Format(brat.read_brat, write=brat.write_brat),
     "conll": Format(conll.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), write=conll.write_conll),
     "doccano": Format(doccano.read_doccano, write=doccano.write_doccano),
-    "label-studio": Format(label_studio.read_label_studio, (".json",), write=label_studio.write_label_studio),
+    "label-studio": Format(label_studio.read_label_studio, write=label_studio.write_label_studio),
+    "prodigy": Format(prodigy.read_prodigy),
+    "pubtator": Format(pubtator.read_pubtator, (".pubtator",)),
     "spacy": Format(spacy.read_spacy, (".spacy",), write=spacy.write_spacy),
 }
+
+
+class UnsupportedForm(NamedTuple):
+    """A form of file that is recognized by its first bytes, but not read."""
+
+    start: str
+    name: str
+    remedy: str
+
+
+UNSUPPORTED_FORMS = (
+    UnsupportedForm(r"PK\x03\x04|\x1f\x8b", "an archive", "Unpack it, and pass a file inside."),
+    UnsupportedForm(r"#FORMAT=WebAnno", "WebAnno TSV", "Export it from INCEpTION as CoNLL 2003."),
+    UnsupportedForm(r"\s*<[\s\S]*xmi:XMI", "UIMA CAS XMI", "Export it from INCEpTION as CoNLL 2003."),
+    UnsupportedForm(r"\s*<(\?xml|!DOCTYPE|collection)", "XML", "Convert it to JSON, brat or PubTator."),
+)
+PUBTATOR_PATTERN = re.compile(r"\s*[\w.-]+\|t\|")
+HEAD_BYTES = 1000
+
+CHECK_REMEDY = "Check the format, and export the file again."
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,6 +87,7 @@ class ExportReport(Displayable):
         entities: Number of entities of these notes.
         losses: Counts of what the format does not contain, by description.
         labeling_config: Configuration of the labels for Label Studio, or ``None`` for another format.
+        notices: Sentences about the use of the file.
     """
 
     format: str
@@ -69,15 +96,16 @@ class ExportReport(Displayable):
     entities: int
     losses: Mapping[str, int]
     labeling_config: str | None = None
+    notices: tuple[str, ...] = ()
 
-    JSON_EXCLUDE = ("path", "labeling_config")
+    JSON_EXCLUDE = ("path", "labeling_config", "notices")
 
     def to_report(self) -> Report:
         """Return the counts as sentences."""
         entities = pluralize(self.entities, "entity", "entities")
         title = f"Exported {pluralize(self.notes, 'note')} with {entities} to {self.format}"
         losses = tuple(f"{count:,} {description}." for description, count in self.losses.items())
-        return Report(title, losses or ("The file contains all of them.",))
+        return Report(title, (*(losses or ("The file contains all of them.",)), *self.notices))
 
 
 def export_notes(name: str, path: Any, export: Export) -> ExportReport:
@@ -90,7 +118,8 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     check_choice("format", name, writers)
     target = check_path(path, "path")
     config = _write_atomically(target, writers[name], export)
-    return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
+    losses = dict(+export.losses)
+    return ExportReport(name, target, export.num_notes, export.num_entities, losses, config, tuple(export.notices))
 
 
 def save_annotations(path: Any, found: Saveable) -> None:
@@ -131,21 +160,34 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
     raise ConfigurationError(message, remedy)
 
 
-def read_annotations(path: str | os.PathLike[str], format: str | None = None) -> GoldTexts:  # noqa: A002 - public name
+def read_annotations(
+    path: str | os.PathLike[str],
+    format: str | None = None,  # noqa: A002 - public name
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotator: str | int | None = None,
+    predictions: bool = False,
+) -> GoldTexts:
     """Read annotations from a file, such as notes that were corrected in an annotation tool.
 
-    All offsets are converted to characters and compared with the text of the note.
+    All offsets are converted to characters, and compared with the texts of the entities if the tool recorded them. Notes without
+    an annotation are left out: skipped and rejected notes, and notes with predictions only.
 
     Args:
         path: File, or folder with the files of brat.
-        format: ``"jsonl"``, ``"parquet"``, ``"csv"``, ``"brat"``, ``"conll"``, ``"doccano"``, ``"label-studio"`` or ``"spacy"``.
-            If ``None``, the suffix selects the format. A ``.jsonl`` file with labels is a file of doccano.
+        format: ``"jsonl"``, ``"parquet"``, ``"csv"``, ``"brat"``, ``"conll"``, ``"doccano"``, ``"label-studio"``, ``"prodigy"``,
+            ``"pubtator"`` or ``"spacy"``. If ``None``, the suffix and the keys of JSON select the format.
+        labels: Label for each name of a label in the file, such as ``{"Disease": "DISEASE"}``. Other names are kept.
+        annotator: Number, name or mail of the annotator, for a file in which several annotators have annotated a note.
+        predictions: Whether to read the predictions of notes without an annotation.
 
     Returns:
-        The notes with their true entities, for :meth:`Annotations.score`: a sequence of ``(id, text, spans)``.
+        The notes with their true entities, for :meth:`Annotations.score`: a sequence of ``(id, text, spans, position)``, with the
+        numbers of notes that were left out.
 
     Raises:
-        ConfigurationError: If the format is unknown, the file is not valid, or an entity does not match the text.
+        ConfigurationError: If the format is unknown, the file is not valid, an entity does not match the text, or a note has
+            several annotations.
 
     Example:
         >>> import tempfile
@@ -153,37 +195,119 @@ def read_annotations(path: str | os.PathLike[str], format: str | None = None) ->
         >>> found = annotate(["She has asthma."], "bundled_small", device="cpu")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = found.export("label-studio", f"{folder}/tasks.json")
-        ...     read_annotations(f"{folder}/tasks.json")[0].spans
+        ...     read_annotations(f"{folder}/tasks.json", predictions=True)[0].spans
         (GoldSpan(start=8, end=14, label='DISEASE'),)
     """
     source = check_path(path, "path")
+    renamed = _check_labels(labels)
+    check_bool("predictions", predictions)
+    if not isinstance(annotator, (str, int, type(None))):
+        raise invalid_type("annotator", annotator, "Pass the number, name or mail of an annotator.")
     if not source.exists():
         raise ConfigurationError("The file of annotations does not exist.", "Pass the path of an existing file.")
     if not (source.is_file() or source.is_dir()):
         raise ConfigurationError(
             "The path of the annotations is not a regular file.", "Pass the path of a file or folder."
         )
-    suffix = source.suffix.lower()
-    readers = {key: form.read for key, form in FORMATS.items() if form.read}
-    detected = "brat" if source.is_dir() else next((key for key in readers if suffix in FORMATS[key].suffixes), "")
-    name = detected if format is None else format
-    check_choice("format", name, readers)
-    if source.is_dir() != (name == "brat"):
-        raise ConfigurationError(
-            "Annotations of brat are in a folder, others in a file.", "Pass another path or format."
-        )
-    texts: list[GoldText] = []
+    if format is not None:
+        check_choice("format", format, [key for key, form in FORMATS.items() if form.read])
+    counts: Counter[str] = Counter()
+    gold = _read_file(source, format, annotator, predictions, counts)
+    if annotator is not None and (gold.is_table or not gold):
+        message = "The file has no annotation by the annotator."
+        raise ConfigurationError(message, "Pass an annotator whom the file names, or omit annotator.")
+    texts = tuple(
+        text._replace(spans=tuple(span._replace(label=renamed.get(span.label, span.label)) for span in text.spans))
+        for text in gold
+    )
+    for description, count in (+counts).items():
+        warn(f"{count:,} {description}.")
+    if not any(text.spans for text in texts):
+        warn(" ".join(("No annotated note in the file has an entity.", *gold.to_report().sentences)))
+    return replace(gold, texts=texts)
+
+
+def _read_file(
+    source: Path, name: str | None, annotator: str | int | None, predictions: bool, counts: Counter[str]
+) -> GoldTexts:
+    """Return the annotations of a file, or raise an error without its contents.
+
+    ``counts`` are those of :func:`create_gold_text`.
+    """
+    notes: list[RawNote] = []
+    readings: list[Reading] = []
+    penalties: Counter[Unit] = Counter()
+    left_out: Counter[str] = Counter()
     try:
-        notes = readers[name](source)
-        if isinstance(notes, GoldTexts):
-            return notes
-        texts.extend(notes)
-        return GoldTexts(tuple(texts))
+        name = _detect_format(source, name)
+        read = FORMATS[name].read
+        contents = () if read is None else read(source)
+        if isinstance(contents, GoldTexts):
+            return contents
+        notes.extend(contents)
+        for note in merge_versions(notes):
+            version = select_version(note.versions, annotator, predictions)
+            if version is not None:
+                readings.append(convert_units(note, version, penalties))
+            else:
+                is_predicted = any(version.is_prediction for version in note.versions)
+                left_out["predicted" if is_predicted else "skipped"] += 1
+        texts = tuple(create_gold_text(reading, penalties, counts) for reading in readings)
+        return GoldTexts(texts, num_skipped=left_out["skipped"], num_predicted=left_out["predicted"])
     except OpenMedError:
         raise
     except InvalidNoteError as error:
         problem = str(error)
+        remedy = error.remedy
+    except UnicodeDecodeError:
+        problem = "is not encoded in UTF-8"
+        remedy = "Export the file again, in UTF-8."
+    except KeyError as error:
+        problem = f"does not have the key {describe_names(map(str, error.args))}"
+        remedy = CHECK_REMEDY
     except Exception as error:  # noqa: BLE001 - a library may raise anything, with contents of the file
         problem = f"cannot be read: {describe_read_error(error)}"
-    remedy = "Check the format and export the file again, in UTF-8."
-    raise ConfigurationError(f"Note {len(texts)} of the {name} file {problem}.", remedy)
+        remedy = CHECK_REMEDY
+    number = len(readings) + left_out.total() or len(notes)
+    raise ConfigurationError(f"Note {number} of the {name} file {problem}.", remedy)
+
+
+def _check_labels(labels: object) -> Mapping[str, str]:
+    """Return the names of labels to replace."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping) or not all(isinstance(label, str) for pair in labels.items() for label in pair):
+        raise invalid_type("labels", labels, "Pass a mapping of strings, such as {'Disease': 'DISEASE'}.")
+    return labels
+
+
+def _detect_format(source: Path, name: str | None) -> str:
+    """Return the format of a file or folder.
+
+    Raises:
+        ConfigurationError: If the file has an unsupported form.
+    """
+    if source.is_dir() and name is None:
+        return "brat"
+    if source.is_dir() != (name == "brat"):
+        raise ConfigurationError(
+            "Annotations of brat are in a folder, others in a file.", "Pass another path or format."
+        )
+    if name == "brat":
+        return name
+    with source.open("rb") as file:
+        head = file.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").decode("latin-1")
+    for form in UNSUPPORTED_FORMS:
+        if re.match(form.start, head):
+            raise ConfigurationError(f"The file is {form.name}, which is not supported.", form.remedy)
+    if name is not None:
+        return name
+    if PUBTATOR_PATTERN.match(head):
+        return "pubtator"
+    suffix = source.suffix.lower()
+    readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
+    detected = "jsonl" if suffix == ".json" else next((key for key in readable if suffix in readable[key]), None)
+    if detected is not None:
+        return detected
+    message = "The suffix of the file does not select a format of annotations."
+    raise ConfigurationError(message, f"Pass format, one of {', '.join(readable)}.")

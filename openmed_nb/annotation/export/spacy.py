@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..._utils.validation import invalid_type
 from ..._utils.warning import warn
-from ..gold import GoldText
-from .notes import Export, ExportedNote, create_gold_text, import_library
+from .notes import (
+    Export,
+    ExportedNote,
+    RawNote,
+    Version,
+    create_entities,
+    import_library,
+    read_key,
+    read_records,
+    read_regular_file,
+)
 
 if TYPE_CHECKING:
     from spacy import Language
@@ -28,7 +37,7 @@ SPAN_GROUP = "openmed"
 
 
 def make_docs(nlp: Language, export: Export) -> Iterator[Doc]:
-    """Yield a document for each note. Its key is in ``doc.user_data["id"]``."""
+    """Yield a document for each note. ``doc.user_data`` has its ``id``, or its position as ``note_index``."""
     filter_spans = import_library("spacy.util").filter_spans
     for note in export:
         doc = nlp.make_doc(note.text)
@@ -45,7 +54,7 @@ def make_docs(nlp: Language, export: Export) -> Iterator[Doc]:
             doc.spans[SPAN_GROUP] = overlapping
         # A file of spaCy contains integers of at most 64 bits.
         is_large = isinstance(note.id, int) and note.id.bit_length() >= MAX_INTEGER_BITS
-        doc.user_data["id"] = str(note.id) if is_large else note.id
+        doc.user_data.update({"id": str(note.id)} if is_large else note.key("id"))
         yield doc
 
 
@@ -67,17 +76,29 @@ def write_spacy(path: Path, export: Export) -> None:
     import_library("spacy.tokens").DocBin(store_user_data=True, docs=make_docs(language, export)).to_disk(path)
 
 
-def read_spacy(path: Path) -> Iterator[GoldText]:
-    """Yield the notes of a file: the entities of each document and those in the span group."""
+def parse_json(record: Any) -> RawNote:
+    """Return a note of ``doc.to_json()``, or of the training data of spaCy 2, which are pairs of a text and its entities."""
+    text, values = (record["text"], record) if isinstance(record, Mapping) else record
+    groups = values.get("spans", {})
+    entities = [*values["ents" if "ents" in values else "entities"], *groups.get(SPAN_GROUP, ())]
+    return RawNote(text, [Version(create_entities(entities))])
+
+
+def read_spacy(path: Path) -> Iterator[RawNote]:
+    """Yield the notes of a file, also of JSON: the entities of each document and those in the span group."""
+    contents = read_regular_file(path)
+    if contents.lstrip()[:1] in {b"[", b"{"}:
+        yield from map(parse_json, read_records(path))
+        return
     vocabulary = import_library("spacy").blank("xx").vocab
     docs = import_library("spacy.tokens").DocBin()
     is_enabled = gc.isenabled()
     try:
-        docs.from_disk(path)
+        docs.from_bytes(contents)
     finally:
         if is_enabled:  # spaCy disables garbage collection while it reads, and leaves it disabled after an error.
             gc.enable()
     for doc in docs.get_docs(vocabulary):
         spans = (*doc.ents, *doc.spans.get(SPAN_GROUP, default=()))
-        entities = [(span.start_char, span.end_char, span.label_) for span in spans]
-        yield create_gold_text(doc.user_data.get("id"), doc.text, entities)
+        entities = create_entities((span.start_char, span.end_char, span.label_) for span in spans)
+        yield RawNote(doc.text, [Version(entities)], **read_key(doc.user_data, "id"))

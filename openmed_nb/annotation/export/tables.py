@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+MAX_CELL_CHARACTERS = 2**31 - 1  # Maximum that every platform supports.
+
 
 def save_csv(path: Path, found: Saveable) -> None:
     """Write the entities to a CSV file."""
@@ -24,6 +26,8 @@ def save_csv(path: Path, found: Saveable) -> None:
 
 def read_csv(path: Path) -> GoldTexts:
     """Return the entities of a CSV file. Keys are strings, so that leading zeros remain."""
+    # The limit of 131,072 characters is one of the process. The file is in memory already.
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
     reader = csv.DictReader(io.StringIO(read_utf8(path), newline=""))
     rows = list(reader)
     names = reader.fieldnames or ()
