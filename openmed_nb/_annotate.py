@@ -17,9 +17,10 @@ from ._events.activity import ProgressEvent
 from ._utils.clock import current_time
 from ._utils.text import model_label, short_type_name
 from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
-from .annotation.inputs import read_inputs
+from .annotation.inputs import NoteInputs, read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
+from .annotation.matching import warn_if_repeated
 from .annotation.references import (
     BLANK_FINGERPRINTS,
     MISSING_FINGERPRINT,
@@ -84,13 +85,15 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
               after ``persist()`` on a cluster is not supported. Dask may have converted values that are not strings: with its
               setting ``dataframe.convert-string``, it converts 5 to ``"5"``.
             - A mapping of ids to texts.
-            - A DataFrame, an Arrow table or a ``datasets.Dataset``, with ``text_column``.
+            - A DataFrame, an Arrow table or a ``datasets.Dataset``, with ``text_column``, or an iterator of tables, such as
+              ``pandas.read_csv(path, chunksize=1000)``.
 
             A missing value (``None``, NaN, ``pd.NA`` and similar) has no entities, and its index is in ``missing``.
         model: Alias, Hugging Face model id, model name or local directory, or a pipeline of :func:`load_pipeline`. If ``None``,
             use the bundled model.
-        ids: One id per text, such as a note number; also ``"name"`` or ``"path"`` to use those of files. The ids are in the results
-            only: not in errors, logs, reports or the file of ``resume``. If ``None``, the index of a Series or the keys of a mapping.
+        ids: One id per text, such as a note number; also ``"name"`` or ``"path"`` to use those of files. A Series of ids is aligned
+            with the index of a Series of texts. The ids are in the results only: not in errors, logs, reports or the file of
+            ``resume``. If ``None``, the index of a Series or the keys of a mapping.
         text_column: Name of the column with the texts, if ``texts`` is a table.
         id_column: Name of the column with the ids, if ``texts`` is a table.
         client: A ``dask.distributed.Client``. If specified, the workers of its cluster annotate the texts, each with the model
@@ -168,14 +171,14 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
                 SESSION.notify(ProgressEvent("Asking", "the workers"))
                 name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
             inputs = _Inputs(texts, source.settings["delimiter"], notes.resolve_ids(texts))
-            run = _AnnotationRun(inputs, source, name)
+            run = _AnnotationRun(inputs, source, name, notes)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 run.restore(file or earlier)
                 run.run(on_error, file)
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
             _forget_finished_run(earlier if path is None else os.path.realpath(path), annotations)
-            return replace(annotations.show(0), seconds=annotations.seconds) if is_single else annotations
+            return replace(annotations.at(0), seconds=annotations.seconds) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
             is_restored = run is not None and run.is_restored
             # If the texts differ, results in memory remain unchanged. Of a file, the results of equal texts are returned.
@@ -371,6 +374,10 @@ class _Inputs(Iterator[object]):
         self._delimiter = delimiter
         self._read = 0
         self._has_warned = False
+        # The ids of a table that is read in chunks are known at the end.
+        self._has_late_ids = ids is not None and self.count is None and not len(ids)
+        if ids is not None:
+            warn_if_repeated(ids)
 
     def __next__(self) -> object:
         text = next(self._stream)
@@ -393,6 +400,8 @@ class _Inputs(Iterator[object]):
         """Check, after all texts were read, that there are no ids without a text."""
         if self.ids is not None and self._read < len(self.ids):
             raise self._ids_error(f"{self._read:,}")
+        if self._has_late_ids:
+            warn_if_repeated(self.ids)
 
     def _ids_error(self, count: str) -> ConfigurationError:
         message = f"There are {len(self.ids):,} ids for {count} texts."
@@ -409,16 +418,18 @@ class _Inputs(Iterator[object]):
 class _AnnotationRun:
     """A run over many texts: restores earlier results, annotates the remaining texts, and then retries failed texts."""
 
-    def __init__(self, inputs: _Inputs, source: AnnotationSource, model: str) -> None:
+    def __init__(self, inputs: _Inputs, source: AnnotationSource, model: str, notes: NoteInputs) -> None:
         self.inputs = inputs
         self.source = source
         self.model = model
+        self.notes = notes
         self.results = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
         # Fingerprints and texts without a result in the earlier run, by text index.
         self._retries: dict[int, tuple[int, object]] = {}
         # The approximate number of characters, or None if texts would have to be read twice.
         self._total_size: int | None = None
-        if type(inputs.texts) in {list, tuple} or type(inputs.texts).__module__.startswith("pandas."):
+        is_column = type(inputs.texts).__module__.startswith("pandas.") and isinstance(inputs.texts, Sized)
+        if type(inputs.texts) in {list, tuple} or is_column:
             self._total_size = sum(map(effective_length, inputs.texts))
         self._completed_size = 0
         self.is_restored = False
@@ -545,6 +556,8 @@ class _AnnotationRun:
             None if isinstance(texts, Iterator) else texts,
             row_index=get_row_index(texts),
             ids=None if self.inputs.ids is None else self.inputs.ids[: len(self.results)],
+            id_name=self.notes.id_name,
+            text_name=self.notes.text_name,
             known_labels=self.source.known_labels,
             seconds=None if self._start_time is None else current_time() - self._start_time,
         )

@@ -2,6 +2,7 @@
 
 OpenMedError
 ├── ConfigurationError            a setting that is unknown or cannot be used
+│   └── UnmatchedIdsError         ids of notes without exactly one partner
 ├── DeviceError
 │   ├── UnknownDeviceError        a name that is not a valid device
 │   ├── DeviceUnavailableError    a device that is not available on this machine
@@ -33,6 +34,8 @@ in one line. It is still an exception: it stops "Run All", and nbval and nbclien
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ._utils.text import collapse_whitespace
 
@@ -75,6 +78,25 @@ class OpenMedError(Exception):
 
 class ConfigurationError(OpenMedError, ValueError):
     """A setting is unknown or cannot be used."""
+
+
+class UnmatchedIdsError(ConfigurationError):
+    """Ids of notes do not have exactly one partner.
+
+    Args:
+        message: The problem, with positions instead of ids.
+        remedy: One suggested action as a sentence.
+        unmatched: Up to three of the ids.
+
+    Attributes:
+        unmatched: Up to three of the ids. They can identify patients, so they are in no message, and are not pickled.
+    """
+
+    __slots__ = ("unmatched",)  # Only the values in ``__dict__`` are pickled.
+
+    def __init__(self, message: str, remedy: str, unmatched: Sequence[object] = ()) -> None:
+        super().__init__(message, remedy)
+        self.unmatched = tuple(unmatched)
 
 
 class DeviceError(OpenMedError):

@@ -97,7 +97,10 @@ class AnnotatedNotes(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Any: ...
+    @property
+    def results(self) -> Sequence[Any]:
+        """The entities of each note, by position."""
+        ...
 
     def entity_columns(self) -> EntityColumns:
         """Return all entities as columns."""
@@ -267,7 +270,7 @@ class NoteListing:
         """Return the entities of a note that are displayed."""
         return [
             entity
-            for entity in self.found[index]
+            for entity in self.found.results[index]
             if entity["score"] >= self.min_score and _label(entity) not in self.hidden_labels
         ]
 

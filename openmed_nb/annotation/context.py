@@ -54,6 +54,9 @@ _AXES: Mapping[str, _Axis] = {
     "experiencer": _Axis("experiencer"),
 }
 
+# Names of all columns.
+CONTEXT_COLUMNS = tuple(_AXES)
+
 # Function that returns the value of each column for each entity of a text.
 ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]]]
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .._render.values import Displayable, Report, Table, pluralize
 from .._utils.text import describe_names, short_type_name
-from .._utils.validation import as_integer
-from ..errors import ConfigurationError
+from .._utils.validation import as_integer, invalid_type, is_hashable
+from .._utils.warning import warn
+from ..errors import ConfigurationError, UnmatchedIdsError
+from .inputs import ID_COLUMN, NOTE_COLUMN
+from .matching import MAX_NAMED_IDS, are_positions, id_value, match_ids
+from .references import get_row_index
 
 GOLD_REMEDY = (
     "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group."
 )
-TABLE_REMEDY = "A table of entities has the columns start, end, label, and id or note."
+IDS_REMEDY = "Pass the gold of these notes by their ids, or for notes without ids, in the same order."
+TABLE_REMEDY = "A table of entities has the columns start, end, label, and note_id, id or note_index."
 
 # Names of the label in mappings and tables, in the order of precedence.
 LABEL_KEYS = ("entity_group", "label", "entity")
@@ -60,16 +66,14 @@ class GoldTexts(Displayable, Sequence[GoldText]):
         is_table: Whether they were in a table with a row per entity. Texts that are not in it have no entities.
         num_skipped: Number of notes without an annotation, which were left out.
         num_predicted: Number of notes with predictions only, which were left out.
-        is_numbered: Whether each ``id`` is the position of the text, from 0.
     """
 
     texts: tuple[GoldText, ...]
     is_table: bool = False
     num_skipped: int = 0
     num_predicted: int = 0
-    is_numbered: bool = False
 
-    JSON_EXCLUDE = ("texts", "is_table", "is_numbered")
+    JSON_EXCLUDE = ("texts", "is_table")
     JSON_PROPERTIES = ("labels",)
 
     @property
@@ -97,114 +101,161 @@ class GoldTexts(Displayable, Sequence[GoldText]):
         return Report(title, tuple(sentences), (Table("Entities by label", ("label", "entities"), rows),))
 
 
-def gold_from_columns(columns: Mapping[str, Iterable[Any]]) -> GoldTexts:
+def gold_from_columns(columns: Mapping[str, Iterable[Any]], id_name: str = ID_COLUMN) -> GoldTexts:
     """Return the entities of a table, such as that of ``found.to_frame()``.
+
+    Args:
+        columns: Values of each column.
+        id_name: Name of the column with the ids. Other names are ``note_id`` and ``id``, and in a file of
+            ``found.save()`` the name of the column next to ``note_index``.
 
     Raises:
         ConfigurationError: If a column is missing, or if a row is not an entity.
     """
-    key = next((name for name in ("id", "note") if name in columns), None)
-    if {"id", "note"} <= {*columns}:
-        pairs = {*zip(map(str, columns["id"]), map(str, columns["note"]), strict=True)}
-        if len({note_id for note_id, _note in pairs}) < len(pairs):  # Several notes have the same id.
-            key = "note"
-    label_key = next((name for name in LABEL_KEYS if name in columns), None)
-    if key is None or label_key is None or not {"start", "end"} <= {*columns}:
+    names = list(columns)
+    position_key = NOTE_COLUMN if NOTE_COLUMN in names else None
+    label_key = next((name for name in LABEL_KEYS if name in names), None)
+    next_name = names[names.index(NOTE_COLUMN) + 1 :][:1] if position_key else []
+    saved_names = [name for name in next_name if name not in {"start", "end", *LABEL_KEYS}]
+    id_key = next((name for name in (id_name, ID_COLUMN, "id", *saved_names) if name in names), None)
+    if (id_key or position_key) is None or label_key is None or not {"start", "end"} <= {*names}:
         raise ConfigurationError("The table of gold entities does not have the required columns.", TABLE_REMEDY)
-    spans: dict[str, list[GoldSpan]] = {}
-    rows = zip(columns[key], columns["start"], columns["end"], columns[label_key], strict=True)
-    for row, (name, *entity) in enumerate(rows):
-        span = parse_span(entity)
-        if span is None or (key == "note" and as_integer(name) is None):
+    starts = columns["start"]
+    ids: Iterable[Any] = itertools.repeat(None) if id_key is None else columns[id_key]
+    positions: Iterable[Any] = itertools.repeat(None) if position_key is None else columns[position_key]
+    spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
+    rows = zip(starts, columns["end"], columns[label_key], ids, positions, strict=False)
+    for row, (start, end, label, note_id, position) in enumerate(rows):
+        span = parse_span((start, end, label))
+        index = as_integer(position)
+        if span is None or not is_hashable(note_id) or (position_key is not None and index is None):
             raise ConfigurationError(f"Row {row} of the table is not an entity of a text.", TABLE_REMEDY)
-        spans.setdefault(str(name), []).append(span)
-    texts = tuple(GoldText(name, None, tuple(of_text)) for name, of_text in spans.items())
-    return GoldTexts(texts, is_table=True, is_numbered=key == "note")
+        spans.setdefault((note_id, index), []).append(span)
+    texts = tuple(GoldText(note_id, None, tuple(of_text), index) for (note_id, index), of_text in spans.items())
+    return GoldTexts(texts, is_table=True)
 
 
-def align_gold(gold: GoldTexts, keys: Sequence[Any]) -> dict[int, GoldText]:
-    """Return the gold of the texts of the results by their positions: by id if both have ids, else in the same order.
+def align_gold(
+    gold: GoldTexts, ids: Sequence[Any] | None, texts: Iterable[str | None], count: int
+) -> dict[int, GoldText]:
+    """Return the gold of the notes by their positions: by id, or by position if neither side has ids.
 
-    Texts that are not in the gold are excluded, unless the gold was a table.
+    Notes that are not in the gold are excluded, unless the gold was a table.
 
     Args:
         gold: Gold entities.
-        keys: Keys of the texts of the results, or the range of their positions.
+        ids: Ids of the notes, or ``None``.
+        texts: Texts of the notes, or ``None`` for a note without a text.
+        count: Number of notes.
 
     Raises:
-        ConfigurationError: If the texts of the gold are not those of the results.
+        UnmatchedIdsError: If the texts of the gold are not those of the notes.
     """
-    has_positions = len(gold) > 0 and all(text.position is not None for text in gold)
-    stated = [text.position if has_positions else text.id for text in gold]
-    names = [None if name is None else str(name) for name in stated]
-    indices = range(len(keys))
-    positions = None if gold.is_numbered or has_positions else _find_positions(names, keys)
-    if positions is None:  # Results without ids are exported with the positions of their texts as ids.
-        positions = _find_positions(names, indices)
-    in_order = isinstance(keys, range) or None in names or names == [str(key) for key in keys]
-    if positions is None and in_order and not gold.is_table and len(gold) == len(keys):
-        positions = [*indices]
-    if positions is None:
-        message = (
-            f"The gold has {len(gold):,} texts that are not the {len(keys):,} texts of the results, or not unique."
+    wanted_ids = [text.id for text in gold]
+    wanted_positions = [text.position for text in gold if text.position is not None]
+    has_ids = any(note_id is not None for note_id in wanted_ids)
+    has_positions = len(wanted_positions) == len(gold) > 0
+    in_order = len(gold) == count and not gold.is_table
+    partners: Sequence[int] | None = None
+    if not gold and gold.is_table:
+        partners = ()
+    elif has_ids and ids is not None:
+        # A table of these results has both. The positions tell notes with the same id apart.
+        is_own = has_positions and all(
+            position in range(count) and id_value(ids[position]) == id_value(note_id)
+            for position, note_id in zip(wanted_positions, wanted_ids, strict=True)
         )
-        raise ConfigurationError(message, "Pass the gold of the same texts, in the same order or with the same ids.")
-    aligned = dict(zip(positions, gold, strict=True))
+        partners = wanted_positions if is_own else match_ids(wanted_ids, ids, "ids of the gold", IDS_REMEDY)
+    elif has_ids:
+        if in_order and all(
+            text.text is not None and text.text == note for text, note in zip(gold, texts, strict=False)
+        ):
+            partners = range(count)
+    elif ids is None or are_positions(ids):
+        if has_positions:
+            partners = match_ids(wanted_positions, range(count), "positions of the gold", IDS_REMEDY)
+        elif in_order:
+            partners = range(count)
+    if partners is None:
+        keys = "positions" if has_positions and not has_ids else "ids"
+        message = (
+            f"The gold has {pluralize(len(gold), 'text')} {'with' if has_ids or has_positions else 'without'} {keys}"
+        )
+        message += f", but there are {pluralize(count, 'note')} {'without' if ids is None else 'with'} ids."
+        remedy = "Pass predictions=True to read_annotations." if gold.num_predicted and not gold else IDS_REMEDY
+        raise UnmatchedIdsError(message, remedy, wanted_ids[:MAX_NAMED_IDS] if has_ids else ())
+    aligned = dict(zip(partners, gold, strict=True))
     if gold.is_table:
-        return {position: aligned.get(position, GoldText(None, None, ())) for position in indices}
+        return {position: aligned.get(position, GoldText(None, None, ())) for position in range(count)}
     return aligned
 
 
-def _find_positions(names: Sequence[str | None], ids: Iterable[Any]) -> list[int] | None:
-    """Return the position of each name among ids, or ``None`` if they are not unique or a name is not an id."""
-    keys = [str(key) for key in ids]
-    positions = {key: position for position, key in enumerate(keys)}
-    if len(positions) < len(keys) or len({*names}) < len(names) or not all(name in positions for name in names):
-        return None
-    return [positions[name] for name in names if name is not None]
-
-
-def read_gold(gold: Any) -> GoldTexts:
-    """Return gold entities of any accepted form.
+def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str = ID_COLUMN) -> GoldTexts:
+    """Return gold entities of any accepted form. An entity that is marked twice counts once, with a warning.
 
     Args:
-        gold: The result of :func:`read_annotations`, a DataFrame with the columns ``start``, ``end``, ``label``, and ``id`` or
-            ``note``, or an iterable as for :func:`parse_gold`.
+        gold: The result of :func:`read_annotations`, a mapping of ids to the entities of each text, a DataFrame with one row per
+            entity, a Series of the entities of each text, or an iterable of them. An entity is ``(start, end, label)``, or a
+            mapping with ``start``, ``end`` and ``label``, ``entity_group`` or ``entity``.
+        labels: New names of labels.
+        id_name: Name of the column of a DataFrame with the ids.
 
     Raises:
-        ConfigurationError: If ``gold`` is not valid.
+        ConfigurationError: If ``gold`` or ``labels`` is not valid.
     """
     if isinstance(gold, GoldTexts):
-        return gold
-    if hasattr(gold, "columns") and hasattr(gold, "itertuples"):
-        columns = {str(name): gold.iloc[:, index].tolist() for index, name in enumerate(gold.columns)}
-        if len(columns) < len(gold.columns):
-            raise ConfigurationError("The table of gold entities has several columns of the same name.", TABLE_REMEDY)
-        for name in {"note", "start", "end"} & columns.keys():
-            # pandas stores integers as floats if a value of the column was missing.
-            columns[name] = [
-                int(value) if isinstance(value, float) and value.is_integer() else value for value in columns[name]
-            ]
-        return gold_from_columns(columns)
-    return GoldTexts(tuple(GoldText(None, None, spans) for spans in parse_gold(gold)))
+        parsed = gold
+    elif hasattr(gold, "columns") and hasattr(gold, "itertuples"):
+        parsed = _gold_from_frame(gold, id_name)
+    else:
+        parsed = GoldTexts(tuple(_parse_texts(gold)))
+    names = validate_labels(labels)
+    num_repeated = 0
+    texts = []
+    for text in parsed:
+        spans = tuple(dict.fromkeys(span._replace(label=names.get(span.label, span.label)) for span in text.spans))
+        num_repeated += len(text.spans) - len(spans)
+        texts.append(text._replace(spans=spans))
+    if num_repeated:
+        warn(f"{pluralize(num_repeated, 'gold entity is', 'gold entities are')} marked twice, and counted once.")
+    return replace(parsed, texts=tuple(texts))
 
 
-def parse_gold(gold: Any) -> tuple[tuple[GoldSpan, ...], ...]:
-    """Return the gold entities of each text.
+def validate_labels(labels: Any) -> Mapping[str, str]:
+    """Validate and return new names of labels."""
+    if labels is None:
+        return {}
+    if not isinstance(labels, Mapping) or not all(isinstance(name, str) for pair in labels.items() for name in pair):
+        raise invalid_type("labels", labels, 'Pass a mapping of names, such as labels={"Disease": "DISEASE"}.')
+    return labels
 
-    Args:
-        gold: An iterable with the entities of each text: a :class:`GoldText`, or an iterable of entities. An entity is
-            ``(start, end, label)``, or a mapping with ``start``, ``end`` and ``label``, ``entity_group`` or ``entity``.
 
-    Raises:
-        ConfigurationError: If ``gold`` is not valid.
-    """
+def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
+    columns = {str(name): frame.iloc[:, index].tolist() for index, name in enumerate(frame.columns)}
+    if len(columns) < len(frame.columns):
+        raise ConfigurationError("The table of gold entities has several columns of the same name.", TABLE_REMEDY)
+    for name in {NOTE_COLUMN, "start", "end"} & columns.keys():
+        # pandas stores integers as floats if a value of the column was missing.
+        columns[name] = [
+            int(value) if isinstance(value, float) and value.is_integer() else value for value in columns[name]
+        ]
+    return gold_from_columns(columns, id_name)
+
+
+def _parse_texts(gold: Any) -> Iterator[GoldText]:
+    """Yield the gold of each text, with the keys of a mapping or the index of a Series as ids."""
+    row_index = get_row_index(gold)
+    ids: Iterable[Any] = itertools.repeat(None)
+    if isinstance(gold, Mapping):
+        ids = list(gold)
+        gold = list(gold.values())
+    elif row_index is not None and not are_positions(row_index):
+        ids = row_index.tolist()
     if not _is_series(gold):
         raise ConfigurationError(f"{short_type_name(gold)} is not a valid type for gold.", GOLD_REMEDY)
-    texts = []
-    for number, entities in enumerate(gold):
+    for number, (note_id, entities) in enumerate(zip(ids, gold, strict=False)):
         if isinstance(entities, GoldText):
-            texts.append(entities.spans)
+            yield entities
             continue
         if not _is_series(entities):
             message = f"{short_type_name(entities)} is not a valid type for the gold of text {number}."
@@ -213,8 +264,7 @@ def parse_gold(gold: Any) -> tuple[tuple[GoldSpan, ...], ...]:
         if None in spans:
             message = f"The gold of text {number} has an invalid entity at index {spans.index(None)}."
             raise ConfigurationError(message, GOLD_REMEDY)
-        texts.append(tuple(span for span in spans if span))
-    return tuple(texts)
+        yield GoldText(note_id, None, tuple(span for span in spans if span))
 
 
 def parse_span(entity: Any) -> GoldSpan | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._render.display import pluralize
+from .references import is_missing
 
 # Labels that are English words for what they count. Entities with other labels, such as "PER" or "ANATOMY", are counted as
 # entities.
@@ -62,15 +63,13 @@ def entities_headline(
 
 
 def note_name(index: int, ids: Sequence[Any] | None) -> str:
-    """Return the index of a note, followed by its id if the id is different.
+    """Return the id of a note, or its index if it has none.
 
     Example:
-        >>> note_name(17, ["A"] * 20), note_name(0, [0]), note_name(3, None)
-        ('17 (A)', '0', '3')
+        >>> note_name(17, ["A"] * 20), note_name(0, [None]), note_name(3, None)
+        ('A', '0', '3')
     """
-    if ids is None or str(ids[index]) == str(index):
-        return str(index)
-    return f"{index} ({ids[index]})"
+    return str(index if ids is None or is_missing(ids[index]) else ids[index])
 
 
 def origin_details(model: str, device: str) -> str:

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 from .._utils.text import short_type_name
 from .._utils.validation import invalid_type, is_hashable
 from ..errors import ConfigurationError
+from .matching import match_rows
 from .references import FileReference, get_row_index
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# Columns of tables of entities: the position of the note, and the ids that have no name. A table of notes has neither, unless it
+# contains the same ids.
+NOTE_COLUMN = "note_index"
+ID_COLUMN = "note_id"
 
 # Values of ``ids`` that take the ids from the paths of files.
 FILE_NAME = "name"
@@ -53,10 +59,16 @@ class NoteInputs:
     Attributes:
         texts: The texts, or paths of files.
         ids: One id per text, ``"name"`` or ``"path"`` for those of files, or ``None`` to use the index of a Series.
+        id_name: Name of the ids as a column.
+        id_index: Index of the rows of the ids, or ``None``.
+        text_name: Name of the column of the texts, or ``None``.
     """
 
     texts: Any
     ids: Any = None
+    id_name: str = ID_COLUMN
+    id_index: Any = None
+    text_name: str | None = None
 
     def resolve_ids(self, references: Any) -> Any:
         """Return the ids of the texts, or ``None`` if they have none.
@@ -65,11 +77,12 @@ class NoteInputs:
             references: The texts after paths were resolved to files.
 
         Raises:
-            ConfigurationError: If the number of ids differs from that of the texts, or if ``"name"`` or ``"path"`` was specified for
-                texts that are not files.
+            ConfigurationError: If the ids are not those of the texts, or if ``"name"`` or ``"path"`` was specified for texts that
+                are not files.
         """
+        row_index = get_row_index(references)
         if self.ids is None:
-            return get_row_index(references)
+            return row_index
         if isinstance(self.ids, str):
             is_files = isinstance(references, tuple) and all(isinstance(text, FileReference) for text in references)
             if not is_files:
@@ -81,7 +94,9 @@ class NoteInputs:
         if len(self.ids) != count:
             message = f"There are {len(self.ids):,} ids for {count:,} texts."
             raise ConfigurationError(message, _IDS_REMEDY)
-        return self.ids
+        if self.id_index is None or row_index is None:
+            return self.ids
+        return [self.ids[row] for row in match_rows(row_index, self.id_index, "rows of the texts", _IDS_REMEDY)]
 
 
 def make_id_column(ids: Sequence[Any]) -> Any:
@@ -117,20 +132,44 @@ def read_inputs(
         raise ConfigurationError("id_column requires text_column.", "Pass the names of both columns.")
     if ids is not None and id_column is not None:
         raise ConfigurationError("ids and id_column are both specified.", "Pass only one of them.")
+    id_name = id_column or ID_COLUMN
+    if text_column is not None and isinstance(texts, Iterator):
+        if ids is not None:
+            raise ConfigurationError("A table that is read in chunks has no separate ids.", "Pass id_column.")
+        chunk_ids: list[Any] | None = None if id_column is None else []
+        chunks = _iter_chunks(texts, text_column, id_column, chunk_ids)
+        return NoteInputs(chunks, chunk_ids, id_name, text_name=text_column)
+    if id_column is not None:
+        ids = _select_column(texts, "id_column", id_column)
+    elif isinstance(getattr(ids, "name", None), str):
+        id_name = ids.name
+    values = _validate_ids(ids)
     if text_column is not None:
-        ids = ids if id_column is None else _to_list(_select_column(texts, "id_column", id_column))
         column = _select_column(texts, "text_column", text_column)
-        return NoteInputs(_ArrowTexts(column) if _is_arrow(column) else column, _validate_ids(ids))
+        column = _ArrowTexts(column) if _is_arrow(column) else column
+        return NoteInputs(column, values, id_name, get_row_index(ids), text_column)
     if isinstance(texts, Mapping) and ids is None:
-        values = list(texts.values())
+        notes = list(texts.values())
         # A mapping such as {"text": [...]} contains columns of a table, not texts.
-        has_columns = any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in values)
-        return NoteInputs(texts) if has_columns else NoteInputs(values, list(texts))
+        has_columns = any(isinstance(value, Sized) and not isinstance(value, (str, bytes)) for value in notes)
+        return NoteInputs(texts) if has_columns else NoteInputs(notes, list(texts))
     if isinstance(texts, str) and ids is not None:
         raise ConfigurationError(
             "A single text has no ids.", "Pass a mapping of the id to the text, such as {1: text}."
         )
-    return NoteInputs(texts, _validate_ids(ids))
+    text_name = getattr(texts, "name", None)
+    return NoteInputs(texts, values, id_name, get_row_index(ids), text_name if isinstance(text_name, str) else None)
+
+
+def _iter_chunks(
+    tables: Iterator[Any], text_column: str, id_column: str | None, ids: list[Any] | None
+) -> Iterator[Any]:
+    """Yield the texts of tables that are read one by one, after their ids were appended to a list."""
+    for table in tables:
+        column = _select_column(table, "text_column", text_column)
+        if ids is not None:
+            ids.extend(_validate_ids(_select_column(table, "id_column", id_column)))
+        yield from _ArrowTexts(column) if _is_arrow(column) else column
 
 
 def _select_column(table: Any, argument: str, name: Any) -> Any:

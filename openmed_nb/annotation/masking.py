@@ -15,7 +15,9 @@ from .._utils.text import describe_value, shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, whole_words
+from .headlines import note_name
 from .inputs import make_id_column
+from .matching import NoteKeys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,22 +191,29 @@ def long_text_sentence(text: str) -> tuple[str, ...]:
     return (f"Displayed: the first {MAX_SHOWN_TEXT_CHARACTERS:,} of {len(text):,} characters; .text contains all.",)
 
 
-class MaskedTexts(Displayable, list[MaskedText]):
-    """The masked texts of a run: a list that displays the number of replacements and the first texts.
+@dataclass(frozen=True, repr=False)
+class MaskedTexts(Displayable, Sequence[MaskedText]):
+    """The masked texts of a run: a sequence that displays the number of replacements and the first texts.
 
     Attributes:
+        texts: The masked texts, in the order of the notes.
+        keys: What identifies the notes.
         known_labels: Labels of the model that are replaced, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the texts.
         num_rules: Number of rules whose matches are replaced too.
-        ids: One id per text, or ``None``; see :attr:`Annotations.ids`.
-        row_index: Index of the Series of the texts, or ``None``.
     """
 
+    texts: tuple[MaskedText, ...]
+    keys: NoteKeys
     known_labels: tuple[str, ...] | None = None
     filters: tuple[str, ...] = ()
     num_rules: int = 0
-    ids: Any = None
-    row_index: Any = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.texts[index]
 
     @property
     def counts(self) -> dict[tuple[str, str], int]:
@@ -216,16 +225,18 @@ class MaskedTexts(Displayable, list[MaskedText]):
         """Return the masked texts as a DataFrame with one row per text.
 
         Args:
-            table: Table of the notes, in the order of the texts. If specified, a copy of it with the masked texts is returned.
+            table: Table of the notes. If specified, a copy of it with the masked texts is returned. Its rows are matched by the
+                column of the ids if there is one, otherwise by the index, and their texts are compared.
             column: Name of the column with the masked texts.
 
         Returns:
-            A table with ``id``, if there are ids, the masked texts, and the number of ``replacements``, with the index of the Series of
-            the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
+            A table with the ids, if there are ids, the masked texts, and the number of ``replacements``, with the index of the Series
+            of the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
 
         Raises:
-            ConfigurationError: If pandas is not installed, or if the table has another number of rows or already has the column,
-                as the returned table has ``id``, ``replacements`` and ``error``.
+            ConfigurationError: If pandas is not installed, or if the table already has the column, as the returned table has the
+                ids, ``replacements`` and ``error``.
+            UnmatchedIdsError: If a row of the table is not one of the notes.
 
         Example:
             >>> import pandas as pd
@@ -245,21 +256,19 @@ class MaskedTexts(Displayable, list[MaskedText]):
         if column.encode(errors="ignore").decode() != column:
             raise ConfigurationError("The column name contains an unpaired surrogate.", _COLUMN_REMEDY)
         if table is not None:
-            if not isinstance(table, pd.DataFrame):
-                raise invalid_type("table", table, "Pass a DataFrame of pandas.")
-            if len(table) != len(self):
-                message = f"The table has {len(table):,} rows, but there are {len(self):,} masked texts."
-                raise ConfigurationError(message, "Pass the table of these notes.")
+            notes = self.keys.find_notes(table)
             if column in table.columns:
                 raise ConfigurationError("The table already has a column of this name.", _COLUMN_REMEDY)
-            return table.assign(**{column: pd.Series(texts, dtype=object).to_numpy()})
-        if column in {"id", "replacements", "error"}:
+            return table.assign(**{column: pd.Series([texts[note] for note in notes], dtype=object).to_numpy()})
+        ids = self.keys.ids
+        if column in {"replacements", "error"} or (ids is not None and column == self.keys.id_name):
             raise invalid_value("column", column, _COLUMN_REMEDY)
-        columns: dict[str, Any] = {} if self.ids is None else {"id": make_id_column(self.ids)}
+        columns: dict[str, Any] = {} if ids is None else {self.keys.id_name: make_id_column(ids)}
         columns[column] = pd.Series(texts, dtype=object).to_numpy()
         columns["replacements"] = [len(masked.spans) for masked in self]
         columns["error"] = [masked.error or None for masked in self]
-        return pd.DataFrame(columns, index=self.row_index)
+        row_index = self.keys.row_index
+        return pd.DataFrame(columns, index=None if row_index is None else row_index[: len(self)])
 
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [masked.to_dict() for masked in self]}
@@ -271,7 +280,8 @@ class MaskedTexts(Displayable, list[MaskedText]):
         for index, masked in enumerate(self[:MAX_DISPLAYED_TEXTS]):
             report = masked.to_report()
             text_segments = report.segments or (TextSegment(report.sentences[-1]),)
-            segments += [TextSegment(f"{index}: ", starts_text=True), *text_segments, TextSegment("\n")]
+            name = note_name(index, self.keys.ids if self.keys.row_index is None else self.keys.row_index)
+            segments += [TextSegment(f"{name}: ", starts_text=True), *text_segments, TextSegment("\n")]
         title_suffix, labels_sentence = _describe_unmasked(self.known_labels, self.num_rules)
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
         sentences: tuple[str, ...] = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import islice, pairwise
+from numbers import Number
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from .._events.activity import LOADING, ProgressEvent
@@ -25,9 +27,9 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
-from .context import CONTEXT_VALUES, context_mark, create_context_finder
+from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, context_mark, create_context_finder
 from .headlines import entities_headline, label_noun, note_name, origin_details
-from .inputs import make_id_column
+from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
     IS_MISSING,
@@ -47,6 +49,7 @@ from .masking import (
     strip_bio_prefix,
     validate_policy,
 )
+from .matching import NoteKeys, are_positions, list_positions
 from .pages import LiveNotes, NotePages
 from .references import MISSING_FINGERPRINT, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
     from .browsing import EntityColumns
     from .export.notes import ExportedNote
     from .export.registry import ExportReport
-    from .gold import GoldSpan
+    from .gold import GoldSpan, GoldText
     from .review import Review
     from .scores import ScoredSpan, Scores
 
@@ -491,7 +494,7 @@ class ResultStore(Sequence[list[Entity]]):
 
         text_ids = np.repeat(np.arange(len(self)), np.diff(np.array(self._text_offsets)))
         columns: dict[str, Any] = {
-            "note": text_ids,
+            NOTE_COLUMN: text_ids,
             self.key: np.array(self.labels, dtype=object),
             "score": np.array(self._columns["score"]),
             "index": np.array(self._columns["index"], np.int64),
@@ -535,6 +538,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         seconds: Duration without loading the model, or ``None`` if it was not measured for this text.
+        note_id: Id of the text, or ``None``.
     """
 
     text: str
@@ -547,6 +551,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     known_labels: tuple[str, ...] | None = None
     filters: tuple[str, ...] = ()
     seconds: float | None = field(default=None, compare=False)
+    note_id: Any = field(default=None, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.show_text:
@@ -635,6 +640,67 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             num_rules=len(compiled_rules),
         )
 
+    def as_annotations(self) -> Annotations:
+        """Return the annotations of a single note."""
+        store = ResultStore()
+        fingerprint = MISSING_FINGERPRINT if self.missing else text_fingerprint(self.text)
+        store.add(fingerprint, list(map(dict, self.entities)), self.dropped)
+        names = [name for name in CONTEXT_COLUMNS if any(name in entity for entity in self.entities)]
+        return Annotations(
+            store.with_columns({name: [entity[name] for entity in self.entities] for name in names}),
+            (self.text,),
+            self.model,
+            self.device,
+            self.show_text,
+            {"only": self.filters},
+            texts=(self.text,),
+            ids=None if self.note_id is None else [self.note_id],
+            known_labels=self.known_labels,
+            seconds=self.seconds,
+        )
+
+    def filter(
+        self, *labels: str, min_score: float | Mapping[str, float] = 0.0, **context: bool | str
+    ) -> AnnotatedText:
+        """Return the text with only the entities that have one of the labels, a score and a context; see :meth:`Annotations.filter`.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> len(annotate("She has asthma.", "bundled_small", device="cpu").filter(min_score=1.0))
+            0
+        """
+        if not self.entities:
+            return self
+        return replace(
+            self.as_annotations().filter(*labels, min_score=min_score, **context).at(0), seconds=self.seconds
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a DataFrame with one row per entity; see :meth:`Annotations.to_frame`."""
+        return self.as_annotations().to_frame()
+
+    def show(self) -> AnnotatedText:
+        """Return the text itself, which displays its entities."""
+        return self
+
+    def score(self, gold: Any, *, labels: Mapping[str, str] | None = None, seed: int = 0) -> Scores:
+        """Return the scores against the gold entities of the text; see :meth:`Annotations.score`.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> annotate("She has asthma.", "bundled_small", device="cpu").score([(8, 14, "DISEASE")]).total.strict.f1
+            1.0
+        """
+        return replace(self, note_id=None).as_annotations().score([gold], labels=labels, seed=seed)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the entities to a file; see :meth:`Annotations.save`."""
+        self.as_annotations().save(path)
+
+    def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
+        """Write the text and its entities in the format of another tool; see :meth:`Annotations.export`."""
+        return self.as_annotations().export(format, path)
+
     def _table(self) -> Table:
         rows = []
         for entity in self.entities:
@@ -717,6 +783,14 @@ def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: I
         if _normalize_label(label) not in available:
             suggestion = suggest(label.casefold(), sorted(available))
             warn(f"No entity has the label {describe_value(label)}. {suggestion}")
+
+
+def _warn_different_labels(gold: Iterable[GoldText], labels: Collection[str]) -> None:
+    """Warn if no label of the gold is a label of the results, so that no entity can be right."""
+    gold_labels = sorted({span.label for text in gold for span in text.spans})
+    if gold_labels and labels and not {*gold_labels} & {*labels}:
+        names = f"{{{describe_value(gold_labels[0])}: {describe_value(min(labels))}}}"
+        warn(f"The gold and the results have different labels. Rename those of the gold, as in labels={names}.")
 
 
 def _normalize_label(label: str) -> str:
@@ -831,10 +905,13 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         row_index: Index of the Series or column of the texts, not copied, or ``None``. It identifies rows, so it is pickled even
             with ``show_text=False``.
         ids: One id per text: those that were passed, the keys of a mapping, or the index of a Series; otherwise ``None``.
-            ``found["a7"]`` and ``found.show("a7")`` select a text by its id.
+            ``found["a7"]`` and ``found.show("a7")`` select a text by its id. An integer is a position, and an error if the ids
+            are numbers, unless they are the positions; :meth:`at` always takes a position. Loops and slices go by position.
         unfinished: Whether the results are attached to an error. Results and texts are not pickled then.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
         seconds: Duration of the run without loading the model, or ``None`` if it was resumed.
+        id_name: Name of the ids as a column of :meth:`to_frame`.
+        text_name: Name of the column of the texts, or ``None``.
     """
 
     results: ResultStore
@@ -850,6 +927,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     unfinished: bool = False
     known_labels: tuple[str, ...] | None = None
     seconds: float | None = None
+    id_name: str = ID_COLUMN
+    text_name: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling.
@@ -871,7 +950,13 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return len(self.results)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.results[self.position(index) if isinstance(index, str) else index]
+        return self.results[index if isinstance(index, slice) else self._locate(index)]
+
+    def __iter__(self) -> Iterator[list[Entity]]:
+        return iter(self.results)
+
+    def __reversed__(self) -> Iterator[list[Entity]]:
+        return reversed(self.results)
 
     def position(self, note_id: Any) -> int:
         """Return the index of the text with an id.
@@ -890,11 +975,68 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """
         indices = self._indices_by_id.get(note_id, ()) if is_hashable(note_id) else ()
         if len(indices) != 1:
-            message = "No text has this id." if not indices else f"{len(indices)} texts have this id."
-            if self.ids is None:
+            message = "No text has this id."
+            if indices:
+                message = f"{len(indices)} texts have this id, at positions {list_positions(indices)}."
+            elif self.ids is None:
                 message = "The texts have no ids."
-            raise ConfigurationError(message, "Select a text by its index, from 0.")
+            raise ConfigurationError(message, "Pass a position, from 0, to found.at().")
         return indices[0]
+
+    def at(self, position: int) -> AnnotatedText:
+        """Return the text at a position with its entities.
+
+        Args:
+            position: Position of the text, from 0. It is not an id.
+
+        Raises:
+            ConfigurationError: As in :meth:`show`.
+            InvalidTextError: As in :meth:`show`.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate({1: "No pain.", 2: "She has asthma."}, "bundled_small", device="cpu")
+            >>> [entity["word"] for entity in found.at(1)], found.position(2)
+            (['asthma'], 1)
+        """
+        if not len(self):
+            raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
+        index = check_integer("position", position, 0, len(self) - 1)
+        note_id = None if self.ids is None else self.ids[index]
+        if message := self.results.errors.get(index):
+            raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
+        if self.results.is_missing(index):
+            return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True, note_id=note_id)
+        text = self.preview_texts[index] if index < len(self.preview_texts) else self._read_text(index)
+        return AnnotatedText(
+            text,
+            tuple(self.results[index]),
+            self.model,
+            self.device,
+            self.show_text,
+            dropped=self.results.dropped.get(index, ()),
+            known_labels=self.known_labels,
+            filters=self.settings.get("only", ()),
+            note_id=note_id,
+        )
+
+    def _locate(self, key: Any) -> Any:
+        """Return the position of the text with an id that is a string. An integer is a position, if it can be nothing else."""
+        if isinstance(key, str):
+            return self.position(key)
+        if self._has_numbers_as_ids:
+            message = f"{describe_value(key)} can be the id of a note or its position."
+            remedy = (
+                "Pass the position to found.at(), as in found.at(1), or in found.at(found.position(1)) for the id 1."
+            )
+            raise ConfigurationError(message, remedy)
+        return key
+
+    @cached_property
+    def _has_numbers_as_ids(self) -> bool:
+        """Whether ids are numbers, but not the positions."""
+        has_numbers = self.ids is not None and any(isinstance(note_id, Number) for note_id in self.ids)
+        return has_numbers and not are_positions(self.ids)
 
     @cached_property
     def _indices_by_id(self) -> dict[Any, list[int]]:
@@ -974,53 +1116,84 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """Return :meth:`to_dict` as JSON."""
         return Json(json.dumps(self.to_dict(), ensure_ascii=False))
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self, table: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return a DataFrame with one row per entity.
 
-        The columns are ``note`` (index of the text), ``id`` if ids were passed, the label, ``score``, ``word`` as in transformers,
-        ``span_text`` (the characters of the note), ``start`` and ``end``, and the columns of :meth:`with_context`. If the texts are
-        files, the column ``source`` contains their paths; see :attr:`sources`. ``span_text`` is missing for a note that cannot be read
-        again, such as one of a generator.
+        The columns are ``note_index`` (position of the text), the ids under their name (``note_id`` if they have none), the label,
+        ``score``, ``word`` as in transformers, ``span_text`` (the characters of the note), ``start`` and ``end``, and the columns of
+        :meth:`with_context`. If the texts are files, the column ``source`` contains their paths; see :attr:`sources`. ``span_text``
+        is missing for a note that cannot be read again, such as one of a generator.
+
+        Args:
+            table: Table of the notes, whose other columns are added to the entities of each note. Its rows are matched by the
+                column of the ids if there is one, otherwise by the index, and their texts are compared.
 
         Returns:
-            The DataFrame. If the texts came from a Series, it has the index of the Series, so that
-            ``found.to_frame().join(table["patient"])`` adds the patient of each note. The suffix ``_index`` is added to an index
-            name that is also a column name. Otherwise, the rows are numbered.
+            The DataFrame. If the texts came from a Series, it has the index of the Series. The suffix ``_index`` is added to an
+            index name that is also a column name. Otherwise, the rows are numbered.
 
         Raises:
-            ConfigurationError: If pandas is not installed.
+            ConfigurationError: If pandas is not installed, or if the table has columns of the same names.
+            UnmatchedIdsError: If a note does not have exactly one row in the table.
+
+        Example:
+            >>> import pandas as pd
+            >>> from openmed_nb import annotate
+            >>> notes = pd.DataFrame({"note": ["Has asthma.", "Well."], "patient": ["p1", "p2"]})
+            >>> found = annotate(notes, "bundled_small", device="cpu", text_column="note")
+            >>> found.to_frame(notes)[["patient", "span_text"]].to_numpy().tolist()
+            [['p1', 'asthma']]
         """
         columns: dict[str, Any] = {}
         for name, values in self.results.columns().items():
             columns[name] = values
             if name == "word":
                 columns["span_text"] = self._surface_forms()
-        return self.to_keyed_frame(columns)
+        frame = self.to_keyed_frame(columns)
+        if table is None:
+            return frame
+        import pandas as pd
+
+        rows = self.note_keys.find_rows(table)
+        others = table.drop(columns=[name for name in (self.id_name, self.text_name) if name in table.columns])
+        repeated = [name for name in others.columns if name in frame.columns]
+        if repeated:
+            message = f"The table has a column {describe_value(repeated[0])}, as the table of entities."
+            raise ConfigurationError(message, "Rename the column.")
+        others = others.take([rows[note] for note in frame[NOTE_COLUMN]]).set_axis(frame.index)
+        return pd.concat([frame, others], axis=1)
+
+    @property
+    def note_keys(self) -> NoteKeys:
+        """Ids, index and fingerprints of the notes."""
+        ids = self.ids if self._has_own_ids else None
+        return NoteKeys(ids, self.id_name, self.row_index, self.text_name, self.results.fingerprints)
 
     def to_keyed_frame(self, columns: Mapping[str, Any]) -> pd.DataFrame:
-        """Return columns as a DataFrame with the ids, paths and index of the notes that the column ``note`` contains."""
+        """Return columns as a DataFrame with the ids, paths and index of the notes that the column ``note_index`` contains."""
         try:
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
-        notes = columns["note"]
+        notes = columns[NOTE_COLUMN]
         frame = pd.DataFrame(columns)
         if self._has_own_ids:
-            frame.insert(1, "id", make_id_column([self.ids[index] for index in notes]))
+            name = ID_COLUMN if self.id_name in frame else self.id_name
+            frame.insert(1, name, make_id_column([self.ids[index] for index in notes]))
         if _are_files(self.texts):
             frame["source"] = make_id_column([self.sources[index] for index in notes])
         if self.row_index is None:
             return frame
-        index = self.row_index.take(frame["note"])
+        index = self.row_index.take(frame[NOTE_COLUMN])
         names = [f"{name}_index" if name in frame else name for name in index.names]
         return frame.set_axis(index.set_names(names))
 
     def to_frame_with_ids(self) -> pd.DataFrame:
-        """Return :meth:`to_frame` for a file, which has no index: the index of a Series is in the column ``id``."""
+        """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""
         frame = self.to_frame()
-        ids = frame.index.tolist()
-        if self.row_index is not None and "id" not in frame and ids != frame["note"].tolist():
-            frame.insert(1, "id", make_id_column(ids))
+        if self.row_index is not None and not self._has_own_ids and not are_positions(self.row_index):
+            name = self.row_index.name if isinstance(self.row_index.name, str) else ID_COLUMN
+            frame.insert(1, ID_COLUMN if name in frame else name, make_id_column(frame.index.tolist()))
         return frame
 
     def _surface_forms(self) -> list[str | None]:
@@ -1079,8 +1252,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """Return one of the texts with highlighted entities, or pages of all texts.
 
         Args:
-            number: Index of the text, from 0, or its id if that is a string; see :attr:`ids`. If ``None``, the texts are displayed in
-                pages, with buttons and a slider in a notebook.
+            number: Position of the text, from 0, or its id if that is a string; see :attr:`ids` for ids that are numbers. If
+                ``None``, the texts are displayed in pages, with buttons and a slider in a notebook.
             context: Whether to mark the context of the entities of the text; see :meth:`with_context`.
 
         Returns:
@@ -1104,24 +1277,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """
         if number is None:
             return NotePages(self.with_context(ALL_CONTEXT) if context else self)
-        if not len(self):
-            raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
-        index = self.position(number) if isinstance(number, str) else check_integer("number", number, 0, len(self) - 1)
-        if message := self.results.errors.get(index):
-            raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
-        if self.results.is_missing(index):
-            return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True)
-        text = self.preview_texts[index] if index < len(self.preview_texts) else self._read_text(index)
-        annotated = AnnotatedText(
-            text,
-            tuple(self[index]),
-            self.model,
-            self.device,
-            self.show_text,
-            dropped=self.results.dropped.get(index, ()),
-            known_labels=self.known_labels,
-            filters=self.settings.get("only", ()),
-        )
+        annotated = self.at(self._locate(number))
         return annotated.with_context(ALL_CONTEXT) if context else annotated
 
     def mask(
@@ -1142,7 +1298,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                 are replaced too. A text for which a rule takes more than a second has an error.
 
         Returns:
-            A list that displays the first texts, with ``to_frame()`` and ``counts`` by label and source. Each item has the masked
+            A sequence that displays the first texts, with ``to_frame()`` and ``counts`` by label and source. Each item has the masked
             ``text``, ``spans`` with offsets in both texts, and ``original_offset(position)``. Spans are extended to whole words. A failed text has an ``error`` and no text. A missing
             value is ``missing``.
 
@@ -1165,12 +1321,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             _warn_unknown_labels(policy, labels, self.known_labels)
         numbers: Numbers | None = {} if scope == "all" else None
         current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
-        masked = MaskedTexts()
-        masked.known_labels = select_masked_labels(self.known_labels, policy)
-        masked.filters = self.settings.get("only", ())
-        masked.num_rules = len(compiled_rules)
-        masked.ids = self.ids if self._has_own_ids else None
-        masked.row_index = None if self.row_index is None else self.row_index[: len(self)]
+        filters = self.settings.get("only", ())
+        masked: list[MaskedText] = []
         for index, entities in enumerate(self):
             current_text = next(current_texts, None)
             if message := self.results.errors.get(index):
@@ -1193,12 +1345,13 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                     policy,
                     self.show_text,
                     labels=self.known_labels,
-                    filters=masked.filters,
+                    filters=filters,
                     num_rules=len(compiled_rules),
                     numbers=numbers,
                 )
             )
-        return masked
+        known_labels = select_masked_labels(self.known_labels, policy)
+        return MaskedTexts(tuple(masked), self.note_keys, known_labels, filters, len(compiled_rules))
 
     def _read_text(self, index: int) -> str:
         """Read a text again, or raise an error if it has changed."""
@@ -1265,12 +1418,13 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         with SESSION.operation(progress):
             SESSION.notify(ProgressEvent(LOADING, "the rules of openmed"))
             find_context = create_context_finder(columns, language)
+            context.update(find_context("", ()))  # The columns, also without entities.
             current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
             for index, entities in enumerate(self):
                 current_text = next(current_texts, None)
                 text = self._stored_text(index, current_text) if entities else ""
                 for name, values in find_context(text, entities).items():
-                    context.setdefault(name, []).extend(values)
+                    context[name].extend(values)
                 SESSION.notify(ProgressEvent("Adding context", "", index + 1, len(self), "note"))
         results = self.results.with_columns(context)
         return replace(self, results=results, settings={**self.settings, "context": tuple(results.context)})
@@ -1362,13 +1516,14 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if 0 < num_shown < len(self):
             hints.append(f"Showing {num_shown} of {len(self):,} notes.")
         if num_shown < len(self) and self.texts is not None:
-            hints.append(f"Use found.show({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
+            method = "at" if self._has_numbers_as_ids else "show"
+            hints.append(f"Use found.{method}({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
         sentences = (*summary.sentences, " ".join(hints)) if hints else summary.sentences
         return replace(report, sentences=sentences, segments=tuple(self._segments()))
 
     def _segments(self) -> Iterator[TextSegment]:
         for index, segments in self.iter_segments(0, len(self.preview_texts), MAX_TEXT_CHARACTERS):
-            yield TextSegment(f"{index}: ", starts_text=True)
+            yield TextSegment(f"{note_name(index, self.ids)}: ", starts_text=True)
             yield from segments
             yield TextSegment("\n")
 
@@ -1377,7 +1532,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     ) -> Iterator[tuple[int, list[TextSegment]]]:
         """Yield the index of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
         for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
-            yield index, self.note_segments(index, text, self[index], max_characters)
+            yield index, self.note_segments(index, text, self.results[index], max_characters)
 
     def note_segments(
         self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None
@@ -1400,14 +1555,16 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     def iter_named_segments(
         self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
     ) -> Iterator[tuple[str, list[TextSegment]]]:
-        """Yield the index and the id of each text of a range as a name, and the highlighted text, or a notice if it is hidden."""
+        """Yield the name of each text of a range, and the highlighted text, or a notice if it is hidden."""
         for index, segments in self.iter_segments(start, stop, max_characters):
             yield note_name(index, self.ids), segments
 
     @property
-    def _keys(self) -> Sequence[Any]:
-        """The ids of the texts, or their positions if there are no ids."""
-        return range(len(self)) if self.ids is None else self.ids
+    def gold_ids(self) -> Sequence[Any] | None:
+        """The ids of the texts, or the names of their files, or ``None``."""
+        if self.ids is None and _are_files(self.texts):
+            return [PurePath(source or "").name for source in self.sources]
+        return None if self.ids is None else self.ids
 
     def note_spans(self, index: int) -> list[GoldSpan]:
         """Return the entities of a text as spans, or raise an error if they are tokens."""
@@ -1416,25 +1573,28 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if self.results.key == "entity":
             message = "The results contain tokens that are not aggregated to entities."
             raise ConfigurationError(message, "Annotate with aggregation_strategy='simple' or another strategy.")
-        return [GoldSpan(*entity_span(entity)) for entity in self[index]]
+        return [GoldSpan(*entity_span(entity)) for entity in self.results[index]]
 
-    def score(self, gold: Any, *, seed: int = 0) -> Scores:
+    def score(self, gold: Any, *, labels: Mapping[str, str] | None = None, seed: int = 0) -> Scores:
         """Return the scores of the entities against gold entities of the same texts.
 
         Args:
-            gold: A :meth:`review`, of which the reviewed notes are scored, or the result of :func:`read_annotations`. Alternatively, a list with the true entities of each text, as
-                ``(start, end, label)`` or as mappings with ``start``, ``end`` and ``label`` or ``entity_group``. Or a DataFrame
-                with one row per entity and the columns ``start``, ``end``, ``label``, and ``id`` or ``note``.
+            gold: A :meth:`review`, of which the reviewed notes are scored, or the result of :func:`read_annotations`. Alternatively,
+                the true entities of each text, as ``(start, end, label)`` or as mappings with ``start``, ``end`` and ``label`` or
+                ``entity_group``: a mapping by id, or a list for texts without ids. Or a DataFrame with one row per entity and the
+                columns ``start``, ``end``, ``label``, and the ids or ``note_index``.
+            labels: New names for labels of the gold, such as ``{"Disease": "DISEASE"}``.
             seed: Seed of the resampling for the intervals.
 
         Returns:
             The scores by label and in total: strict (boundaries and label), partial (boundaries, and an overlap counts as half)
             and type (label, with an overlap), as in SemEval 2013 and nervaluate. Also the number of gold characters outside of
-            all entities, and the missed and added entities, each with ``show()``. If texts and gold both have ids, only texts
-            with gold are scored.
+            all entities, and the missed and added entities, each with ``show()``. Only texts with gold are scored, except that a
+            table contains all notes.
 
         Raises:
             ConfigurationError: If ``gold`` is not valid or belongs to other texts, or if the results are not entities.
+            UnmatchedIdsError: If ids of the gold are not ids of the texts, or if only one side has ids.
 
         Example:
             >>> from openmed_nb import annotate
@@ -1448,9 +1608,14 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         from .scores import score_spans
 
         seed = check_integer("seed", seed, 0)
+        ids = self.gold_ids
         if isinstance(gold, Review):
             gold = gold.gold_of(self)
-        aligned = align_gold(read_gold(gold), self._keys)
+            ids = None
+        elif self._is_own_frame(gold):
+            ids = None
+        texts = read_gold(gold, labels, self.id_name)
+        aligned = align_gold(texts, ids, self.iter_note_texts(), len(self))
         for index, text in enumerate(self.iter_note_texts()):
             expected = aligned.get(index)
             if text is None or expected is None:
@@ -1461,13 +1626,18 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             if any(span.end > len(text) for span in expected.spans):
                 message = f"The gold of text {index} has an entity that ends after the end of the text."
                 raise ConfigurationError(message, "Pass offsets in characters of the text.")
-        return score_spans(
-            self.model,
-            {index: None if index in self.results.errors else self.note_spans(index) for index in aligned},
-            {index: text.spans for index, text in aligned.items()},
-            self._show_span,
-            seed,
-        )
+        predicted = {index: None if index in self.results.errors else self.note_spans(index) for index in aligned}
+        _warn_different_labels(texts, {*self.results.labels, *(self.known_labels or ())})
+        expected_spans = {index: text.spans for index, text in aligned.items()}
+        return score_spans(self.model, predicted, expected_spans, self._show_span, seed)
+
+    def _is_own_frame(self, gold: Any) -> bool:
+        """Return whether a DataFrame has the index of :meth:`to_frame`, so that its positions are those of the same notes."""
+        columns = getattr(gold, "columns", ())
+        if self.row_index is None or self._has_own_ids or NOTE_COLUMN not in columns or ID_COLUMN in columns:
+            return False
+        positions = gold[NOTE_COLUMN]
+        return bool(positions.isin(range(len(self))).all() and gold.index.equals(self.row_index.take(positions)))
 
     def review(self, path: str | os.PathLike[str] | None = None, *, sample: int | None = 20, seed: int = 0) -> Review:
         """Return a review of a random sample of the notes, in which you mark right, wrong and missed entities.
@@ -1507,7 +1677,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
     def _show_span(self, span: ScoredSpan) -> AnnotatedText:
         """Return a text in which only one span is highlighted."""
-        shown = self.show(span.text)
+        shown = self.at(span.text)
         word = shown.text[span.start : span.end]
         entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
         title = f"Note {note_name(span.text, self.ids)}, characters {span.start} to {span.end}"
@@ -1535,7 +1705,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             >>> with tempfile.TemporaryDirectory() as folder:
             ...     found.save(f"{folder}/notes.csv")
             ...     print(pathlib.Path(folder, "notes.csv").read_text().splitlines()[0])
-            note,entity_group,score,word,span_text,start,end
+            note_index,entity_group,score,word,span_text,start,end
         """
         from .export.registry import save_annotations
 
@@ -1574,7 +1744,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
     def to_arrow(self) -> pa.Table:
         """Return an Arrow table with one row per entity and the columns of :meth:`to_frame`, for polars, DuckDB and Parquet.
 
-        The index of a Series is in the column ``id``, because an Arrow table has no index.
+        The index of a Series is in a column, because an Arrow table has no index.
 
         Raises:
             ConfigurationError: If pandas or pyarrow is not installed.
@@ -1582,7 +1752,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         Example:
             >>> from openmed_nb import annotate
             >>> annotate(["She has asthma."], "bundled_small", device="cpu").to_arrow().column_names
-            ['note', 'entity_group', 'score', 'word', 'span_text', 'start', 'end']
+            ['note_index', 'entity_group', 'score', 'word', 'span_text', 'start', 'end']
         """
         from .export.tables import to_arrow
 
@@ -1614,11 +1784,9 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
     def iter_records(self) -> Iterator[dict[str, Any]]:
         """Yield a JSON-compatible object for each note: its id or position, text, and entities or error."""
-        from .export.notes import POSITION_KEY
-
         records = self.to_dict()["texts"]
         for index, text, record in zip(range(len(self)), self.iter_note_texts(), records, strict=True):
-            key = {"id": record["id"]} if "id" in record else {POSITION_KEY: index}
+            key = {"id": record["id"]} if "id" in record else {NOTE_COLUMN: index}
             yield {**key, "text": text, **record}
 
     def _iter_exported_notes(self) -> Iterator[ExportedNote | None]:
@@ -1632,7 +1800,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             note_id = None if self.ids is None else self.ids[index]
             if note_id is not None and not (isinstance(note_id, (int, float)) and math.isfinite(note_id)):
                 note_id = str(note_id)
-            scores = tuple(float(entity["score"]) for entity in self[index])
+            scores = tuple(float(entity["score"]) for entity in self.results[index])
             yield ExportedNote(note_id, index, text, tuple(self.note_spans(index)), scores)
 
 

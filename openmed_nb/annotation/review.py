@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +13,13 @@ import numpy as np
 
 from .._render.display import Report, label_color, pluralize
 from .._utils.text import describe_error, describe_value
-from .._utils.validation import as_integer, check_bool, check_integer, check_optional_integer, check_path
+from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
 from .browsing import AnnotatedNotes, NoteListing
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
+from .inputs import NOTE_COLUMN
 from .json_lines import append_checksum, parse_checked_line, to_json_line
+from .matching import find_positions
 from .pages import LiveNotes
 from .tables import parse_json_line
 
@@ -55,7 +58,8 @@ class Review(LiveNotes):
     Attributes:
         found: The reviewed annotations.
         path: File of the review, or ``None`` if it is not saved.
-        notes: Indices of the notes of the sample, in random order. The first notes are a random sample, too.
+        notes: Ids of the notes of the sample, or their positions if there are no unique ids, in random order. The first notes are
+            a random sample, too.
         seed: Seed of the sample.
         entities: Entities of the model in each of these notes.
     """
@@ -78,16 +82,25 @@ class Review(LiveNotes):
             raise ConfigurationError(message, "Annotate a list of the texts to review them.")
         candidates = np.flatnonzero(readable)
         order = np.random.default_rng(self.seed).permutation(candidates)
-        self.notes: tuple[int, ...] = tuple(order[:sample].tolist())
-        if not self.notes:
+        positions = order[:sample].tolist()
+        if not positions:
             raise ConfigurationError("There are no notes to review.", "Annotate at least one note.")
-        self.entities = {note: found.note_spans(note) for note in self.notes}
+        ids = range(len(found)) if found.ids is None else found.ids
+        self._names = ids if len(find_positions(ids)) == len(found) else range(len(found))
+        self._positions = {self._names[position]: position for position in positions}
+        self.notes: tuple[Any, ...] = tuple(self._positions)
+        self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
         self._marks: dict[int, NoteMarks] = {}
         self._file_size = -1  # Size of the file when it was last read or written; -1 if it has to be read.
         self._read_file()
 
     def __len__(self) -> int:
         return len(self.found)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the notes of the sample in the annotations, in the order of :attr:`notes`."""
+        return tuple(self._positions.values())
 
     @property
     def num_notes(self) -> int:
@@ -104,17 +117,19 @@ class Review(LiveNotes):
         """The true entities of the reviewed notes: those marked as right, and the missed ones."""
         texts = [
             GoldText(
-                str(note), None, tuple(sorted(span for span, is_right in self.marked_spans(note).items() if is_right))
+                None if self.found.ids is None else self.found.ids[position],
+                None,
+                tuple(sorted(span for span, is_right in self.marked_spans(note).items() if is_right)),
+                position,
             )
-            for note in sorted(self.notes)
-            if self.is_reviewed(note)
+            for note, position in self._reviewed_notes()
         ]
-        return GoldTexts(tuple(texts), is_numbered=True)
+        return GoldTexts(tuple(texts))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per entity of the reviewed notes.
 
-        The columns are ``note`` (index of the text), ``id`` if ids were passed, ``entity_group``, ``span_text`` (the characters of the
+        The columns are ``note_index`` (position of the text), the ids if ids were passed, ``entity_group``, ``span_text`` (the characters of the
         note), ``start``, ``end`` and ``mark``: ``"right"``, ``"wrong"``, or ``"missed"`` for an entity that the model missed. Paths of
         files and the index of a Series are those of :meth:`Annotations.to_frame`.
 
@@ -125,28 +140,29 @@ class Review(LiveNotes):
             >>> from openmed_nb import annotate
             >>> found = annotate({"a7": "Has asthma."}, "bundled_small", device="cpu")
             >>> review = found.review()
-            >>> review.mark(0, 4, 10, "DISEASE", right=True)
-            >>> review.finish(0)
-            >>> review.to_frame()[["id", "span_text", "mark"]].values.tolist()
+            >>> review.mark("a7", 4, 10, "DISEASE", right=True)
+            >>> review.finish("a7")
+            >>> review.to_frame()[["note_id", "span_text", "mark"]].values.tolist()
             [['a7', 'asthma', 'right']]
         """
         notes: list[int] = []
         spans: list[GoldSpan] = []
         words: list[str] = []
         marks: list[str] = []
-        for note in sorted(filter(self.is_reviewed, self.notes)):
-            text = next(self.found.iter_note_texts(note), None) or ""
+        for note, position in self._reviewed_notes():
+            text = next(self.found.iter_note_texts(position), None) or ""
+            entities = {*self.entities[note]}
             for span, is_right in sorted(self.marked_spans(note).items()):
-                is_found = span in self.entities[note]
+                is_found = span in entities
                 if not is_found and not is_right:  # Neither the model nor the user claims this entity.
                     continue
                 mark = "right" if is_right else "wrong"
-                notes.append(note)
+                notes.append(position)
                 spans.append(span)
                 words.append(text[span.start : span.end])
                 marks.append(mark if is_found else "missed")
         columns = {
-            "note": np.array(notes, np.int64),
+            NOTE_COLUMN: np.array(notes, np.int64),
             "entity_group": np.array([span.label for span in spans], object),
             "span_text": np.array(words, object),
             "start": np.array([span.start for span in spans], np.int64),
@@ -175,13 +191,15 @@ class Review(LiveNotes):
             raise ConfigurationError(message, "Pass a review of the same notes, in the same order.")
         if not self.num_reviewed:
             raise ConfigurationError("No note is reviewed.", "Mark at least one note as reviewed.")
-        return self.gold
+        return GoldTexts(
+            tuple(text._replace(id=None) for text in self.gold)
+        )  # The notes are the same, in the same order.
 
-    def mark(self, note: int, start: int, end: int, label: str, right: bool | None = True) -> None:
+    def mark(self, note: Any, start: int, end: int, label: str, right: bool | None = True) -> None:
         """Mark a span of a note.
 
         Args:
-            note: Index of the note, one of :attr:`notes`.
+            note: Id or position of the note, one of :attr:`notes`.
             start: Start of the span in characters.
             end: End of the span in characters, exclusive.
             label: Label of the span.
@@ -193,9 +211,9 @@ class Review(LiveNotes):
         """
         if right is not None:
             check_bool("right", right)
-        note = self._check_note(note)
+        position = self._check_note(note)
         span = parse_span((start, end, label))
-        text = next(self.found.iter_note_texts(note), None)
+        text = next(self.found.iter_note_texts(position), None)
         if span is None or (text is not None and span.end > len(text)):
             message = "The mark is not a span of the note."
             raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
@@ -205,32 +223,32 @@ class Review(LiveNotes):
             )
         self._change_marks(note, {span: right})
 
-    def mark_all(self, note: int) -> None:
+    def mark_all(self, note: Any) -> None:
         """Mark the entities of a note that have no mark as right.
 
         Args:
-            note: Index of the note, one of :attr:`notes`.
+            note: Id or position of the note, one of :attr:`notes`.
 
         Raises:
             ConfigurationError: If the note is not in the sample, or the file cannot be written.
         """
-        note = self._check_note(note)
         marks = self.marked_spans(note)
         self._change_marks(note, {span: True for span in self.entities[note] if span not in marks})
 
-    def _change_marks(self, note: int, changes: Mapping[GoldSpan, bool | None]) -> None:
+    def _change_marks(self, note: Any, changes: Mapping[GoldSpan, bool | None]) -> None:
         """Change the marks of spans of a note. ``None`` removes a mark."""
         self._read_file()
         spans = {**self.marked_spans(note), **changes}
         marks = {span: is_right for span, is_right in spans.items() if is_right is not None}
-        finished = note in self._marks and self._marks[note].finished
-        self._save(note, NoteMarks(marks, finished and all(entity in marks for entity in self.entities[note])))
+        position = self._check_note(note)
+        finished = position in self._marks and self._marks[position].finished
+        self._save(position, NoteMarks(marks, finished and all(entity in marks for entity in self.entities[note])))
 
-    def finish(self, note: int, finished: bool = True) -> None:
+    def finish(self, note: Any, finished: bool = True) -> None:
         """Mark a note as reviewed.
 
         Args:
-            note: Index of the note, one of :attr:`notes`.
+            note: Id or position of the note, one of :attr:`notes`.
             finished: Whether the note is reviewed.
 
         Raises:
@@ -238,16 +256,17 @@ class Review(LiveNotes):
                 written.
         """
         check_bool("finished", finished)
-        note = self._check_note(note)
+        position = self._check_note(note)
         self._read_file()
         if finished and (count := self.num_unmarked(note)):
             message = f"{pluralize(count, 'entity is', 'entities are')} not marked."
             raise ConfigurationError(message, "Mark each of them as right or wrong.")
-        self._save(note, NoteMarks(self.marked_spans(note), finished))
+        self._save(position, NoteMarks(self.marked_spans(note), finished))
 
-    def is_reviewed(self, note: int) -> bool:
+    def is_reviewed(self, note: Any) -> bool:
         """Return whether a note is reviewed and all of its entities are marked."""
-        return note in self._marks and self._marks[note].finished and not self.num_unmarked(note)
+        position = self._check_note(note)
+        return position in self._marks and self._marks[position].finished and not self.num_unmarked(note)
 
     def to_report(self) -> Report:
         """Return the progress of the review."""
@@ -259,13 +278,24 @@ class Review(LiveNotes):
 
         return BrowserView(ReviewListing(self))
 
-    def marked_spans(self, note: int) -> Mapping[GoldSpan, bool]:
+    def marked_spans(self, note: Any) -> Mapping[GoldSpan, bool]:
         """Return whether each marked span of a note is a true entity."""
-        return self._marks[note].spans if note in self._marks else {}
+        position = self._check_note(note)
+        return self._marks[position].spans if position in self._marks else {}
 
-    def num_unmarked(self, note: int) -> int:
+    def num_unmarked(self, note: Any) -> int:
         """Return the number of entities of a note without a mark."""
-        return len({*self.entities[self._check_note(note)]} - self.marked_spans(note).keys())
+        marks = self.marked_spans(note)
+        return len({*self.entities[note]} - marks.keys())
+
+    def note_at(self, position: int) -> Any:
+        """Return the id in :attr:`notes` of the note at a position of the annotations."""
+        return self._names[position]
+
+    def _reviewed_notes(self) -> list[tuple[Any, int]]:
+        """Return the reviewed notes and their positions, by position."""
+        notes = [(note, position) for note, position in self._positions.items() if self.is_reviewed(note)]
+        return sorted(notes, key=operator.itemgetter(1))
 
     def notices(self) -> tuple[str, ...]:
         """Return the sentences below the notes."""
@@ -276,11 +306,13 @@ class Review(LiveNotes):
         return f"{self.num_reviewed:,} of {pluralize(self.num_notes, 'note')} reviewed."
 
     def _check_note(self, note: object) -> int:
-        """Return the index of a note, or raise an error if the note is not in the sample."""
-        index = as_integer(note)
-        if index is None or index not in self.entities:
-            raise ConfigurationError("The note is not in the sample.", "Use an index in review.notes.")
-        return index
+        """Return the position of a note, or raise an error if the note is not in the sample."""
+        position: int | None = None
+        if is_hashable(note) and not isinstance(note, bool):
+            position = self._positions.get(note)
+        if position is None:
+            raise ConfigurationError("The note is not in the sample.", "Use one of review.notes.")
+        return position
 
     def _save(self, note: int, marks: NoteMarks) -> None:
         """Append the marks of a note to the file, and store them."""
@@ -400,7 +432,7 @@ class ReviewListing(NoteListing):
     def __init__(self, review: Review) -> None:
         super().__init__(review.found)
         self.review = review
-        self.matches = np.array(review.notes, np.int64)
+        self.matches = np.array([*review.positions], np.int64)
         is_reviewed = [review.is_reviewed(note) for note in review.notes]
         self.position = 0 if all(is_reviewed) else is_reviewed.index(False)
 
@@ -411,7 +443,7 @@ class ReviewListing(NoteListing):
             super().apply(event)
             return
         # The note that was displayed. The kernel may have handled a move since.
-        note = event["note"]
+        note = self.review.note_at(event["note"])
         if action == "mark":
             span = GoldSpan(event["start"], event["end"], event["label"])
             if span in self._spans(note):
@@ -423,9 +455,9 @@ class ReviewListing(NoteListing):
         elif action == "finish":
             self.review.finish(note, event["finished"])
 
-    def _add_missed(self, note: int, event: Mapping[str, Any]) -> None:
+    def _add_missed(self, note: Any, event: Mapping[str, Any]) -> None:
         """Add a selected span, or the first occurrence of a typed text that is not an entity yet."""
-        text = self._read_text(note)
+        text = self._read_text(event["note"])
         words = event["text"].strip()
         start = event["start"]
         if start is None:
@@ -445,33 +477,36 @@ class ReviewListing(NoteListing):
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
         """Return the entities of the model and the missed entities of a note."""
-        entities = self.review.entities[index]
+        note = self.review.note_at(index)
+        entities = {*self.review.entities[note]}
         missed = [
             {"entity_group": span.label, "score": 1.0, "start": span.start, "end": span.end}
-            for span in self._spans(index)
+            for span in self._spans(note)
             if span not in entities
         ]
-        return [*self.found[index], *missed]
+        return [*self.found.results[index], *missed]
 
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
         name, detail = super().row(index)
-        return name, f"{detail}, reviewed" if self.review.is_reviewed(index) else detail
+        return name, f"{detail}, reviewed" if self.review.is_reviewed(self.review.note_at(index)) else detail
 
     def state(self) -> dict[str, Any]:
         """Return the content of the widget as JSON-compatible data."""
         review = self.review
         note = review.notes[self.position]
-        text = self._read_text(note)
-        name, detail = self.row(note)
+        index = int(self.matches[self.position])
+        text = self._read_text(index)
+        name, detail = self.row(index)
         marks = review.marked_spans(note)
+        entities = {*review.entities[note]}
         rows = [
             {
                 **span._asdict(),
                 "text": text[span.start : span.end],
                 "color": label_color(span.label),
                 "right": marks.get(span),
-                "missed": span not in review.entities[note],
+                "missed": span not in entities,
             }
             for span in self._spans(note)
         ]
@@ -489,16 +524,16 @@ class ReviewListing(NoteListing):
             },
         }
 
-    def _read_text(self, note: int) -> str:
+    def _read_text(self, index: int) -> str:
         """Return the text of a note, or an empty string if it has changed."""
-        return next(self.found.iter_note_texts(note), None) or ""
+        return next(self.found.iter_note_texts(index), None) or ""
 
-    def _spans(self, note: int) -> list[GoldSpan]:
+    def _spans(self, note: Any) -> list[GoldSpan]:
         """Return the entities of the model and the missed entities of a note."""
         missed = [span for span, is_right in self.review.marked_spans(note).items() if is_right]
         return sorted({*self.review.entities[note], *missed})
 
-    def _labels_of(self, note: int) -> list[str]:
+    def _labels_of(self, note: Any) -> list[str]:
         """Return the labels of missed entities that a user can select."""
         labels = {*(self.found.known_labels or ()), *(span.label for span in self._spans(note))}
         return sorted(labels) or [DEFAULT_LABEL]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -205,15 +205,24 @@ def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
 
 
 def _find_overlaps(spans: Sequence[GoldSpan], others: Sequence[GoldSpan]) -> list[list[int]]:
-    """Return the indices of the other spans that each span overlaps."""
-    order = sorted(range(len(others)), key=lambda index: others[index].start)
-    starts = [others[index].start for index in order]
-    longest = max((other.end - other.start for other in others), default=0)
-    overlaps = []
-    for span in spans:
-        nearby = order[bisect_right(starts, span.start - longest) : bisect_left(starts, span.end)]
-        overlaps.append(sorted(index for index in nearby if span.start < others[index].end))
-    return overlaps
+    """Return the indices of the other spans that each span overlaps. Long spans do not make it quadratic."""
+    overlaps: list[list[int]] = [[] for _ in spans]
+    open_spans: list[tuple[int, int]] = []  # End and index of the spans that started, as a heap.
+    open_others: list[tuple[int, int]] = []
+    starts = [(span.start, True, index) for index, span in enumerate(spans)]
+    starts += [(other.start, False, index) for index, other in enumerate(others)]
+    for start, is_span, index in sorted(starts):
+        for heap in (open_spans, open_others):
+            while heap and heap[0][0] <= start:
+                heapq.heappop(heap)
+        if is_span:
+            overlaps[index] += [other for _end, other in open_others]
+            heapq.heappush(open_spans, (spans[index].end, index))
+        else:
+            for _end, span in open_spans:
+                overlaps[span].append(index)
+            heapq.heappush(open_others, (others[index].end, index))
+    return [sorted(indices) for indices in overlaps]
 
 
 def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> list[list[int]]:
@@ -221,7 +230,10 @@ def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> li
 
     A predicted entity is paired with the first unpaired gold entity that it equals, else with the first that it overlaps. In the
     scheme ``type``, it is paired with the gold entity with the same label and the closest boundaries among those it overlaps.
+    The order of the entities does not matter.
     """
+    predicted = sorted(predicted)
+    gold = sorted(gold)
     overlaps = _find_overlaps(predicted, gold)
     rows = []
     for scheme in SCHEMES:

@@ -114,7 +114,7 @@ def test_rows_have_ids_counts_and_states():
     found = annotations(ids=["a", "b", "c", "d", "e"])
     found.results.errors[1] = "It cannot be read."
     rows = NoteListing(found).state()["rows"]
-    assert rows[:4] == [("0 (a)", "2 entities"), ("1 (b)", "error"), ("2 (c)", "2 entities"), ("3 (d)", "missing")]
+    assert rows[:4] == [("a", "2 entities"), ("b", "error"), ("c", "2 entities"), ("d", "missing")]
 
 
 def test_notes_that_are_not_stored_are_searched_by_their_entities():
@@ -188,8 +188,6 @@ def test_state_starts_with_the_result_and_the_filters():
     assert state["details"][1:] == list(found.filter("disease", min_score=0.5).settings["only"])
 
 
-@pytest.mark.parametrize(
-    ("ids", "expected"), [(None, "1"), (["A", "B", "C", "D", "E"], "1 (B)"), ([0, 1, 2, 3, 4], "1")]
-)
+@pytest.mark.parametrize(("ids", "expected"), [(None, "1"), (["A", "B", "C", "D", "E"], "B"), ([0, 1, 2, 3, 4], "1")])
 def test_row_repeats_no_id_that_is_the_index(ids, expected):
     assert NoteListing(annotations(ids=ids)).row(1)[0] == expected

@@ -106,8 +106,8 @@ class TestSeries:
         again = annotated(pipe, found.texts) if found.texts is not None else None
         assert (again is None) == (series in {SERIES["generator"], SERIES["iterator"]})
         for number in range(1, len(TEXTS)) if again else ():
-            assert found.show(number).text == TEXTS[number]
-            assert [entity["word"] for entity in found.show(number)] == WORDS[number]
+            assert found.at(number).text == TEXTS[number]
+            assert [entity["word"] for entity in found.at(number)] == WORDS[number]
 
     @pytest.mark.parametrize("series", [[], (), iter(()), pd.Series([], dtype=str), np.array([], dtype=str)], ids=type)
     def test_no_text(self, annotated, pipe, series):

@@ -121,11 +121,8 @@ def test_saved_entities_do_not_change(texts_and_spans):
     with tempfile.TemporaryDirectory() as folder:
         for name in ("a.jsonl", "a.csv", "a.parquet"):
             found.save(f"{folder}/{name}")
-            gold = nb.read_annotations(f"{folder}/{name}")
-            positions = [int(note.id) if note.position is None else note.position for note in gold]
-            assert {
-                (position, *span) for position, note in zip(positions, gold, strict=True) for span in note.spans
-            } == expected, name
+            gold = nb.read_annotations(f"{folder}/{name}", predictions=True)
+            assert {(note.position, *span) for note in gold for span in note.spans} == expected, name
             assert found.score(gold).num_texts == len(found)
 
 
@@ -209,7 +206,7 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
     table = pyarrow.parquet.read_table(tmp_path / "notes.parquet")
     assert table.equals(found.to_arrow())
     assert table.column_names == [*frame.columns]
-    expected = frame.assign(id=frame["id"].map(str)) if keys else frame
+    expected = frame.assign(note_id=frame["note_id"].map(str)) if keys else frame
     assert table.to_pandas().astype(object).equals(expected.astype(object))
     with (tmp_path / "notes.csv").open(newline="") as file:
         assert [int(row["start"]) for row in csv.DictReader(file)] == frame["start"].tolist()
@@ -217,7 +214,7 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
     assert [record["entities"] for record in records] == list(found)
     assert [record["id" if keys else "note_index"] for record in records] == (keys or [0, 1, 2])
     for name in ("notes.parquet", "notes.csv", "notes.jsonl"):
-        scores = found.score(nb.read_annotations(tmp_path / name))
+        scores = found.score(nb.read_annotations(tmp_path / name, predictions=True))
         assert (scores.num_texts, scores.total.strict.f1) == (3, 1.0), name
     assert found.score(frame).total.strict.f1 == 1.0
 
@@ -250,14 +247,15 @@ def test_files_that_are_not_regular_are_rejected(tmp_path):
 
 @pytest.mark.parametrize("name", ["notes.csv", "notes.parquet"])
 @pytest.mark.parametrize("index", [["k1", "k2"], ["k1", "k1"], [5, 3]])
+@pytest.mark.filterwarnings("ignore:1 id occurs more than once")
 def test_saved_tables_have_the_index_of_a_series_as_ids(name, index, tmp_path):
     notes = pd.Series(["No asthma.", "She has asthma."], index=index)
     found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
     found.save(tmp_path / name)
     read = pd.read_csv if name.endswith("csv") else pd.read_parquet
     saved = read(tmp_path / name)
-    assert saved["id"].tolist() == index
-    assert found.score(nb.read_annotations(tmp_path / name)).total.strict.correct == 2
+    assert saved["note_id"].tolist() == index
+    assert found.score(nb.read_annotations(tmp_path / name, predictions=True)).total.strict.correct == 2
 
 
 def test_export_to_spacy_counts_entities_without_a_label(tmp_path):
@@ -335,7 +333,7 @@ def test_jsonl_contains_all_notes(incomplete, tmp_path):
     records = [json.loads(line) for line in (tmp_path / "a.jsonl").read_bytes().splitlines()]
     assert [record["text"] for record in records] == [None, None, None, "asthma"]
     assert (records[0]["error"], records[1]["missing"]) == ("Text 0 failed.", True)
-    gold = nb.read_annotations(tmp_path / "a.jsonl")
+    gold = nb.read_annotations(tmp_path / "a.jsonl", predictions=True)
     assert ([(note.position, len(note.spans)) for note in gold], gold.num_skipped) == ([(2, 1), (3, 1)], 2)
 
 

@@ -1,5 +1,7 @@
 """Gold entities in every form that a caller passes, and the texts that they belong to."""
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +12,10 @@ from openmed_nb.annotation.gold import (
     GoldTexts,
     align_gold,
     gold_from_columns,
-    parse_gold,
     parse_span,
     read_gold,
 )
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnmatchedIdsError
 
 SPAN = GoldSpan(8, 14, "DISEASE")
 
@@ -48,10 +49,11 @@ def test_parse_span(entity, span):
     assert parse_span(entity) == span
 
 
-def test_parse_gold_has_the_entities_of_each_text():
+def test_read_gold_has_the_entities_of_each_text():
     entities = ((8, 14, "DISEASE"), {"start": 0, "end": 1, "label": "NAME"})
-    gold = [GoldText("a", None, (SPAN,)), entities, iter([entities[0]]), []]
-    assert parse_gold(gold) == ((SPAN,), (SPAN, GoldSpan(0, 1, "NAME")), (SPAN,), ())
+    gold = read_gold([GoldText("a", None, (SPAN,)), entities, iter([entities[0]]), []])
+    assert [text.spans for text in gold] == [(SPAN,), (SPAN, GoldSpan(0, 1, "NAME")), (SPAN,), ()]
+    assert [text.id for text in gold] == ["a", None, None, None]
 
 
 @pytest.mark.parametrize(
@@ -59,16 +61,16 @@ def test_parse_gold_has_the_entities_of_each_text():
     [
         ("text", "str is not a valid type for gold."),
         (b"text", "bytes is not a valid type for gold."),
-        ({0: []}, "dict is not a valid type for gold."),
+        ({0: None}, "NoneType is not a valid type for the gold of text 0."),
         (5, "int is not a valid type for gold."),
         ([[], "text"], "str is not a valid type for the gold of text 1."),
         ([[], [], [SPAN, (3, 2, "A"), None]], "The gold of text 2 has an invalid entity at index 1."),
     ],
     ids=str,
 )
-def test_parse_gold_names_the_place_of_an_error(gold, message):
+def test_read_gold_names_the_place_of_an_error(gold, message):
     with pytest.raises(ConfigurationError) as caught:
-        parse_gold(gold)
+        read_gold(gold)
     assert caught.value.message == message
     assert caught.value.remedy.startswith("For each text pass a list of (start, end, label)")
 
@@ -77,20 +79,22 @@ COLUMNS = {"start": [8, 0], "end": [14, 1], "label": ["DISEASE", "NAME"]}
 
 
 @pytest.mark.parametrize(
-    ("columns", "names", "numbered"),
+    ("columns", "names"),
     [
-        ({"note": [3, 3], **COLUMNS}, ["3"], True),
-        ({"id": ["b", "a"], **COLUMNS}, ["b", "a"], False),
-        ({"id": ["b", "a"], "note": [0, 1], **COLUMNS}, ["b", "a"], False),
-        ({"id": ["b", "b"], "note": [0, 1], **COLUMNS}, ["0", "1"], True),
-        ({"id": ["b", "b"], "note": [1, 1], **COLUMNS}, ["b"], False),
+        ({"note_index": [3, 3], **COLUMNS}, [(None, 3)]),
+        ({"id": ["b", "a"], **COLUMNS}, [("b", None), ("a", None)]),
+        ({"note_id": [7, 8], **COLUMNS}, [(7, None), (8, None)]),
+        ({"id": ["b", "b"], "note_index": [0, 1], **COLUMNS}, [("b", 0), ("b", 1)]),
+        ({"note_index": [1, 1], "visit": ["b", "b"], **COLUMNS}, [("b", 1)]),
+        ({"note_index": [1, 0], **COLUMNS, "note": ["b", "b"]}, [(None, 1), (None, 0)]),
+        ({"visit": ["v", "w"], "id": ["b", "a"], **COLUMNS}, [("v", None), ("w", None)]),
     ],
     ids=str,
 )
-def test_table_has_the_entities_of_each_text(columns, names, numbered):
-    gold = gold_from_columns(columns)
-    assert (gold.is_table, gold.is_numbered) == (True, numbered)
-    assert [text.id for text in gold] == names
+def test_table_has_the_entities_of_each_text(columns, names):
+    gold = gold_from_columns(columns, "visit")
+    assert gold.is_table
+    assert [(text.id, text.position) for text in gold] == names
     assert [span for text in gold for span in text.spans] == [SPAN, GoldSpan(0, 1, "NAME")]
     assert {text.text for text in gold} == {None}
 
@@ -102,7 +106,7 @@ def test_table_has_the_entities_of_each_text(columns, names, numbered):
         ({"id": ["a"], "start": [0], "end": [1]}, "does not have the required columns"),
         ({"id": ["a"], "start": [0], "label": ["A"]}, "does not have the required columns"),
         ({"id": ["a", "b"], **COLUMNS, "end": [14, 0]}, "Row 1 of the table"),
-        ({"note": ["0", 0], **COLUMNS}, "Row 0 of the table"),
+        ({"note_index": ["0", 0], **COLUMNS}, "Row 0 of the table"),
     ],
     ids=str,
 )
@@ -113,62 +117,107 @@ def test_table_without_entities_is_an_error(columns, message):
 
 
 def test_read_gold_accepts_each_form():
-    frame = pd.DataFrame({"note": [1.0], "start": [8.0], "end": [14.0], "entity_group": ["DISEASE"]})
+    frame = pd.DataFrame({"note_index": [1.0], "start": [8.0], "end": [14.0], "entity_group": ["DISEASE"]})
     texts = GoldTexts((GoldText("a", None, (SPAN,)),))
 
-    assert read_gold(texts) is texts
+    assert read_gold(texts) == texts
     assert read_gold([[SPAN], []]) == GoldTexts((GoldText(None, None, (SPAN,)), GoldText(None, None, ())))
-    assert read_gold(frame) == GoldTexts((GoldText("1", None, (SPAN,)),), is_table=True, is_numbered=True)
+    assert read_gold(frame) == GoldTexts((GoldText(None, None, (SPAN,), 1),), is_table=True)
     with pytest.raises(ConfigurationError, match="several columns of the same name"):
-        read_gold(pd.DataFrame([[0, 1, 1]], columns=["note", "start", "start"]))
+        read_gold(pd.DataFrame([[0, 1, 1]], columns=["note_index", "start", "start"]))
+
+
+def test_read_gold_renames_labels_and_counts_an_entity_once():
+    with pytest.warns(OpenMedWarning, match="^1 gold entity is marked twice"):
+        gold = read_gold([[SPAN, (0, 1, "NAME"), (8, 14, "Disease")]], {"Disease": "DISEASE"})
+    assert gold[0].spans == (SPAN, GoldSpan(0, 1, "NAME"))
+
+
+@pytest.mark.parametrize("labels", [["Disease"], {"Disease": None}, {1: "DISEASE"}, "Disease"], ids=str)
+def test_read_gold_rejects_names_of_labels_that_are_not_strings(labels):
+    with pytest.raises(ConfigurationError, match="for labels"):
+        read_gold([[SPAN]], labels)
 
 
 def texts_of(*names, **options):
-    """Return texts with ids and without entities."""
-    return GoldTexts(tuple(GoldText(name, None, ()) for name in names), **options)
+    """Return texts with ids and without entities. A tuple is an id, a text and a position."""
+    return GoldTexts(
+        tuple(
+            GoldText(name[0], name[1], (), name[2]) if isinstance(name, tuple) else GoldText(name, None, ())
+            for name in names
+        ),
+        **options,
+    )
 
 
 def test_gold_texts_are_a_sequence():
     gold = GoldTexts((GoldText("a", "secret", (SPAN, SPAN)), GoldText("b", None, (SPAN,))))
     assert (len(gold), gold[1].id, [text.id for text in gold]) == (2, "b", ["a", "b"])
     assert "secret" not in f"{gold!r} {gold._repr_html_()} {gold.to_dict()}"
-    assert (gold.is_table, gold.is_numbered) == (False, False)
+    assert not gold.is_table
+
+
+NOTES = ["One.", "Two."]
 
 
 @pytest.mark.parametrize(
-    ("gold", "keys", "positions"),
+    ("gold", "ids", "positions"),
     [
         (texts_of("b", "a"), ["a", "b", "c"], {1: "b", 0: "a"}),
-        (texts_of("2", "1"), [1, 2], {1: "2", 0: "1"}),
-        (texts_of("1", "0"), ["a", "b"], {1: "1", 0: "0"}),
-        (texts_of(None, None), ["a", "b"], {0: None, 1: None}),
-        (texts_of("x", "y"), range(2), {0: "x", 1: "y"}),
-        (texts_of("x", "x"), ["x", "x"], {0: "x", 1: "x"}),
+        (texts_of("2", 1.0), [1, 2], {1: "2", 0: 1.0}),
+        (texts_of("10", 10), [10, "10"], {1: "10", 0: 10}),
+        (texts_of("n2.txt"), ["n1", "n2"], {1: "n2.txt"}),
+        (texts_of("Mu\u0308ller"), ["M\u00fcller", "Lee"], {0: "Mu\u0308ller"}),
+        (texts_of("b"), ["a", "b", "a"], {1: "b"}),
+        (texts_of(None, None), None, {0: None, 1: None}),
+        (texts_of(None, None), [0, 1], {0: None, 1: None}),
+        (texts_of((None, None, 1), (None, None, 0)), None, {1: None, 0: None}),
+        (texts_of(("x", "One.", None), ("y", "Two.", None)), None, {0: "x", 1: "y"}),
+        (texts_of(("x", None, 1), ("x", None, 0)), ["x", "x"], {1: "x", 0: "x"}),
         (texts_of("b", is_table=True), ["a", "b"], {0: None, 1: "b"}),
-        (texts_of("1", is_table=True, is_numbered=True), ["1", "b"], {0: None, 1: "1"}),
-        (texts_of(), ["a"], {}),
+        (texts_of((None, None, 1), is_table=True), None, {0: None, 1: None}),
+        (texts_of(is_table=True), ["a"], {0: None}),
     ],
     ids=str,
 )
-def test_align_gold(gold, keys, positions):
-    assert {position: text.id for position, text in align_gold(gold, keys).items()} == positions
+def test_align_gold(gold, ids, positions):
+    aligned = align_gold(gold, ids, NOTES, 2 if ids is None else len(ids))
+    assert {position: text.id for position, text in aligned.items()} == positions
 
 
 @pytest.mark.parametrize(
-    ("gold", "keys"),
+    ("gold", "ids", "unmatched"),
     [
-        (texts_of("x"), ["a"]),
-        (texts_of("a", "a"), ["a", "b"]),
-        (texts_of("x", "y"), range(3)),
-        (texts_of(None), ["a", "b"]),
-        (texts_of("x", is_table=True), range(1)),
-        (texts_of("2", is_table=True, is_numbered=True), ["2", "b"]),
+        pytest.param(texts_of("x"), ["a"], ["x"], id="foreign id"),
+        pytest.param(texts_of("a", "a"), ["a", "b"], ["a"], id="id twice in the gold"),
+        pytest.param(texts_of("a", 1, "1"), [1, "a"], ["1"], id="same partner"),
+        pytest.param(texts_of("x", "x"), ["x", "x"], ["x", "x"], id="id twice in both"),
+        pytest.param(texts_of(1.0), ["1", "1.0"], [1.0], id="two ids of this value"),
+        pytest.param(texts_of("0", "1"), None, ["0", "1"], id="ids that look like positions"),
+        pytest.param(texts_of(("x", "Two.", None), ("y", "One.", None)), None, ["x", "y"], id="other order"),
+        pytest.param(texts_of("x", "y"), None, ["x", "y"], id="ids on one side"),
+        pytest.param(texts_of(None, None), ["a", "b"], [], id="ids on the other side"),
+        pytest.param(texts_of(None, None), [1, 0], [], id="other index"),
+        pytest.param(texts_of((None, None, 0)), ["a", "b"], [], id="position of a note with an id"),
+        pytest.param(texts_of((None, None, 2)), None, [2], id="position after the end"),
+        pytest.param(texts_of((None, None, -1)), None, [-1], id="negative position"),
+        pytest.param(texts_of(None), None, [], id="fewer texts"),
+        pytest.param(texts_of(), None, [], id="no text"),
+        pytest.param(texts_of("a", None), ["a", "b"], [None], id="text without an id"),
+        pytest.param(texts_of(float("nan")), [float("nan"), "b"], None, id="missing id"),
+        pytest.param(texts_of("x", is_table=True), None, ["x"], id="table of ids"),
     ],
-    ids=str,
 )
-def test_align_gold_rejects_other_texts(gold, keys):
-    message = f"The gold has {len(gold)} texts that are not the {len(keys)} texts of the results, or not unique."
-    with pytest.raises(ConfigurationError) as caught:
-        align_gold(gold, keys)
-    assert caught.value.message == message
-    assert caught.value.remedy.startswith("Pass the gold of the same texts")
+def test_align_gold_rejects_other_texts(gold, ids, unmatched):
+    with pytest.raises(UnmatchedIdsError) as caught:
+        align_gold(gold, ids, NOTES, 2 if ids is None else len(ids))
+    assert unmatched is None or list(caught.value.unmatched) == unmatched
+    assert "x" not in caught.value.message.split()
+
+
+def test_ids_without_a_partner_are_in_no_message_or_pickle():
+    with pytest.raises(UnmatchedIdsError, match="3 of the 4 ids of the gold, at 0, 2, 3") as caught:
+        align_gold(texts_of("Zyxwvut-1", "a", "Zyxwvut-2", "Zyxwvut-3"), ["a"], NOTES, 1)
+    assert caught.value.unmatched == ("Zyxwvut-1", "Zyxwvut-2", "Zyxwvut-3")
+    assert "Zyxwvut" not in str(caught.value)
+    assert b"Zyxwvut" not in pickle.dumps(caught.value)

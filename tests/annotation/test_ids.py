@@ -1,9 +1,11 @@
 """Ids of notes: where they come from, what they select, and where they must not appear."""
 
+import dataclasses
 import json
 import os
 import pickle
 import random
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, OpenMedError, RunInterrupted
+from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning, RunInterrupted
 
 NOTES = ["She has asthma.", None, "No diabetes.\r\nHe has flu 🤧 and asthma.", "She has asthma."]
 IDS = ["a7", "b2", "c9", "d4"]
@@ -54,9 +56,8 @@ class TestSources:
         assert list(found.ids) == IDS
         assert found.missing == (1,)
         frame = found.to_frame().reset_index()
-        column = "id" if "id" in frame else "note_id"
         expected = [("a7", "asthma"), ("c9", "diabetes"), ("c9", "asthma"), ("d4", "asthma")]
-        assert list(zip(frame[column], frame["word"], strict=True)) == expected
+        assert list(zip(frame["note_id"], frame["word"], strict=True)) == expected
         assert [text["id"] for text in found.to_dict()["texts"]] == IDS
 
     @pytest.mark.parametrize("ids", ["name", "path"])
@@ -84,19 +85,35 @@ class TestSelection:
         assert found.show("c9").text == NOTES[2]
         assert found.position("d4") == 3
 
-    def test_integer_ids_are_selected_by_position(self):
-        found = annotate(NOTES, ids=[10, 20, 30, 40])
-        assert found.position(30) == 2
-        assert found[3] == found[found.position(40)]
+    @pytest.mark.parametrize("ids", [[1, 2, 3, 4], [10, 20, 30.5, None], [3, 0, 1, 2]])
+    def test_integer_that_can_be_an_id_or_a_position_is_rejected(self, ids):
+        found = annotate(NOTES, ids=ids)
+        for select in (found.__getitem__, found.show):
+            with pytest.raises(ConfigurationError, match=r"found\.at\(1\)"):
+                select(1)
+        assert found.position(ids[2]) == 2
+        assert [*found.at(2)] == [*found][2] == found[2:][0] == [*reversed(found)][1]
+
+    def test_integer_is_a_position_where_the_index_is_the_position(self):
+        found = annotate(pd.Series(NOTES))
+        assert [*found.show(2)] == found[2]
 
     @pytest.mark.parametrize(
         ("ids", "note_id"),
-        [pytest.param(IDS, MARKER, id="unknown"), pytest.param(["x"] * 4, "x", id="repeated"), (None, "a7")],
+        [pytest.param(IDS, MARKER, id="unknown"), (None, "a7")],
     )
-    def test_id_of_no_or_several_texts_is_rejected_without_being_quoted(self, ids, note_id):
+    def test_id_of_no_text_is_rejected_without_being_quoted(self, ids, note_id):
         with pytest.raises(ConfigurationError) as caught:
             annotate(NOTES, ids=ids).show(note_id)
         assert MARKER not in str(caught.value)
+
+    def test_repeated_ids_are_stated_when_they_are_passed_and_selected(self):
+        with pytest.warns(OpenMedWarning, match="^1 id occurs more than once"):
+            found = annotate(NOTES, ids=["b2", MARKER, "a7", MARKER])
+        with pytest.raises(ConfigurationError, match="2 texts have this id, at positions 1, 3") as caught:
+            found.show(MARKER)
+        assert MARKER not in str(caught.value)
+        assert found["a7"] == found.results[2]
 
     def test_position_rejects_an_id_that_is_not_hashable(self):
         with pytest.raises(ConfigurationError, match="No text has this id"):
@@ -173,16 +190,16 @@ class TestFrame:
     def test_ids_keep_their_values_next_to_a_missing_id(self, missing):
         ids = [2**53 + 1, missing, 7, 8]
         found = annotate(["She has asthma."] * 4, ids=ids)
-        assert found.to_frame()["id"].tolist() == ids
-        assert found.mask().to_frame()["id"].tolist() == ids
+        assert found.to_frame()["note_id"].tolist() == ids
+        assert found.mask().to_frame()["note_id"].tolist() == ids
 
     @pytest.mark.skipif(sys.platform != "linux", reason="File names are Unicode.")
     def test_names_of_files_that_are_not_utf_8_are_in_the_frame(self, tmp_path):
         path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/M\xfcller.txt"))
         path.write_text("She has asthma.")
         found = annotate([path], ids="name")
-        assert found.to_frame()[["id", "source"]].to_numpy().tolist() == [[path.name, str(path)]]
-        assert found.mask().to_frame()["id"].tolist() == [path.name]
+        assert found.to_frame()[["note_id", "source"]].to_numpy().tolist() == [[path.name, str(path)]]
+        assert found.mask().to_frame()["note_id"].tolist() == [path.name]
         for name in ("a.jsonl", "a.csv", "a.parquet", "a.html"):
             with pytest.raises(ConfigurationError, match=r"not valid Unicode\. Pass other ids") as caught:
                 found.save(tmp_path / name)
@@ -197,7 +214,7 @@ class TestFrame:
         notes = ["HAS  Type 2\r\nDIABETES today", "🤧 asthma"]
         frame = annotate(notes).to_frame()
         for row in frame.itertuples():
-            assert row.span_text == notes[row.note][row.start : row.end]
+            assert row.span_text == notes[row.note_index][row.start : row.end]
 
     def test_span_text_is_missing_where_the_note_is_not_stored(self):
         frame = annotate(iter(["She has asthma."] * 7)).to_frame()
@@ -209,7 +226,7 @@ class TestFrame:
         found = annotate([path], ids="name")
         path.write_text("Another text.")
         frame = found.to_frame()
-        assert frame[["id", "word"]].to_numpy().tolist() == [["note.txt", "asthma"]]
+        assert frame[["note_id", "word"]].to_numpy().tolist() == [["note.txt", "asthma"]]
         assert frame["span_text"].isna().all()
 
 
@@ -232,8 +249,11 @@ class TestPrivacy:
         ids = [f"{MARKER}-{number}" for number in range(3)]
         path = tmp_path / "run.jsonl"
         found = annotate(["She has asthma.", "No complaints.", "Flu."], ids=ids, resume=path)
-        shown = (str(found), found._repr_html_(), str(found.summary()), str(found.mask()), path.read_text())
+        hidden = dataclasses.replace(found, show_text=False)
+        shown = (str(hidden), hidden._repr_html_(), str(found.summary()), path.read_text())
         assert all(MARKER not in text for text in shown)
+        displayed = (str(found), found._repr_html_(), str(found.mask()), str(found.show()))
+        assert all(f"{MARKER}-1: No complaints." in re.sub("<[^>]*>", "", text) for text in displayed)
         with pytest.raises(OpenMedError) as caught:
             annotate(["She has asthma.", "\ud800", 5], ids=ids)
         assert MARKER not in str(caught.value)
@@ -256,7 +276,7 @@ class TestPrivacy:
         assert list(completed.ids) == ids[: len(completed)]
         resumed = annotate(notes, ids=ids, resume=path)
         frame = resumed.to_frame()
-        assert frame["id"].tolist() == [ids[note] for note in frame["note"]]
+        assert frame["note_id"].tolist() == [ids[note] for note in frame["note_index"]]
         assert "id3" not in Path(path).read_text()
 
 
@@ -291,10 +311,10 @@ def test_ids_of_5000_notes_after_an_interrupt_and_a_resume(tmp_path):
     found = annotate(table, **COLUMNS, resume=path)
     frame = found.to_frame()
     assert list(found.ids) == ids
-    assert frame["id"].tolist() == [ids[note] for note in frame["note"]]
+    assert frame["note_id"].tolist() == [ids[note] for note in frame["note_index"]]
     for row in frame.itertuples():
-        assert row.span_text == by_id[row.id][row.start : row.end]
+        assert row.span_text == by_id[row.note_id][row.start : row.end]
     assert "id-" not in path.read_text("utf-8")
     expected = annotate(notes).to_frame()
-    columns = ["note", "start", "end"]
+    columns = ["note_index", "start", "end"]
     assert frame[columns].reset_index(drop=True).equals(expected[columns])

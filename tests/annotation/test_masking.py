@@ -240,7 +240,7 @@ class TestManyTexts:
         """Without a text there is none to mask."""
         masked = Annotations(ResultStore(), (), "m", "cpu").mask()
 
-        assert (masked, str(masked).splitlines()[0]) == ([], "0 entities masked in 0 texts")
+        assert ([*masked], str(masked).splitlines()[0]) == ([], "0 entities masked in 0 texts")
 
 
 # Texts with greedy spans, as privacy filters give them.
@@ -486,7 +486,7 @@ class TestFrame:
     def test_one_row_per_text_with_ids_and_index(self, masked, table):
         frame = masked.to_frame()
         assert frame.index.equals(table.index)
-        assert frame["id"].tolist() == [7, 8, 9]
+        assert frame["key"].tolist() == [7, 8, 9]
         assert frame["masked_text"].iloc[[0, 2]].tolist() == ["She has [DISEASE].", "Fine."]
         assert frame["masked_text"].isna().tolist() == [False, True, False]
         assert frame["replacements"].tolist() == [1, 0, 0]
@@ -505,7 +505,7 @@ class TestFrame:
             {"table": pd.DataFrame({"secret": [1, 2, 3]}), "column": "secret"},
             {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": 5},
             {"table": pd.Series([1, 2, 3])},
-            {"column": "id"},
+            {"column": "key"},
             {"column": "replacements"},
             {"column": "secret \ud800"},
             {"column": "error"},

@@ -137,7 +137,7 @@ class TestShownMissing:
 
     def test_table_has_no_row_for_them(self, found):
         """They have no entities."""
-        assert found.to_frame()["note"].tolist() == [0]
+        assert found.to_frame()["note_index"].tolist() == [0]
 
     def test_filtered_results_keep_them(self, found):
         """They stay missing where entities are filtered."""

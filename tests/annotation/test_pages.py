@@ -17,7 +17,7 @@ def found():
 def test_show_without_a_number_is_the_first_page(found):
     pages = found.show()
     assert len(pages) == 3
-    assert "0 (id0): Note 0: she has [asthma](DISEASE)." in str(pages)
+    assert "id0: Note 0: she has [asthma](DISEASE)." in str(pages)
     assert "Note 4" in pages._repr_html_()
     assert "Note 5" not in pages._repr_html_()
 

@@ -108,14 +108,14 @@ class TestHiddenResults:
         there = pickled(found)
         assert leaks(found) == leaks(found.filter("disease")) == []
         assert [[entity["word"] for entity in entities] for entities in there] == [[""], [], [""]]
-        columns = ["note", "entity_group", "score", "start", "end"]
+        columns = ["note_index", "entity_group", "score", "start", "end"]
         pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
         for shown in (str(there), there._repr_html_(), str(there.summary()), there.to_json()):
             assert not any(word in shown for word in WORDS)
         with pytest.raises(ConfigurationError, match=r"different settings \(words\)"):
             annotated(pipe, NOTES, resume=there)
         with pytest.raises(ConfigurationError, match="not stored"):
-            there.show(0)
+            there.at(0)
         with pytest.raises(ConfigurationError, match="not stored"):
             there.mask()
         assert list(annotated(pipe, NOTES, resume=found)) == list(annotated(pipe, NOTES))

@@ -278,12 +278,12 @@ class TestTable:
     def test_columns_and_types(self):
         """There is a row for each entity, with numbers as numbers."""
         frame = found().to_frame()
-        assert list(frame.columns) == ["note", "entity_group", "score", "word", "span_text", "start", "end"]
-        assert frame["note"].tolist() == [0, 3, 3]
+        assert list(frame.columns) == ["note_index", "entity_group", "score", "word", "span_text", "start", "end"]
+        assert frame["note_index"].tolist() == [0, 3, 3]
         assert frame["word"].tolist() == ["asthma", "type 2 diabetes", "asthma"]
         assert frame["score"].mean() == pytest.approx(0.75)
-        kinds = {name: frame[name].dtype.kind for name in ("note", "score", "start", "end")}
-        assert kinds == {"note": "i", "score": "f", "start": "i", "end": "i"}
+        kinds = {name: frame[name].dtype.kind for name in ("note_index", "score", "start", "end")}
+        assert kinds == {"note_index": "i", "score": "f", "start": "i", "end": "i"}
 
     @pytest.mark.parametrize("answers", [(), ([], []), ("an error",)], ids=["no text", "no entity", "error"])
     def test_frame_without_entities_keeps_columns(self, answers):
@@ -291,7 +291,7 @@ class TestTable:
         frame = annotations(answers, ("",) * len(answers)).to_frame()
         assert len(frame) == 0
         assert list(frame.columns) == list(found().to_frame().columns)
-        numeric = ["note", "score", "start", "end"]
+        numeric = ["note_index", "score", "start", "end"]
         assert frame[numeric].dtypes.tolist() == found().to_frame()[numeric].dtypes.tolist()
 
 
@@ -426,7 +426,7 @@ class TestOneOfMany:
     @pytest.mark.parametrize("number", [4, -1, 1.0, True])
     def test_a_number_that_no_text_has(self, number):
         """Any other number is refused, with those that there are."""
-        with pytest.raises(ConfigurationError, match=r"Invalid value for number: .*\. Pass .* from 0 to 3\."):
+        with pytest.raises(ConfigurationError, match=r"Invalid value for position: .*\. Pass .* from 0 to 3\."):
             rereadable(TEXTS).show(number)
 
     def test_a_text_without_an_answer(self):
@@ -604,7 +604,7 @@ def test_table_has_a_row_for_each_entity(answers):
     table = {name: list(column) for name, column in columns.columns().items()}
     rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
-    assert rows == [{"note": number, **entity} for number, entities in enumerate(columns) for entity in entities]
+    assert rows == [{"note_index": number, **entity} for number, entities in enumerate(columns) for entity in entities]
 
 
 def test_answer_that_was_only_begun_does_not_count():

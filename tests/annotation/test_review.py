@@ -69,7 +69,7 @@ def test_marks_become_gold(found):
     review.mark(3, 24, 33, "SYMPTOM")
     review.finish(3)
     (text,) = review.gold
-    assert text.id == "3"
+    assert (text.id, text.position) == (None, 3)
     assert text.spans == (asthma, GoldSpan(24, 33, "SYMPTOM"))
     assert review.num_reviewed == 1
     review.finish(3, finished=False)
@@ -89,29 +89,29 @@ def test_frame_contains_the_marked_entities_of_reviewed_notes():
     found = annotate({"a7": "No flu.", "b2": "She has asthma, migraine and ASD.", "c3": "Has gout."})
     review = found.review(sample=None)
     assert review.to_frame().empty
-    asthma, migraine = review.entities[1][:2]
-    for span in review.entities[1]:
-        review.mark(1, *span, right=span != migraine)
-    review.mark(1, 29, 32, "SYMPTOM")
-    review.mark(1, 0, 3, "SYMPTOM", right=False)
-    review.mark(2, *review.entities[2][0])
-    review.finish(1)
+    asthma, migraine = review.entities["b2"][:2]
+    for span in review.entities["b2"]:
+        review.mark("b2", *span, right=span != migraine)
+    review.mark("b2", 29, 32, "SYMPTOM")
+    review.mark("b2", 0, 3, "SYMPTOM", right=False)
+    review.mark("c3", *review.entities["c3"][0])
+    review.finish("b2")
     frame = review.to_frame()
-    assert [*frame] == ["note", "id", "entity_group", "span_text", "start", "end", "mark"]
-    assert {*frame["id"]} == {"b2"}
+    assert [*frame] == ["note_index", "note_id", "entity_group", "span_text", "start", "end", "mark"]
+    assert {*frame["note_id"]} == {"b2"}
     marks = dict(zip(frame["span_text"], frame["mark"], strict=True))
     assert marks == {"asthma": "right", "migraine": "wrong", "ASD": "missed"}
     assert frame["start"].tolist()[0] == asthma.start
-    dates = pandas.DataFrame({"id": ["a7", "b2"], "date": ["2024-01-02", "2024-03-04"]})
-    assert {*frame.merge(dates, on="id")["date"]} == {"2024-03-04"}
-    assert found.review().to_frame().merge(dates, on="id").empty
+    dates = pandas.DataFrame({"note_id": ["a7", "b2"], "date": ["2024-01-02", "2024-03-04"]})
+    assert {*frame.merge(dates, on="note_id")["date"]} == {"2024-03-04"}
+    assert found.review().to_frame().merge(dates, on="note_id").empty
 
 
 def test_frame_has_the_index_of_a_series():
     pandas = pytest.importorskip("pandas")
     found = annotate(pandas.Series(["Unwell.", "Has gout."], index=["x", "y"]))
     review = found.review(sample=None)
-    finish(review, 1)
+    finish(review, "y")
     assert review.to_frame().index.tolist() == ["y"]
 
 

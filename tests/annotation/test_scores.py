@@ -268,21 +268,16 @@ def annotations():
             id="mappings",
         ),
         pytest.param(
-            pd.DataFrame({"note": [1, 0], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}),
+            pd.DataFrame({"note_index": [1, 0], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}),
             id="frame",
         ),
         pytest.param(
             pd.DataFrame(
-                {"note": [1.0, 0.0], "start": [3.0, 8.0], "end": [13.0, 14.0], "label": ["DISEASE", "DISEASE"]}
+                {"note_index": [1.0, 0.0], "start": [3.0, 8.0], "end": [13.0, 14.0], "label": ["DISEASE", "DISEASE"]}
             ),
             id="frame of floats",
         ),
-        pytest.param(
-            pd.DataFrame(
-                {"note": [1, 0], "id": ["x", "x"], "start": [3, 8], "end": [13, 14], "label": ["DISEASE", "DISEASE"]}
-            ),
-            id="frame with an id of several notes",
-        ),
+        pytest.param(pd.Series([[(8, 14, "DISEASE")], [(3, 13, "DISEASE")], []]), id="Series"),
     ],
 )
 def test_score_accepts_each_form_of_gold(annotations, gold):
@@ -310,11 +305,12 @@ def test_score_aligns_gold_by_id(annotations):
 
     scores = identified.score(GoldTexts((complaints, asthma)))
     assert (scores.num_texts, scores.total.strict.correct, scores.missed[0].text) == (2, 1, 1)
+    assert identified.score({"a": [(3, 13, "DISEASE")], "b": [(8, 14, "DISEASE")]}).total.strict.recall == 0.5
     assert identified.score(GoldTexts((asthma,))).total.strict.recall == 1.0
 
-    # Results without ids are exported with positions as ids.
-    assert annotations.score(GoldTexts((asthma._replace(id="0"),))).total.strict.recall == 1.0
-    assert annotations.score(GoldTexts((asthma, complaints, complaints))).num_texts == 3
+    # Results without ids are exported with positions.
+    exported = GoldTexts((asthma._replace(id=None, position=0),))
+    assert annotations.score(exported).total.strict.recall == 1.0
     frame = pd.DataFrame({"id": ["b"], "start": [8], "end": [14], "label": ["DISEASE"]})
     assert identified.score(frame).num_texts == 3
     with pytest.raises(ConfigurationError):

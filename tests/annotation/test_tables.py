@@ -23,6 +23,7 @@ INDICES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:. ids? occurs? more than once")
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
 class TestIndexOfASeries:
     """The index of a Series of notes."""
@@ -31,16 +32,16 @@ class TestIndexOfASeries:
         """Each entity stands under the label of its note, with the names of the index."""
         found = annotated(pipe, pd.Series(NOTES, index=index, name="note"))
         frame = found.to_frame()
-        assert frame["note"].tolist() == [1, 2, 2, 4]
+        assert frame["note_index"].tolist() == [1, 2, 2, 4]
         pd.testing.assert_index_equal(frame.index, index.take([1, 2, 2, 4]))
         assert frame.index.names == index.names
 
     def test_join_finds_the_right_patient(self, annotated, pipe, index):
-        """A join on the index gives each entity the row of its note."""
+        """Each entity has the row of its note, also if several rows have the same label."""
         table = pd.DataFrame({"patient_name": list("vwxyz"), "text": NOTES}, index=index)
-        joined = annotated(pipe, table["text"]).to_frame().join(table)
-        assert {("w", 1), ("x", 2), ("z", 4)} <= {*zip(joined["patient_name"], joined["note"], strict=True)}
-        assert len(joined) == 4 or not index.is_unique
+        joined = annotated(pipe, table["text"]).to_frame(table)
+        assert joined["patient_name"].tolist() == ["w", "x", "x", "z"]
+        pd.testing.assert_index_equal(joined.index, index.take([1, 2, 2, 4]))
 
     def test_filtered_and_resumed_results_keep_it(self, annotated, pipe, tmp_path, index):
         """The index is that of the series after a resumed run and after a filter."""
@@ -64,7 +65,7 @@ class TestOtherSeries:
         """Rows of the table are numbered where the notes had no index."""
         frame = annotated(pipe, kind(NOTES)).to_frame()
         pd.testing.assert_index_equal(frame.index, pd.RangeIndex(4))
-        assert frame.columns[0] == "note"
+        assert frame.columns[0] == "note_index"
 
     def test_index_of_a_run_that_was_ended(self, annotated, pipe):
         """The part of a run that an error leaves has the index of its notes."""
@@ -92,7 +93,8 @@ class TestOtherSeries:
 @pytest.mark.parametrize(
     ("index", "names"),
     [
-        (pd.Index(range(5), name="note"), ["note_index"]),
+        (pd.Index(range(5), name="note"), ["note"]),
+        (pd.Index(range(5), name="score"), ["score_index"]),
         (pd.MultiIndex.from_arrays([[1, 1, 2, 2, 3], list("abcde")], names=["word", "visit"]), ["word_index", "visit"]),
     ],
 )
@@ -100,5 +102,4 @@ def test_name_of_an_index_that_is_a_column_too_is_changed(annotated, pipe, index
     frame = annotated(pipe, pd.Series(NOTES, index=index)).to_frame()
 
     assert frame.index.names == names
-    assert len(frame.reset_index().groupby("note")) == 3
-    assert index.names != names
+    assert len(frame.reset_index().groupby("note_index")) == 3

@@ -152,7 +152,7 @@ class TestResults:
         np.testing.assert_allclose(columns.pop("score"), expected_columns.pop("score"), atol=1e-5)
         for name, column in expected_columns.items():
             assert columns[name].tolist() == column.tolist()
-        assert len(columns["note"]) > count
+        assert len(columns["note_index"]) > count
         assert (len(found), found.errors, found.device) == (count, {}, "2 workers (cpu)")
 
     @pytest.mark.parametrize(

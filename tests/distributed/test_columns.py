@@ -105,6 +105,7 @@ class TestPartitions:
         assert "RowChangedError" in str(read_text(changed, 1))
 
 
+@pytest.mark.filterwarnings("ignore:. ids? occurs? more than once")
 @pytest.mark.real_computer
 @pytest.mark.usefixtures("quick_workers")
 class TestOnWorkers:

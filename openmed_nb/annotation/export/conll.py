@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..gold import GoldSpan
+from ..inputs import NOTE_COLUMN
 from .notes import (
-    POSITION_KEY,
     TRIMMED,
     Export,
     ExportedNote,
@@ -31,7 +31,7 @@ from .notes import (
 OVERLAPPING = "entities that were omitted because they overlap another entity"
 
 TOKEN_PATTERN = re.compile(r"\w+|[^\w\s]")
-KEY_PATTERN = re.compile(rf"# (id|{POSITION_KEY}) = (.*)")
+KEY_PATTERN = re.compile(rf"# (id|{NOTE_COLUMN}) = (.*)")
 TEXT_COMMENT = "# text = "
 START_PATTERN = re.compile("-DOCSTART-")
 BLANK_PATTERN = re.compile(r"\s*$")

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import doccano, label_studio, prodigy, spacy
-from .notes import InvalidNoteError, RawNote, Saveable, Version, create_entities, open_utf8, read_key, read_records
+from .notes import (
+    InvalidNoteError,
+    RawNote,
+    Saveable,
+    Version,
+    create_entities,
+    open_utf8,
+    read_key,
+    read_records,
+    read_utf8,
+)
+
+# Only predictions have a score. In a string, the quotation mark would follow a backslash.
+SCORE_PATTERN = re.compile(r'(?<!\\)"score"\s*:')
 
 DOCCANO_KEYS = {"label", "labels", "relations"}
 
@@ -22,10 +36,11 @@ def save_jsonl(path: Path, found: Saveable) -> None:
 
 def read_jsonl(path: Path) -> Iterator[RawNote]:
     """Yield the notes of a file, which may be one of another tool with JSON."""
-    return map(_parse_record, read_records(path))
+    is_predicted = SCORE_PATTERN.search(read_utf8(path)) is not None
+    return (_parse_record(record, is_predicted) for record in read_records(path))
 
 
-def _parse_record(record: Any) -> RawNote:
+def _parse_record(record: Any, is_predicted: bool) -> RawNote:
     """Return a note of the tool whose keys the record has."""
     if isinstance(record, list) or "ents" in record:
         return spacy.parse_json(record)
@@ -39,7 +54,8 @@ def _parse_record(record: Any) -> RawNote:
     if "error" in record or record.get("missing"):
         return RawNote(None, [], **read_key(record, "id"))
     if "entities" in record:
-        return RawNote(record.get("text"), [Version(create_entities(entities))], **read_key(record, "id"))
+        version = Version(create_entities(entities), is_prediction=is_predicted)
+        return RawNote(record.get("text"), [version], **read_key(record, "id"))
     if not {"documents", "passages"}.isdisjoint(record):
         raise InvalidNoteError("is BioC JSON, which is not supported", "Export the file in the format PubTator.")
     if "paragraphs" in record:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 from ..._render.display import Displayable, TextSegment
 from ...errors import ConfigurationError
 from ..gold import GoldSpan, parse_span
+from ..inputs import NOTE_COLUMN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
 # Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
 CHANGED_LABELS = "labels with spaces, which were replaced by underscores"
+INVALID_UNICODE_REMEDY = "Pass other ids, or rename files whose names are not UTF-8."
 TRIMMED = "entities with white space at their ends, which was removed"
-
-# Key of the position of a note in the results that were exported, in a file of results without ids.
-POSITION_KEY = "note_index"
 
 
 class ExportedNote(NamedTuple):
@@ -48,7 +47,7 @@ class ExportedNote(NamedTuple):
 
     def key(self, id_key: str = "note_id") -> dict[str, Any]:
         """Return the id of the note or its position, as an item of a JSON object; :func:`read_key` reads it."""
-        return {POSITION_KEY: self.position} if self.id is None else {id_key: self.id}
+        return {NOTE_COLUMN: self.position} if self.id is None else {id_key: self.id}
 
 
 @dataclass
@@ -234,9 +233,9 @@ def read_records(path: Path) -> Iterator[Any]:
 def read_key(record: Mapping[str, Any], id_key: str = "note_id") -> dict[str, Any]:
     """Return the id and the position that a file states, as arguments of :class:`RawNote`."""
     note_id = record.get(id_key)
-    position = record.get(POSITION_KEY)
+    position = record.get(NOTE_COLUMN)
     if not isinstance(note_id, (str, int, float, type(None))) or not isinstance(position, (int, type(None))):
-        raise InvalidNoteError(f"has an invalid value for {id_key!r} or {POSITION_KEY!r}")
+        raise InvalidNoteError(f"has an invalid value for {id_key!r} or {NOTE_COLUMN!r}")
     return {"id": note_id, "position": position}
 
 

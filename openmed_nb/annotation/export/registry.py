@@ -16,10 +16,10 @@ from ..._utils.text import describe_file, describe_names
 from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
-from ..gold import GoldTexts
+from ..gold import GoldTexts, read_gold, validate_labels
 from ..references import describe_read_error
 from . import brat, conll, doccano, html, jsonl, label_studio, prodigy, pubtator, spacy, tables
-from .notes import Export, InvalidNoteError, RawNote, Saveable, Unit
+from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, Saveable, Unit
 from .reading import Reading, convert_units, create_gold_text, merge_versions, select_version
 
 ResultT = TypeVar("ResultT")
@@ -151,7 +151,7 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
             return result
     except UnicodeEncodeError:
         problem = "an id or a label is not valid Unicode"
-        remedy = "Pass other ids, or rename files whose names are not UTF-8."
+        remedy = INVALID_UNICODE_REMEDY
     except OSError as error:
         problem = describe_read_error(error)
         remedy = "Use a new file or folder where you can write."
@@ -199,7 +199,7 @@ def read_annotations(
         (GoldSpan(start=8, end=14, label='DISEASE'),)
     """
     source = check_path(path, "path")
-    renamed = _check_labels(labels)
+    validate_labels(labels)
     check_bool("predictions", predictions)
     if not isinstance(annotator, (str, int, type(None))):
         raise invalid_type("annotator", annotator, "Pass the number, name or mail of an annotator.")
@@ -216,15 +216,11 @@ def read_annotations(
     if annotator is not None and (gold.is_table or not gold):
         message = "The file has no annotation by the annotator."
         raise ConfigurationError(message, "Pass an annotator whom the file names, or omit annotator.")
-    texts = tuple(
-        text._replace(spans=tuple(span._replace(label=renamed.get(span.label, span.label)) for span in text.spans))
-        for text in gold
-    )
     for description, count in (+counts).items():
         warn(f"{count:,} {description}.")
-    if not any(text.spans for text in texts):
+    if not any(text.spans for text in gold):
         warn(" ".join(("No annotated note in the file has an entity.", *gold.to_report().sentences)))
-    return replace(gold, texts=texts)
+    return read_gold(gold, labels)
 
 
 def _read_file(
@@ -243,7 +239,8 @@ def _read_file(
         read = FORMATS[name].read
         contents = () if read is None else read(source)
         if isinstance(contents, GoldTexts):
-            return contents
+            num_predicted = 0 if predictions else contents.num_predicted
+            return GoldTexts((), num_predicted=num_predicted) if num_predicted else replace(contents, num_predicted=0)
         notes.extend(contents)
         for note in merge_versions(notes):
             version = select_version(note.versions, annotator, predictions)
@@ -270,15 +267,6 @@ def _read_file(
         remedy = CHECK_REMEDY
     number = len(readings) + left_out.total() or len(notes)
     raise ConfigurationError(f"Note {number} of the {name} file {problem}.", remedy)
-
-
-def _check_labels(labels: object) -> Mapping[str, str]:
-    """Return the names of labels to replace."""
-    if labels is None:
-        return {}
-    if not isinstance(labels, Mapping) or not all(isinstance(label, str) for pair in labels.items() for label in pair):
-        raise invalid_type("labels", labels, "Pass a mapping of strings, such as {'Disease': 'DISEASE'}.")
-    return labels
 
 
 def _detect_format(source: Path, name: str | None) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError
 from ..gold import TABLE_REMEDY, GoldTexts, gold_from_columns
-from .notes import InvalidNoteError, Saveable, import_library, read_utf8
+from ..inputs import NOTE_COLUMN
+from .notes import INVALID_UNICODE_REMEDY, InvalidNoteError, Saveable, import_library, read_utf8
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,16 +41,19 @@ def read_csv(path: Path) -> GoldTexts:
         if len(row) != len(names) or None in row.values():  # DictReader adds a key for further cells.
             raise ConfigurationError(f"Row {index} of the table has too few or too many cells.", TABLE_REMEDY)
     columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in names}
-    for name in {"note", "start", "end"} & columns.keys():
+    for name in {NOTE_COLUMN, "start", "end"} & columns.keys():
         columns[name] = [int(value) if str(value).isdecimal() else None for value in columns[name]]
-    return gold_from_columns(columns)
+    return _create_gold(columns)
 
 
 def to_arrow(frame: pd.DataFrame) -> pa.Table:
-    """Return a DataFrame as an Arrow table. Keys of various types become strings."""
-    if "id" in frame and frame["id"].dtype == object:
-        frame = frame.assign(id=frame["id"].map(str))
-    return import_library("pyarrow").Table.from_pandas(frame, preserve_index=False)
+    """Return a DataFrame as an Arrow table. Ids of various types, which are in the second column, become strings."""
+    name = frame.columns[1]
+    with contextlib.suppress(UnicodeEncodeError):
+        if frame[name].dtype == object:
+            frame = frame.assign(**{name: frame[name].map(str)})
+        return import_library("pyarrow").Table.from_pandas(frame, preserve_index=False)
+    raise ConfigurationError("An id or a label is not valid Unicode.", INVALID_UNICODE_REMEDY)
 
 
 def save_parquet(path: Path, found: Saveable) -> None:
@@ -56,4 +63,10 @@ def save_parquet(path: Path, found: Saveable) -> None:
 
 def read_parquet(path: Path) -> GoldTexts:
     """Return the entities of a Parquet file."""
-    return gold_from_columns(import_library("pyarrow.parquet").read_table(path).to_pydict())
+    return _create_gold(import_library("pyarrow.parquet").read_table(path).to_pydict())
+
+
+def _create_gold(columns: Mapping[str, list[Any]]) -> GoldTexts:
+    """Return the entities of a table. Those with scores are predictions of a model."""
+    gold = gold_from_columns(columns)
+    return replace(gold, num_predicted=len(gold)) if "score" in columns else gold

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ...._events.activity import ProgressEvent
 from ...._render.display import pluralize
 from ...._utils.text import describe_error, describe_value
 from ...._utils.validation import check_bool
-from ....annotation.gold import parse_gold
+from ....annotation.gold import align_gold, read_gold
 from ....devices.backend import TENSOR_LOCK, without_autocast
 from ....devices.machine import format_device
 from ....devices.memory import empty_cache, is_out_of_memory
@@ -66,7 +66,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     *,
     device: str | None = None,
     dtype: str | None = None,
-    gold: Iterable[object] | None = None,
+    gold: Any = None,
+    labels: Mapping[str, str] | None = None,
     gradients: bool = False,
     progress: bool = True,
     **arguments: Any,
@@ -84,8 +85,9 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         device: Device of the candidate. If ``None``, use the device of the session.
         dtype: Dtype of the candidate: ``"float32"`` (the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or
             ``"auto"``.
-        gold: Gold entities of each text, as ``(start, end, label)`` or as mappings like those of :func:`annotate`. Both models
-            are scored against them, with exact boundaries and labels.
+        gold: Gold entities of all texts, as for :meth:`Annotations.score`. The ids of the texts are the index of a Series. Both
+            models are scored against them, with exact boundaries and labels.
+        labels: New names for labels of the gold, such as ``{"Disease": "DISEASE"}``.
         gradients: Whether to compare the gradients of one training step as well, without dropout. The labels are the
             predictions of the reference.
         progress: Whether to show the progress if the comparison takes longer than half a second.
@@ -119,7 +121,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
             pair = pair_from_files(spec, candidate_device, SESSION.models.loaded_on(spec, candidate_device))
         else:
             pair = _pair_from_pipeline(validate_pipeline(model, options))
-        return run_parity(pair, texts, gold, gradients)
+        return run_parity(pair, texts, None if gold is None else read_gold(gold, labels), gradients)
 
 
 def check_texts(texts: object) -> None:
@@ -145,19 +147,26 @@ def normalize_text(text: object) -> object:
     return " ".join(WORD_PATTERN.findall(text)).casefold() if isinstance(text, str) else text
 
 
-def _validate_gold(gold: object, texts: Sequence[object], candidate: Annotator) -> tuple[tuple[Span, ...], ...]:
-    """Validate gold entities before the models run."""
-    spans = parse_gold(gold)
-    remedy = "Pass the gold of the same texts, in the same order."
-    if len(texts) != len(spans):
-        message = f"The gold covers {pluralize(len(spans), 'text')}, but there are {len(texts):,}."
+def select_gold(gold: Any, ids: Sequence[Any] | None, texts: Sequence[Any]) -> tuple[tuple[Span, ...], ...]:
+    """Return the gold entities of each text, or raise an error if a text has no gold."""
+    aligned = align_gold(read_gold(gold), ids, texts, len(texts))
+    remedy = "Pass the gold of the same texts, with the same ids or in the same order."
+    if len(texts) != len(aligned):
+        message = f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}."
         raise ConfigurationError(message, remedy)
-    for text_index, (text, entities) in enumerate(zip(texts, spans, strict=True)):
-        if isinstance(text, str) and any(end > len(text) for _, end, _ in entities):
+    for text_index, text in enumerate(texts):
+        if aligned[text_index].text not in {None, text}:
+            raise ConfigurationError(f"The gold of text {text_index} belongs to a different text.", remedy)
+        if isinstance(text, str) and any(span.end > len(text) for span in aligned[text_index].spans):
             message = (
                 f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)})."
             )
             raise ConfigurationError(message, remedy)
+    return tuple(aligned[text_index].spans for text_index in range(len(texts)))
+
+
+def _validate_labels(spans: Sequence[Sequence[Span]], candidate: Annotator) -> None:
+    """Raise an error if the gold has labels that the model does not have."""
     # Labels that are not entities, such as "O", are not valid in gold.
     tables = candidate.decoder.tables
     label_rows = zip(tables.entity_names, tables.keep_entity, strict=True)
@@ -168,8 +177,10 @@ def _validate_gold(gold: object, texts: Sequence[object], candidate: Annotator) 
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.
         message = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
-        raise ConfigurationError(message, f"Use the labels of the model only: {', '.join(sorted(valid_labels))}.")
-    return spans
+        remedy = (
+            f"Use the labels of the model only: {', '.join(sorted(valid_labels))}; labels= renames those of the gold."
+        )
+        raise ConfigurationError(message, remedy)
 
 
 @dataclass(frozen=True)
@@ -297,12 +308,10 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
         }
 
 
-def run_parity(
-    pair: ModelPair, texts: Iterable[str] | None, gold: object = None, gradients: bool = False
-) -> ParityReport:
+def run_parity(pair: ModelPair, texts: Iterable[str] | None, gold: Any = None, gradients: bool = False) -> ParityReport:
     """Run both models of a pair over texts and return the report, see :func:`parity`."""
     from ...._annotate import length_or_none
-    from ....annotation.references import iter_texts
+    from ....annotation.references import get_row_index, iter_texts
     from ....annotation.stream import chunk_characters, iter_chunks
 
     if gradients and pair.dtype == INT8:
@@ -312,7 +321,8 @@ def run_parity(
     accumulator = _ParityAccumulator(pair)
     if gold is not None:
         text_list = list(stream)
-        accumulator.gold = _validate_gold(gold, text_list, pair.candidate)
+        accumulator.gold = select_gold(gold, get_row_index(texts), text_list)
+        _validate_labels(accumulator.gold, pair.candidate)
         stream = iter(text_list)
     difference = None
     SESSION.notify(ProgressEvent("Comparing", pair.name, 0, total, "text"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from ....models.records import (
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ...bench.timing import interleave
-from .parity import check_texts, normalize_text, pair_from_files, run_parity
+from .parity import check_texts, normalize_text, pair_from_files, run_parity, select_gold
 from .policy import AcceptanceCriteria, RejectionReason
 from .report import ParityReport, rejection_reasons
 
@@ -119,7 +119,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
     dtype: str = "bfloat16",
     *,
     device: str | None = None,
-    gold: Iterable[object] | None = None,
+    gold: Any = None,
     progress: bool = True,
     **arguments: Any,
 ) -> PrecisionVerdict:
@@ -162,7 +162,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         ...
         openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Use one of bfloat16, float16, int8.
     """
-    from ....annotation.references import iter_texts
+    from ....annotation.references import get_row_index, iter_texts
 
     with SESSION.operation(progress):
         if not is_model_name(model):
@@ -182,7 +182,8 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
         pair = pair_from_files(spec, target_device)
-        unique_texts, gold = _deduplicate_texts(text_list, gold)
+        spans = None if gold is None else select_gold(gold, get_row_index(texts), text_list)
+        unique_texts, gold = _deduplicate_texts(text_list, spans)
         report = run_parity(pair.with_all_strategies(), unique_texts, gold)
         if len(unique_texts) < len(text_list):
             num_duplicates = len(text_list) - len(unique_texts)
@@ -208,10 +209,8 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         return verdict
 
 
-def _deduplicate_texts(texts: list[str], gold: Iterable[object] | None) -> tuple[list[str], Iterable[object] | None]:
+def _deduplicate_texts(texts: list[str], gold: Sequence[Any] | None) -> tuple[list[str], Sequence[Any] | None]:
     """Return the texts without those that repeat the words of an earlier text, and their gold entities.
-
-    If ``gold`` has a different length than ``texts``, both are returned unchanged, and ``run_parity`` raises.
 
     Example:
         >>> _deduplicate_texts(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
@@ -219,9 +218,6 @@ def _deduplicate_texts(texts: list[str], gold: Iterable[object] | None) -> tuple
     """
     from ....annotation.references import text_fingerprint
 
-    gold = list(gold) if isinstance(gold, Iterator) else gold
-    if gold is not None and not (isinstance(gold, Sequence) and len(gold) == len(texts)):
-        return texts, gold
     first_indices: dict[int, int] = {}
     for index, text in enumerate(texts):
         first_indices.setdefault(text_fingerprint(normalize_text(text)), index)

@@ -216,12 +216,12 @@ class TestGold:
 
     def test_mismatched_gold_is_rejected(self, pipe):
         cases = [
-            (self.TEXTS, self.GOLD[:1], "The gold covers 1 text, but there are 2"),
-            (self.TEXTS[:1], self.GOLD, "The gold covers 2 texts, but there are 1"),
-            (iter(self.TEXTS), self.GOLD[:1], "The gold covers 1 text, but there are 2"),
-            (iter(self.TEXTS[:1]), self.GOLD, "The gold covers 2 texts, but there are 1"),
+            (self.TEXTS, self.GOLD[:1], "The gold has 1 text without ids, but there are 2"),
+            (self.TEXTS[:1], self.GOLD, "The gold has 2 texts without ids, but there are 1"),
+            (iter(self.TEXTS), self.GOLD[:1], "The gold has 1 text without ids, but there are 2"),
+            (iter(self.TEXTS[:1]), self.GOLD, "The gold has 2 texts without ids, but there are 1"),
             (self.TEXTS, ([], [(0, 25, D)]), r"gold of text 1 ends after the end of the text \(character 24\)"),
-            (self.TEXTS, ([], [(16, 22, "O")]), "labels of the model only: DISEASE\\."),
+            (self.TEXTS, ([], [(16, 22, "O")]), "labels of the model only: DISEASE"),
             (
                 self.TEXTS,
                 ([(16, 33, D)], [(16, 22, "asthma")]),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.gold import parse_gold
+from openmed_nb.annotation.gold import read_gold
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.checks.precision.report import (
     MAX_CHANGES,
@@ -130,7 +130,7 @@ def test_compare_spans_pairs_many_moved_entities():
     assert compare_spans(reference[1:], candidate).extra == 1
 
 
-def test_parse_gold_accepts_tuples_and_mappings():
+def test_read_gold_accepts_tuples_and_mappings():
     entities = [
         (4, 10, DISEASE),
         [4, 10, DISEASE],
@@ -141,15 +141,15 @@ def test_parse_gold_accepts_tuples_and_mappings():
         (np.int64(4), torch.tensor(10), DISEASE),
     ]
     for entity in entities:
-        assert parse_gold([[], [entity]]) == ((), ((4, 10, DISEASE),)), entity
-        assert parse_gold(iter([(entity,)])) == (((4, 10, DISEASE),),), entity
+        assert [text.spans for text in read_gold([[], [entity]])] == [(), ((4, 10, DISEASE),)], entity
+        assert [text.spans for text in read_gold(iter([(entity,)]))] == [((4, 10, DISEASE),)], entity
 
 
-def test_parse_gold_rejects_other_values_without_quoting():
+def test_read_gold_rejects_other_values_without_quoting():
     invalid_gold = {
         "str is not a valid type for gold": "gold",
         "NoneType is not a valid type for gold": None,
-        "dict is not a valid type for gold": {0: []},
+        "int is not a valid type for the gold of text 0": {0: 5},
         "NoneType is not a valid type for the gold of text 1": [[], None],
         "dict is not a valid type for the gold of text 1": [[], {"start": 1}],
         "The gold of text 0 has an invalid entity at index 1": [[(0, 6, DISEASE), (0, 6)]],
@@ -170,5 +170,5 @@ def test_parse_gold_rejects_other_values_without_quoting():
         *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in invalid_entities),
     ]:
         with pytest.raises(ConfigurationError, match=message) as caught:
-            parse_gold(gold)
+            read_gold(gold)
         assert "asthma" not in str(caught.value)

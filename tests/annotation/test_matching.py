@@ -1,0 +1,321 @@
+"""What belongs together: ids and texts, gold and results, tables and results."""
+
+import datetime as dt
+import io
+import random
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts, align_gold
+from openmed_nb.annotation.results import Annotations, ResultStore
+from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnmatchedIdsError
+
+NOTES = ["She has asthma.", "No complaints.", "Known gout and asthma."]
+IDS = ["a7", "b2", "c9"]
+COLUMNS = {"text_column": "note", "id_column": "patient"}
+
+
+def annotate(texts, **options):
+    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
+
+
+@pytest.fixture
+def table():
+    return pd.DataFrame({"patient": IDS, "note": NOTES, "ward": [1, 2, 3]}, index=[30, 10, 20])
+
+
+class TestIdsOfTexts:
+    def test_series_of_ids_is_aligned_with_the_index_of_the_texts(self, table):
+        found = annotate(table["note"], ids=table["patient"].iloc[[2, 0, 1]])
+        assert list(found.ids) == IDS
+        assert found.to_frame()["patient"].tolist() == ["a7", "c9", "c9"]
+
+    def test_series_of_ids_with_another_index_is_rejected(self, table):
+        with pytest.raises(UnmatchedIdsError) as caught:
+            annotate(table["note"], ids=table["patient"].set_axis([30, 10, 21]))
+        assert caught.value.unmatched == (20,)
+
+    def test_list_of_ids_has_the_order_of_the_texts(self, table):
+        assert list(annotate(table["note"], ids=IDS).ids) == IDS
+
+    @pytest.mark.parametrize("id_column", ["patient", None])
+    def test_table_that_is_read_in_chunks_is_annotated_once(self, table, id_column):
+        data = table.to_csv(index=False)
+        chunks = pd.read_csv(io.StringIO(data), chunksize=2)
+        found = annotate(chunks, text_column="note", id_column=id_column)
+        assert len(found) == 3
+        assert found.to_frame()["word"].tolist() == ["asthma", "gout", "asthma"]
+        assert found.ids == (IDS if id_column else None)
+
+    @pytest.mark.parametrize(
+        "make_chunks",
+        [
+            pytest.param(lambda table: pa.Table.from_pandas(table).to_reader(max_chunksize=1), id="Arrow"),
+            pytest.param(lambda table: iter([table[:1], table[1:]]), id="iterator"),
+        ],
+    )
+    def test_other_tables_that_are_read_in_chunks_keep_their_ids(self, table, make_chunks):
+        found = annotate(make_chunks(table), **COLUMNS)
+        assert found.ids == IDS
+        assert found["c9"] == found.results[2]
+
+    def test_chunks_repeat_an_id_with_a_warning(self, table):
+        with pytest.warns(OpenMedWarning, match="^3 ids occur more than once"):
+            annotate(iter([table, table]), **COLUMNS)
+
+
+class TestTablesOfNotes:
+    def test_column_of_entities_has_no_usual_name(self, table):
+        table.index.name = "date"
+        frame = annotate(table, text_column="note").to_frame()
+        assert {*frame}.isdisjoint({"text", "note", "id", "label", "date", "patient", "note_id"})
+        assert len(table.join(frame)) == 4
+
+    def test_ids_have_their_own_name_in_frames_and_files(self, table, tmp_path):
+        found = annotate(table, **COLUMNS)
+        assert "patient" in found.to_frame()
+        assert "patient" in found.mask().to_frame()
+        found.save(tmp_path / "found.csv")
+        assert pd.read_csv(tmp_path / "found.csv")["patient"].tolist() == ["a7", "c9", "c9"]
+        assert found.score(nb.read_annotations(tmp_path / "found.csv", predictions=True)).total.strict.f1 == 1.0
+        assert found.score(found.to_frame()).total.strict.f1 == 1.0
+
+    def test_id_column_with_the_name_of_a_column_of_entities_is_renamed(self, table):
+        frame = annotate(table.rename(columns={"patient": "score"}), text_column="note", id_column="score").to_frame()
+        assert frame["note_id"].tolist() == ["a7", "c9", "c9"]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(lambda table: table.iloc[[2, 0, 1]], id="shuffled"),
+            pytest.param(lambda table: table.iloc[[2]], id="sampled"),
+            pytest.param(lambda table: table.sort_values("note", ignore_index=True), id="sorted with a new index"),
+        ],
+    )
+    def test_mask_puts_each_text_in_the_row_of_its_id(self, table, change):
+        masked = annotate(table, **COLUMNS).mask()
+        expected = dict(zip(IDS, [text.text for text in masked], strict=True))
+        frame = masked.to_frame(table=change(table))
+        assert frame["masked_text"].tolist() == [expected[note_id] for note_id in frame["patient"]]
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            pytest.param(lambda table: table.reset_index(drop=True), id="other index"),
+            pytest.param(lambda table: table.set_axis([10, 20, 30]), id="permuted index"),
+            pytest.param(lambda table: pd.concat([table, table[:1]]), id="repeated row"),
+        ],
+    )
+    def test_rows_that_are_not_certain_are_rejected(self, table, change):
+        found = annotate(table, text_column="note")
+        for pair in (found.mask().to_frame, found.to_frame):
+            with pytest.raises(UnmatchedIdsError):
+                pair(table=change(table))
+
+    def test_frame_has_the_row_of_each_note(self, table):
+        found = annotate(table[1:], **COLUMNS)
+        frame = found.to_frame(table.iloc[[2, 1, 0]])
+        assert frame[["patient", "ward"]].to_numpy().tolist() == [["c9", 3], ["c9", 3]]
+        assert "note" not in frame
+
+    def test_frame_rejects_a_table_with_its_own_columns(self, table):
+        with pytest.raises(ConfigurationError, match="column 'score'"):
+            annotate(table, **COLUMNS).to_frame(table.assign(score=1))
+
+    def test_edited_frame_of_a_series_is_gold(self, table):
+        found = annotate(table["note"])
+        assert found.score(found.to_frame().iloc[[2, 0]]).total.strict.precision == pytest.approx(2 / 3)
+        with pytest.raises(UnmatchedIdsError):
+            found.score(found.to_frame().reset_index(drop=True))
+
+    def test_review_of_notes_with_numbers_as_ids_goes_by_id(self):
+        found = annotate(NOTES, ids=[3, 1, 2])
+        review = found.review()
+        assert {*review.notes} == {1, 2, 3}
+        review.mark_all(3)
+        review.finish(3)
+        assert review.to_frame()["span_text"].tolist() == ["asthma"]
+        assert (review.gold[0].id, review.score().total.strict.f1) == (3, 1.0)
+
+    def test_rows_of_a_list_match_by_position_without_an_index_only(self, table):
+        found = annotate(NOTES)
+        assert found.to_frame(table.reset_index(drop=True))["ward"].tolist() == [1, 3, 3]
+        with pytest.raises(UnmatchedIdsError):
+            found.to_frame(table)
+
+    def test_masked_texts_cannot_be_moved_from_their_ids(self, table):
+        masked = annotate(table, **COLUMNS).mask()
+        assert not any(hasattr(masked, name) for name in ("sort", "reverse", "pop", "append", "__delitem__"))
+
+    def test_index_that_is_not_unicode_is_rejected(self):
+        found = annotate(pd.Series(NOTES, index=pd.Index(["\ud800", "x", "y"], dtype=object)))
+        with pytest.raises(ConfigurationError, match="not valid Unicode"):
+            found.to_arrow()
+
+    @pytest.mark.parametrize("missing", [pd.NA, None, float("nan"), pd.NaT], ids=repr)
+    def test_index_with_a_missing_label_can_be_saved(self, missing, tmp_path):
+        found = annotate(pd.Series(NOTES, index=pd.Index(["x", missing, "y"], dtype=object)))
+        assert found.to_arrow().num_rows == 3
+        found.save(tmp_path / "found.parquet")
+        assert [text["id"] for text in found.to_dict()["texts"]][::2] == ["x", "y"]
+
+
+class TestResultsWithoutEntities:
+    @pytest.mark.parametrize(
+        "texts", [[], ["No complaints."], [None], {}, pd.Series([], dtype=object), "No complaints."], ids=repr
+    )
+    def test_every_method_returns(self, texts, tmp_path):
+        found = annotate(texts).with_context("all").filter("disease", min_score=0.5, negated=False)
+        assert len(found.to_frame()) == 0
+        assert found.mask() is not None
+        assert found.score([] if isinstance(texts, str) else [[] for _ in texts]).total.strict.gold == 0
+        found.save(tmp_path / "found.jsonl")
+        found.export("conll", tmp_path / "found.conll")
+        assert str(found.show())
+
+
+class TestOneText:
+    def test_one_text_has_the_methods_of_many(self, tmp_path):
+        one = annotate("Known gout and asthma.")
+        many = annotate(["Known gout and asthma."])
+        assert one.to_frame().equals(many.to_frame())
+        assert one.with_context().filter(negated=False)[0]["negated"] is False
+        assert len(one.filter("disease", min_score=one[0]["score"])) in {1, 2}
+        assert one.score([(6, 10, "DISEASE")]).total.strict == many.score([[(6, 10, "DISEASE")]]).total.strict
+        assert one.show() is one
+        one.save(tmp_path / "one.csv")
+        many.save(tmp_path / "many.csv")
+        assert (tmp_path / "one.csv").read_text() == (tmp_path / "many.csv").read_text()
+        assert one.export("doccano", tmp_path / "one.jsonl").entities == 2
+
+    def test_shown_text_keeps_its_id(self, table):
+        assert annotate(table, **COLUMNS).show("c9").to_frame()["note_id"].tolist() == ["c9", "c9"]
+
+
+class TestScores:
+    @pytest.mark.filterwarnings("ignore:No annotated note")
+    @pytest.mark.parametrize("name", ["found.jsonl", "found.csv", "found.parquet"])
+    def test_saved_predictions_are_no_gold(self, name, tmp_path):
+        found = annotate(NOTES)
+        found.save(tmp_path / name)
+        gold = nb.read_annotations(tmp_path / name)
+        assert len(gold) == 0
+        assert gold.num_predicted > 0
+        with pytest.raises(ConfigurationError, match="predictions=True"):
+            found.score(gold)
+
+    def test_score_does_not_depend_on_the_order_of_gold(self):
+        found = annotate(["Asthma and gout."])
+        spans = [(0, 15, "DISEASE"), (0, 3, "DISEASE"), (0, 6, "DISEASE"), (11, 15, "DISEASE")]
+        draw = random.Random(0)
+        totals = {repr(found.score([draw.sample(spans, 4)]).total.to_dict()) for _ in range(20)}
+        assert len(totals) == 1
+
+    def test_labels_that_differ_are_renamed_or_stated(self):
+        found = annotate(NOTES[:1])
+        gold = [[(8, 14, "Disease")]]
+        assert found.score(gold, labels={"Disease": "DISEASE"}).total.strict.f1 == 1.0
+        with pytest.warns(OpenMedWarning, match=r"labels=\{'Disease': 'DISEASE'\}"):
+            assert found.score(gold).total.strict.f1 == 0.0
+
+    def test_parity_takes_gold_by_id_and_renames_labels(self):
+        texts = pd.Series(NOTES[:2], index=["x", "y"])
+        gold = {"y": [], "x": [(8, 14, "Disease")]}
+        report = nb.runbook.parity("bundled_small", texts, device="cpu", gold=gold, labels={"Disease": "DISEASE"})
+        assert report.gold[1].recall == 1.0
+        with pytest.raises(UnmatchedIdsError):
+            nb.runbook.parity("bundled_small", NOTES[:2], device="cpu", gold=gold, labels={"Disease": "DISEASE"})
+
+    def test_files_match_the_names_of_gold(self, tmp_path):
+        for number in range(12):
+            (tmp_path / f"{number}.txt").write_text("She has asthma." if number == 2 else "Well.")
+        found = annotate(tmp_path / "*.txt")
+        gold = GoldTexts(tuple(GoldText(str(number), None, ()) for number in range(12) if number != 2))
+        asthma = GoldText("2", "She has asthma.", (GoldSpan(8, 14, "DISEASE"),))
+        assert found.score(GoldTexts((*gold, asthma))).total.strict.f1 == 1.0
+
+
+def make_ids(draw, count):
+    """Return ids of one of six types."""
+    numbers = draw.sample(range(3 * count), count)
+    day = dt.date(2026, 1, 1)
+    kinds = (
+        [f"n{number}" for number in numbers],
+        numbers,
+        [float(number) for number in numbers],
+        [(number // 3, number % 3) for number in numbers],
+        [day + dt.timedelta(number) for number in numbers],
+        [f"{number:03}" for number in numbers],
+    )
+    return draw.choice(kinds)
+
+
+def pair_by_brute_force(gold, ids, count):
+    """Return the note of each text of the gold, or ``None`` if that is not certain."""
+    partners = []
+    for text in gold:
+        if text.id is None and (ids is None or repr(ids) == repr([*range(count)])):
+            candidates = [text.position] if text.position in range(count) else []
+        elif text.id is None or ids is None:
+            return None
+        else:
+            equal = [index for index in range(count) if type(ids[index]) is type(text.id) and ids[index] == text.id]
+            other = [
+                index for index in range(count) if str(ids[index]).removesuffix(".0") == str(text.id).removesuffix(".0")
+            ]
+            candidates = equal or other
+        if len(candidates) != 1:
+            return None
+        partners += candidates
+    return partners if len({*partners}) == len(partners) else None
+
+
+def make_pair(draw):
+    """Return results and gold, of which the gold may be shuffled, incomplete, repeated, foreign, or without ids."""
+    count = draw.randint(1, 6)
+    ids = draw.choice([None, make_ids(draw, count)])
+    if ids is not None and count > 1 and draw.random() < 0.2:
+        ids[0] = ids[-1]
+    store = ResultStore()
+    truth = []
+    for index in range(count):
+        span = GoldSpan(index, 2 * index + 2, "DISEASE")
+        store.add(index, [{"entity_group": "DISEASE", "score": 1.0, "word": "x", "start": span.start, "end": span.end}])
+        truth.append(span)
+    found = Annotations(store, (), "model", "cpu", ids=ids)
+    chosen = draw.sample(range(count), draw.randint(1, count))
+    form = draw.choice(["same", "text", "foreign", "twice", "position"])
+    texts = []
+    for index in chosen:
+        note_id = None if ids is None else ids[index]
+        position = index if ids is None or form == "position" else None
+        if form == "position":
+            note_id = None
+        if form == "text" and note_id is not None:
+            note_id = str(note_id)
+        texts.append(GoldText(note_id, None, (truth[index],), position))
+    if form == "foreign":
+        texts[0] = texts[0]._replace(id="foreign", position=None)
+    if form == "twice":
+        texts.append(texts[0])
+    return found, GoldTexts(tuple(texts)), truth
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))])
+def test_gold_is_paired_as_by_brute_force_or_rejected(seed):
+    draw = random.Random(seed)
+    for _ in range(100):
+        found, gold, truth = make_pair(draw)
+        expected = pair_by_brute_force(gold, found.ids, len(found))
+        if expected is None:
+            with pytest.raises(UnmatchedIdsError):
+                align_gold(gold, found.ids, [None] * len(found), len(found))
+            continue
+        aligned = align_gold(gold, found.ids, [None] * len(found), len(found))
+        assert list(aligned) == expected
+        assert all(text.spans == (truth[index],) for index, text in aligned.items())
+        if draw.random() < 0.05:
+            assert found.score(gold).total.strict.f1 == 1.0
