@@ -29,7 +29,7 @@ DATA = tempfile.mkdtemp(prefix="openmed_nb_tests_")
 # torch sets the second itself where it is first needed, which a test would take for a change of the environment.
 os.environ.update(OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA)
 
-# Kernels, matplotlib and browsers want to write to the home.
+# Kernels and browsers want to write to the home.
 if not os.access(Path.home(), os.W_OK):
     os.environ["HOME"] = DATA
 

@@ -87,7 +87,7 @@ ROOMS = {
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
-        tuple(f"tests/training/test_{name}.py" for name in ("curve", "optimizers", "plot", "precision", "steps")),
+        tuple(f"tests/training/test_{name}.py" for name in ("charts", "curve", "optimizers", "precision", "steps")),
     ),
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py",),

@@ -11,7 +11,7 @@ from openmed_nb.models.registry import BUNDLED
 
 HEAVY = {
     *("torch", "transformers", "ipywidgets", "huggingface_hub", "openmed", "numpy", "pandas", "tqdm", "filelock"),
-    *("accelerate", "lightning", "pytorch_lightning", "matplotlib", "psutil"),
+    *("accelerate", "lightning", "pytorch_lightning", "psutil"),
 }
 
 LIGHT = {

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "openmed_nb"
 
 HEAVY = {
     *("torch", "transformers", "accelerate", "lightning", "pytorch_lightning", "huggingface_hub", "safetensors"),
-    *("tokenizers", "openmed", "anywidget", "ipywidgets", "matplotlib", "numpy", "psutil"),
+    *("tokenizers", "openmed", "anywidget", "ipywidgets", "numpy", "psutil"),
     *("dask", "distributed", "asyncssh", "pandas"),
 }
 LAYERS = (
@@ -116,7 +116,6 @@ ALLOWED = {
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},
     "training.live": {"ipywidgets"},
-    "training.plot": {"matplotlib"},
 }
 """Imports that are allowed in files that are themselves imported inside functions: arrays, and base classes."""
 

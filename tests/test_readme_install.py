@@ -25,7 +25,7 @@ WITHOUT = (
     "IPYTHONDIR",
 )
 
-# Folders in the home in which IPython, Jupyter, matplotlib and pip keep settings and caches.
+# Folders in the home in which IPython, Jupyter and pip keep settings and caches.
 WRITTEN_BY_LIBRARIES = {".ipython", ".jupyter", ".config", ".cache", ".local"}
 
 # Runs notebooks like Run All, each in a separate kernel, then the answers of their exercises, and prints failures.

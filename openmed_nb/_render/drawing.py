@@ -21,9 +21,6 @@ from itertools import cycle
 PALETTE = ("#2f7ed8", "#c8680a", "#2b9460", "#8f6ad8")
 MUTED_COLOR = "#808080"
 LIMIT_COLOR = "#e0413f"
-INK = (
-    "#7a7a7a"  # Text in images, which cannot use the page color: a contrast of at least 4 to 1 to white and to #111111.
-)
 
 # Sign of each status and its background color, with a contrast of at least 4.5 to 1 to the white sign.
 SIGNS = {

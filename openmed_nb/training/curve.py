@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from .._render.display import (
     OK,
@@ -35,9 +35,6 @@ from ..devices.request import device_type
 from ..errors import ConfigurationError
 from .cache import NO_RELEASES, CacheReleases
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
@@ -481,17 +478,6 @@ class MemoryCurve(Displayable):
     def to_dict(self) -> dict[str, Any]:
         """Return samples, trends, verdict and rank as JSON-compatible values."""
         return {**super().to_dict(), "process": self.process.rank, "processes": self.process.world_size}
-
-    def plot(self) -> Figure:
-        """Return a matplotlib figure of the curve with its limits; a notebook displays it.
-
-        Raises:
-            ConfigurationError: If matplotlib is not installed.
-        """
-        cause = f" ({self.likely_cause.name})" if self.likely_cause else ""
-        title = f"{'SIMULATED MPS, ' if self.simulated else ''}{self.device}: {self.verdict}{cause}"
-        figure: Figure = require_plotting(".plot").plot_charts(title, self.charts)
-        return figure
 
     @property
     def limits(self) -> tuple[AxisMarker, ...]:

@@ -149,7 +149,6 @@ def run_kernel(folder: str, **changes: str) -> Iterator[Kernel]:
     try:
         client.wait_for_ready(timeout=TIMEOUT_SECONDS)
         running = Kernel(client, manager.interrupt_kernel)
-        running.run("import matplotlib.font_manager")  # It may print messages about its cache.
         yield running
     finally:
         client.stop_channels()

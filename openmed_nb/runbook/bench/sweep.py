@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize, to_plain_data
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
-from ..._utils.text import describe_value, shorten
+from ..._utils.text import describe_value
 from ..._utils.validation import check_number, check_optional_integer
 from ...devices.machine import import_psutil, is_mps_simulated
 from ...devices.memory import empty_cache, is_out_of_memory
@@ -31,7 +31,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
-from ...training.curve import MAX_REFERENCE_LINE_RATIO, memory_exponent, require_plotting
+from ...training.curve import MAX_REFERENCE_LINE_RATIO, memory_exponent
 from .timing import Measured, format_rate, interleave, repeat_measurement
 from .workloads import (
     ANNOTATION,
@@ -43,9 +43,6 @@ from .workloads import (
     is_token_classifier,
     make_target,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEFAULT_SECONDS = 30.0  # Approximate duration of a sweep.
 MAX_TICK_LABELS = 9  # If there are more sizes on an axis, only some of them are labeled.
@@ -388,16 +385,6 @@ class SweepReport(StepReport):
         memory_axes = replace(axes, y_unit=UNITS[exponent], reference_lines=limits, vertical_markers=(), height=6)
         return throughput_chart, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
 
-    def plot(self) -> Figure:
-        """Return a matplotlib figure of throughput and memory over the batch size, which a notebook displays.
-
-        Raises:
-            ConfigurationError: If matplotlib is not installed.
-        """
-        caption = f"{shorten(self.name, 30)}, {self.task} {self.heading}"
-        figure: Figure = require_plotting(".plot").plot_charts(caption, self.charts)
-        return figure
-
 
 def sweep(  # noqa: PLR0913 - each parameter is an independent option of the public function
     model: object = None,
@@ -442,8 +429,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         ``batch_tokens`` is the knee in tokens for annotation: ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``.
         ``knee_reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second, its
         quartiles ``spread``, ``memory`` in bytes, ``first_step_seconds`` and ``fits``. ``limit`` is the memory limit in bytes.
-        ``plot()`` draws the curves. The text form contains no
-        measurement except the knee.
+        The text form contains no measurement except the knee.
 
     Raises:
         ConfigurationError: If the model or the data cannot be measured, or if a number is out of range.

@@ -138,7 +138,7 @@ from openmed_nb.session import SESSION
 view = PanelView(PanelModel(SESSION))
 view._repr_mimebundle_()
 view.close()
-print([name for name in ("torch", "transformers", "matplotlib") if name in sys.modules])
+print([name for name in ("torch", "transformers") if name in sys.modules])
 """
 
 

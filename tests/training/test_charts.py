@@ -1,16 +1,15 @@
-"""Charts of a memory curve with its limits, in matplotlib and in HTML."""
+"""Charts of a memory curve with its limits."""
 
-import io
 import sys
 from dataclasses import replace
 
 import pytest
 
+import openmed_nb as nb
 from openmed_nb._render.display import SIMULATION_NOTICE, escape
 from openmed_nb._render.drawing import AxisMarker
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
-from openmed_nb.training.holders import TensorReferrer
 from openmed_nb.training.live import LiveMemoryCurve
 
 MIB = 1 << 20
@@ -30,13 +29,12 @@ CURVE = make_curve([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
 def test_limits_are_reference_lines():
-    (subplot,) = CURVE.plot().axes
+    (chart,) = CURVE.charts
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
     far = make_curve([50, 80], recommended=64 * GIB)
 
-    assert [(limit.name, limit.position) for limit in CURVE.charts[0].axes.reference_lines] == limits
-    names = ["tensors", "process", limits[0][0], limits[1][0], "warm-up ends"]
-    assert subplot.get_legend_handles_labels()[1] == names
+    assert [(limit.name, limit.position) for limit in chart.axes.reference_lines] == limits
+    assert [line.name for line in chart.lines] == ["tensors", "process"]
     assert far.charts[0].axes.reference_lines == ()
 
 
@@ -115,25 +113,12 @@ def test_limit_follows_recommended_memory():
     assert ([line.position for line in at_ratio], beyond) == ([150], ())
 
 
-def test_title_names_likely_cause():
-    losses = TensorReferrer("losses", "list", 40, 12 * MIB, 40)
-    titles = [curve.plot()._suptitle.get_text() for curve in (CURVE, replace(CURVE, referrers=(losses,)))]
-    assert titles == ["mps: growing", "mps: growing (losses)"]
-
-
 def test_large_memory_uses_gib():
-    device = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).plot().axes[0]
+    (chart,) = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).charts
 
-    assert device.get_ylabel() == "GiB"
-    assert [list(line.get_ydata()) for line in device.lines[:3]] == [[11, 12, 13], [22, 24, 26], [20, 20]]
-
-
-def test_only_ends_of_epochs_have_markers():
-    inside = replace(CURVE.samples[2], is_boundary=False)
-    line = replace(CURVE, samples=(*CURVE.samples[:2], inside, *CURVE.samples[3:])).plot().axes[0].lines[0]
-
-    assert line.get_markevery() == [0, 1, 3, 4]
-    assert len(line.get_xdata()) == 5
+    assert chart.axes.y_unit == "GiB"
+    assert [line.y for line in chart.lines] == [(11, 12, 13), (22, 24, 26)]
+    assert chart.axes.reference_lines == (AxisMarker(20, "recommended by Metal"),)
 
 
 @pytest.mark.parametrize("count", range(3))
@@ -141,7 +126,7 @@ def test_only_ends_of_epochs_have_markers():
 def test_short_curves_can_be_drawn(count, device, num_charts):
     curve = replace(CURVE, device=device, samples=CURVE.samples[:count])
 
-    assert len(curve.plot().axes) == num_charts
+    assert len(curve.charts) == num_charts
     assert curve._repr_html_().count("<img") == (num_charts if count else 0)
 
 
@@ -150,41 +135,15 @@ def test_charts_of_simulated_curve_are_labeled():
     simulated = replace(CURVE, samples=tuple(replace(sample, simulated=True) for sample in CURVE.samples))
     live(simulated)
 
-    assert simulated.plot()._suptitle.get_text() == "SIMULATED MPS, mps: growing"
     assert all("(SIMULATED)" in picture.caption for picture in simulated.final_report().charts)
     assert escape(SIMULATION_NOTICE) in live.value
 
 
-def test_figure_is_transparent_with_visible_text():
-    """It must be readable on a light and on a dark page."""
-    from matplotlib import image
+def test_missing_ipywidgets_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    monkeypatch.delitem(sys.modules, "openmed_nb.training.live")
 
-    pixels = image.imread(io.BytesIO(CURVE.plot()._repr_png_()), format="png")
-    drawn = pixels[pixels[..., 3] > 0.9][:, :3]  # Opaque pixels.
+    with pytest.raises(ConfigurationError, match="The chart requires ipywidgets, which is not installed") as caught:
+        nb.epochs(1, live=True)
 
-    assert pixels[0][0][3] == pixels[-1][-1][3] == 0
-    assert drawn.max(axis=1).min() > 0.4  # No pixel is nearly black.
-    assert drawn.min(axis=1).max() < 0.75  # No pixel is nearly white.
-
-
-def test_drawing_does_not_change_matplotlib_state():
-    import matplotlib as mpl
-    from matplotlib import pyplot as plt
-
-    settings = dict(mpl.rcParams)
-    figure_numbers = plt.get_fignums()
-    CURVE.plot()
-
-    assert dict(mpl.rcParams) == settings
-    assert plt.get_fignums() == figure_numbers
-
-
-def test_missing_matplotlib_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for loaded in ("matplotlib.figure", "openmed_nb.training.plot"):
-        monkeypatch.delitem(sys.modules, loaded)
-
-    with pytest.raises(ConfigurationError, match="The chart requires matplotlib, which is not installed") as caught:
-        CURVE.plot()
-
-    assert caught.value.remedy.endswith("pip install matplotlib.")
+    assert caught.value.remedy.endswith("pip install ipywidgets.")
