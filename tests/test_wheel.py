@@ -41,7 +41,6 @@ def test_wheel_carries_models_types_and_licences(wheel):
         "annotation/browser.css",
         "annotation/browser.js",
     }
-    read.add("runbook/records/reports/README.md")
     read |= {f"runbook/records/handoff/templates/{name}" for name in ("README.md", "run.sh", "openmed_nb.plist.txt")}
     assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt", *(f"openmed_nb/{name}" for name in read)} <= names
     assert {f"{folder}/{model}/{file}" for model in ("disease", "disease_small") for file in model_files} <= names

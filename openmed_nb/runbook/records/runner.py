@@ -50,12 +50,6 @@ class ReportSubject:
     memory_bytes: Count
     software: Software
 
-    @property
-    def comparison_key(self) -> tuple[str, ...]:
-        """Chip, torch release and major version of the system, which comparable reports share."""
-        release = (self.software.torch or "").partition("+")[0]
-        return self.chip, release, self.software.system.partition(".")[0]
-
 
 def current_subject(training: bool, quick: bool = False) -> ReportSubject:
     """Return the subject of a run that starts now, without importing torch."""

@@ -36,10 +36,8 @@ def render_page(report: ReportData, displayed: Report) -> str:
     parts = (
         f"<h1>{escape(displayed.title)}</h1>{paragraphs}<ul>{step_links}</ul>",
         f"<details><summary>Missing measurements</summary><ul>{missing}</ul></details>",
-        # The first table lists the steps, which have sections of their own.
-        _scrollable_html(
-            Report("System", html_sentences=("",), tables=displayed.tables[1:], metrics=displayed.metrics)
-        ),
+        # Without the table of the steps, which have sections of their own.
+        _scrollable_html(Report("System", html_sentences=("",), metrics=displayed.metrics)),
         *map(_render_section, report.steps),
     )
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'

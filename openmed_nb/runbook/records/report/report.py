@@ -6,6 +6,7 @@ page, the JSON and the text for an issue are written in full after each step, so
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -19,14 +20,12 @@ from ....session import SESSION
 from ...verdict.verdict import Verdict, evaluate
 from ..runner import (
     RESTARTED_PREFIX,
-    ReportSubject,
     StagedReport,
     current_subject,
     load_previous,
     merge_evidence,
     run_stages,
 )
-from .expectations import VIRTUAL_SUFFIX, compare_with_expectations, find_virtual_gpu
 from .page import render_issue, render_page
 from .record import DONE, SCHEMA, ReportData, StepOutcome
 from .running import run_step
@@ -38,17 +37,17 @@ JSON_FILE_NAME = "report.json"
 # Notice for users who requested a report.
 REVIEW_NOTICE = "Review report.html in {folder} before you share it. No data was sent."
 
-# Reports that other users contributed; see CONTRIBUTING.md.
-SHIPPED_REPORTS_FOLDER = Path(__file__).parents[1] / "reports"
+# Suffix of the title of a report on a virtual GPU.
+VIRTUAL_SUFFIX = " (paravirtual: correctness, no speed)"
+
+# Name of the Metal device in a virtual machine, as on the macOS runners of GitHub (VeloxQuant-MLX#395, 2026-09-16).
+VIRTUAL_METAL_DEVICE = "Apple Paravirtual device"
 
 # Duration of a quick report as a fraction of a full report, before any step has run.
 QUICK_FRACTION = 0.35
 
 # Step that selects the device of the other steps.
 DEVICE_STEP = "device"
-
-# Metrics within this factor are similar: computers of one kind differ in thermal state, power and other programs.
-SIMILARITY_FACTOR = 1.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,21 +87,17 @@ class DeviceReport(ReportData, StagedReport):
             (outcome.step, outcome.outcome, outcome.status or "", outcome.message, outcome.remedy)
             for outcome in self.steps
         )
-        comparison, comparison_table = compare_speeds(self, find_shipped_report(self.subject))
         title = f"Report on {self.device or 'an unknown device'}"
         virtual = ""
-        if gpu := find_virtual_gpu(self):
+        if gpu := _find_virtual_gpu(self):
             title += VIRTUAL_SUFFIX
             virtual = f"The GPU is virtual: {gpu}. The report shows whether results are correct; its times do not represent a Mac."
-        tables = [Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows)]
-        if not self.simulated:
-            tables.append(compare_with_expectations(self))
-        sentences = (virtual, self.verdict, *self.notes, *self.warnings, comparison)
+        sentences = (virtual, self.verdict, *self.notes, *self.warnings)
         return Report(
             title,
             tuple(filter(None, sentences)),
-            tuple(tables),
-            metrics=(Table("System", ("property", "value"), tuple(_describe_subject(self))), comparison_table),
+            (Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows),),
+            metrics=(Table("System", ("property", "value"), tuple(_describe_subject(self))),),
         )
 
     @classmethod
@@ -182,6 +177,15 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     return " ".join(filter(None, sentences))
 
 
+def _find_virtual_gpu(report: ReportData) -> str:
+    """Return the name of the GPU of a report, or of its chip, if it is virtual, otherwise an empty string."""
+    outcome = report.outcome_for("doctor")
+    if outcome is not None and VIRTUAL_METAL_DEVICE in json.dumps(outcome.report_json):
+        return VIRTUAL_METAL_DEVICE
+    chip = report.subject.chip
+    return chip if chip.endswith("(Virtual)") else ""
+
+
 def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     """Yield the properties of the machine, software and workload as text."""
     subject = report.subject
@@ -190,7 +194,7 @@ def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     system_status = report.outcome_for("signals")
     tables = system_status.report.tables if system_status and system_status.report else ()
     yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
-    if virtual_gpu := find_virtual_gpu(report):
+    if virtual_gpu := _find_virtual_gpu(report):
         yield "virtual GPU", virtual_gpu
     yield "memory", format_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
@@ -201,56 +205,6 @@ def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     yield "workload", f"{'training' if subject.training else 'annotation'}{', quick' if subject.quick else ''}"
     yield "duration", f"{sum(outcome.seconds for outcome in report.steps):.0f} s"
     yield "created at", report.created_at
-
-
-def find_shipped_report(subject: ReportSubject, folder: Path = SHIPPED_REPORTS_FOLDER) -> DeviceReport | None:
-    """Return a shipped report of the same chip, torch, system and workload, or ``None`` if there is none."""
-    reports = map(DeviceReport.read, sorted(folder.glob("*.json")))
-    wanted = (subject.comparison_key, subject.training)
-    return next(
-        (report for report in reports if (report.subject.comparison_key, report.subject.training) == wanted), None
-    )
-
-
-def compare_speeds(report: DeviceReport, shipped: DeviceReport | None) -> tuple[str, Table]:
-    """Compare the speeds of a report with those of a shipped report, and return a sentence and a table."""
-    local_speeds = _speed_metrics(report)
-    shipped_speeds = {} if shipped is None else _speed_metrics(shipped)
-    pairs = {
-        name: (value, shipped_speeds[name])
-        for name, value in local_speeds.items()
-        if value > 0 and shipped_speeds.get(name, 0) > 0
-    }
-    rows = tuple(
-        (name, f"{local:.4g}", f"{reference:.4g}", f"{local / reference:.2f}")
-        for name, (local, reference) in pairs.items()
-    )
-    table = Table("Compared with a shipped report", ("metric", "this computer", "shipped report", "ratio"), rows)
-    if report.simulated or find_virtual_gpu(report):  # Their times do not represent a Mac.
-        return "", replace(table, rows=())
-    if not pairs:
-        missing = "No report of this processor with this torch and system is shipped yet"
-        return f"{missing}; CONTRIBUTING.md describes how to contribute this one.", table
-    similar = [
-        name
-        for name, (local, reference) in pairs.items()
-        if 1 / SIMILARITY_FACTOR <= local / reference <= SIMILARITY_FACTOR
-    ]
-    return (
-        f"Similar to the shipped report of this type of computer: {len(similar)} of {pluralize(len(pairs), 'metric')}.",
-        table,
-    )
-
-
-def _speed_metrics(report: ReportData) -> dict[str, float]:
-    """Return the durations and rates in a report by measurement, device and metric."""
-    return {
-        f"{metrics.report}, {metrics.device}: {name.replace('_', ' ')}": value
-        for outcome in report.steps
-        for metrics in outcome.metrics
-        for name, value in metrics.values.items()
-        if name.endswith(("seconds", "per_second"))
-    }
 
 
 def report(

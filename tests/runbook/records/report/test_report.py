@@ -13,17 +13,11 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.__main__ import main
+from openmed_nb._render.display import OK, Finding
 from openmed_nb.errors import ConfigurationError, RunInterrupted
-from openmed_nb.runbook.records.logbook.sections import ReportMetrics
-from openmed_nb.runbook.records.report.expectations import find_virtual_gpu
+from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.records.report.record import SCHEMA_FILE, redact, tail_lines
-from openmed_nb.runbook.records.report.report import (
-    SHIPPED_REPORTS_FOLDER,
-    DeviceReport,
-    compare_speeds,
-    find_shipped_report,
-    run_report,
-)
+from openmed_nb.runbook.records.report.report import VIRTUAL_METAL_DEVICE, VIRTUAL_SUFFIX, DeviceReport, run_report
 from openmed_nb.runbook.records.report.running import describe_exit
 from openmed_nb.runbook.records.report.steps import STEPS, Step
 from openmed_nb.runbook.records.runner import RESTARTED_PREFIX, describe_changes
@@ -188,6 +182,31 @@ def test_gpu_of_the_system_status_is_reported(planted_report):
     assert "GPU" not in describe_system(GpuStatus())
 
 
+VIRTUAL_M1 = "Apple M1 (Virtual)"
+METAL = Finding("MPS", OK, f"torch finds the Metal device: {VIRTUAL_METAL_DEVICE}, 0 GPU cores")
+AGREEMENT = Finding("known silent errors", OK, "26 probes agree")
+
+
+@pytest.mark.parametrize(
+    ("chip", "findings", "name"),
+    [
+        (VIRTUAL_M1, (), VIRTUAL_M1),
+        (VIRTUAL_M1, (METAL,), VIRTUAL_METAL_DEVICE),
+        ("unknown", (METAL,), VIRTUAL_METAL_DEVICE),
+        ("Apple M1", (AGREEMENT,), ""),
+    ],
+)
+def test_virtual_gpu_is_named(planted_report, chip, findings, name):
+    subject = replace(planted_report.subject, chip=chip)
+    doctor = replace(planted_report.steps[0], step="doctor", report_json=DoctorReport(findings).to_dict())
+    report = replace(planted_report, subject=subject, steps=(doctor,) if findings else ())
+    displayed = report.to_report()
+
+    assert displayed.title.endswith(VIRTUAL_SUFFIX) == bool(name)
+    assert ("virtual GPU", name) in displayed.metrics[0].rows or not name
+    assert (f"The GPU is virtual: {name}." in report.files()["report.html"]) == bool(name)
+
+
 def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
     events = []
     first = run_steps(tmp_path, "succeed", "fail")
@@ -295,44 +314,12 @@ def test_tail_lines_keeps_the_end_or_the_fault(home, tmp_path):  # noqa: ARG001 
     )
 
 
-def test_speeds_are_compared_with_a_similar_shipped_report(planted_report, tmp_path):
-    def make_report(chip, **values):
-        metrics = ReportMetrics("sweep", "bundled", "mps", None, False, values)
-        step = replace(planted_report.steps[0], metrics=(metrics,))
-        return replace(planted_report, subject=replace(planted_report.subject, chip=chip), steps=(step,))
-
-    local = make_report("M9", seconds=2.0, rows_per_second=80.0, points=5, data_seconds=0.0)
-    shipped = make_report("M9", seconds=1.0, rows_per_second=100.0, points=9, data_seconds=1.0)
-    (tmp_path / "a.json").write_text(json.dumps(planted_report.to_dict()), "utf-8")
-    (tmp_path / "b.json").write_text(json.dumps(shipped.to_dict()), "utf-8")
-    sentence, table = compare_speeds(local, find_shipped_report(local.subject, tmp_path))
-
-    assert sentence == "Similar to the shipped report of this type of computer: 1 of 2 metrics."
-    assert table.rows == (
-        ("sweep, mps: seconds", "2", "1", "2.00"),
-        ("sweep, mps: rows per second", "80", "100", "0.80"),
-    )
-    assert find_shipped_report(replace(local.subject, chip="M10"), tmp_path) is None
-    assert compare_speeds(local, None)[0].startswith("No report")
-
-
 def test_torch_version_changes_the_identity(planted_report):
     subject = planted_report.subject
     newer = replace(subject, software=replace(subject.software, torch="9.0", packages={"numpy": "9"}))
     changes = describe_changes(planted_report.identity, replace(planted_report, subject=newer).identity)
 
     assert changes == [f"torch was {subject.software.torch} and is 9.0"]
-
-
-def test_shipped_reports_are_valid_and_redacted():
-    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8")))
-    for file in SHIPPED_REPORTS_FOLDER.glob("*.json"):
-        stored = json.loads(file.read_text("utf-8"))
-        validator.validate(stored)
-        assert not DeviceReport.read(file).simulated
-        assert not find_virtual_gpu(DeviceReport.read(file))
-        assert redact(stored, "/nowhere", ()) == stored
-    assert (SHIPPED_REPORTS_FOLDER / "README.md").is_file()
 
 
 @pytest.mark.slow
