@@ -1,10 +1,11 @@
-"""Word boundaries: used to aggregate token labels into word labels, and to mask whole words only."""
+"""Boundaries of words and lines: used to aggregate token labels, to mask whole words only, and to find sentences."""
 
 from __future__ import annotations
 
 import functools
 import re
 import unicodedata
+from collections.abc import Iterator
 
 # Zero-width joiner, which combines emoji.
 JOINER = "\u200d"
@@ -23,6 +24,20 @@ MID_NUM_LETTERS = frozenset(".'\u2018\u2019\u2024\ufe52\uff07\uff0e")
 MID_LETTERS = MID_NUM_LETTERS | frozenset('\u00b7\u0387\u055f\u05f4\u2027"')
 MID_DIGITS = MID_NUM_LETTERS | frozenset(
     ",;\u037e\u0589\u060c\u060d\u066c\u07f8\u2044\ufe10\ufe14\ufe50\ufe54\uff0c\uff1b"
+)
+
+# A line break, or the tag of one. CRLF is one line break.
+_LINE_BREAK = r"(?:[\n\v\f\x1c-\x1e\x85\u2028\u2029]|\r(?!\n)|<[Bb][Rr]\s?/?>)"
+
+# A wrapped line continues with a lower-case letter (Latin, Greek or Cyrillic), except for bullets and enumerations such as "o" and "b)".
+_CONTINUATION = r"\s*(?!(?:o|[a-z][.)])\s)[a-z\u00df-\u00f6\u00f8-\u00ffąćčďđęěğłńňřśšşťůźżžά-ώа-џ]"
+
+# End of a line that ends sentences and entities, with the white space around it and the bullet or number of the next line: a line
+# break that no wrapped line follows, a blank line, or the gap between two columns, except after the colon of a heading. Matches do not
+# start inside of white space, where the search would take quadratic time.
+LINE_END = re.compile(
+    rf"(?=[\s<])(?<!\s)(?:\s*{_LINE_BREAK}(?:(?!{_CONTINUATION})|\s*{_LINE_BREAK})"
+    rf"|(?<!:)(?!{_CONTINUATION})\s*(?:\t|[ \xa0]{{3}}))\s*(?:(?:[-*\u00b7\u2013\u2014\u2022]|\d{{1,2}}[.)])\s+)?"
 )
 
 # If a tokenizer drops this character, the word continues after it, so the rest of a name could follow.
@@ -44,6 +59,21 @@ def is_separator(code: int) -> bool:
     if UNSPACED_SCRIPTS.match(character):
         return True
     return not (character.isalnum() or is_ignorable(character))
+
+
+def split_lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    r"""Yield the parts of a span between the line ends in it.
+
+    Example:
+        >>> list(split_lines("No fever\nAsthma", 3, 15)), list(split_lines("Has breast\ncancer", 4, 17))
+        ([(3, 8), (9, 15)], [(4, 17)])
+    """
+    for match in LINE_END.finditer(text, start, end):
+        if start < match.start():
+            yield start, match.start()
+        start = match.end()
+    if start < end:
+        yield start, end
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .._utils.text import describe_value
 from .._utils.validation import check_choice
 from ..errors import ConfigurationError
+from .boundaries import LINE_END
 
 # Selects all columns.
 ALL = "all"
@@ -30,9 +31,8 @@ CONTEXT_VALUES: Mapping[str, tuple[str, ...]] = {
     "experiencer": ("patient", "family", "other"),
 }
 
-# End of a sentence. A line break ends a sentence unless the next line continues it, as in notes that are wrapped at a fixed width.
-# Matches do not start inside of white space, where the search would take quadratic time.
-_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|(?<!\s)\s*\n\s*(?![a-z])|(?<!\s)\s*\n\s*\n\s*")
+# End of a sentence.
+_SENTENCE_END = re.compile(rf"(?<=[.!?;])\s+|{LINE_END.pattern}")
 
 
 class _Axis(NamedTuple):

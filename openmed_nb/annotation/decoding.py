@@ -1,6 +1,7 @@
 """Aggregation of token labels and scores into entities, vectorized over all tokens of many texts.
 
-The results equal those of ``TokenClassificationPipeline.aggregate`` and ``group_entities`` in transformers.
+The results equal those of ``TokenClassificationPipeline.aggregate`` and ``group_entities`` in transformers, but an entity ends where
+its line ends.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .boundaries import LINE_END
 from .masking import strip_bio_prefix
 from .results import DroppedSpan, ResultStore
 from .tokens import Tokens, expand_ranges, get_token_names, mark_changes
@@ -99,12 +101,14 @@ class Decoder:
         tables: Lookup tables of the model's labels.
         strategy: Aggregation strategy: ``none``, ``simple``, ``first``, ``average`` or ``max``.
         num_prefix_tokens: Number of special tokens before the tokens of a text.
+        ends_at_lines: Whether an entity ends at :data:`LINE_END`. It does not in transformers.
     """
 
     detokenizer: Detokenizer
     tables: LabelTables
     strategy: str
     num_prefix_tokens: int
+    ends_at_lines: bool
 
     @property
     def entity_labels(self) -> tuple[str, ...]:
@@ -167,8 +171,33 @@ class Decoder:
         starts_entity[np.searchsorted(unit_starts, tokens.sequence_starts)] = True
         first_units = np.flatnonzero(starts_entity)
         end_units = np.append(first_units[1:], len(unit_starts))
+        is_kept = self.tables.keep_entity[unit_labels]
+        if self.ends_at_lines:
+            several = np.flatnonzero(is_kept[first_units] & (end_units - first_units > 1))
+            columns = (
+                first_units[several],
+                end_units[several],
+                tokens.text_ids[tokens.sequence_ids(unit_starts[first_units[several]])],
+                tokens.starts[unit_starts[first_units[several]]],
+                tokens.ends[unit_ends[end_units[several] - 1] - 1],
+            )
+            for first, end, text_id, start, stop in zip(*(column.tolist() for column in columns), strict=True):
+                span_text = texts[text_id][start:stop]
+                # Nearly all entities are in one line, and this is faster than the pattern.
+                if span_text.isprintable() and "   " not in span_text and "<" not in span_text:
+                    continue
+                starts = tokens.starts[unit_starts[first:end]]
+                ends = tokens.ends[unit_ends[first:end] - 1]
+                for match in LINE_END.finditer(texts[text_id], start, stop):
+                    line_end = first + np.searchsorted(starts, match.start())
+                    line_start = first + np.searchsorted(ends, match.end(), side="right")
+                    # Units between the lines, such as tokens of line breaks, are not in an entity.
+                    is_kept[line_end:line_start] = False
+                    starts_entity[line_end : line_start + 1] = True
+            first_units = np.flatnonzero(starts_entity)
+            end_units = np.append(first_units[1:], len(unit_starts))
         scores = np.add.reduceat(unit_scores, first_units, dtype=np.float64) / (end_units - first_units)
-        kept = np.flatnonzero(self.tables.keep_entity[unit_labels[first_units]])
+        kept = np.flatnonzero(is_kept[first_units])
         starts = unit_starts[first_units[kept]]
         ends = unit_ends[end_units[kept] - 1]
         labels = unit_labels[first_units[kept]]
@@ -214,14 +243,16 @@ class Decoder:
         starts_span = np.ones(len(positions), bool)
         starts_span[1:] = (np.diff(positions) > 1) | (np.diff(sequences) > 0) | (np.diff(types) != 0)
         first = np.flatnonzero(starts_span)
-        labels = predictions.labels[positions[first]].tolist()
-        scores = np.maximum.reduceat(predictions.scores[positions], first).tolist()
-        starts = np.minimum.reduceat(tokens.starts[positions], first).tolist()
-        ends = np.maximum.reduceat(tokens.ends[positions], first).tolist()
+        columns = (
+            sequences[first],
+            predictions.labels[positions[first]],
+            np.maximum.reduceat(predictions.scores[positions], first),
+            np.minimum.reduceat(tokens.starts[positions], first),
+            np.maximum.reduceat(tokens.ends[positions], first),
+        )
         spans: dict[int, list[DroppedSpan]] = {}
-        for index, sequence in enumerate(sequences[first].tolist()):
-            label = self.tables.entity_names[labels[index]]
-            span = DroppedSpan(label, scores[index], starts[index], ends[index])
+        for sequence, label, score, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            span = DroppedSpan(self.tables.entity_names[label], score, start, end)
             spans.setdefault(sequence, []).append(span)
         return {sequence: tuple(sequence_spans) for sequence, sequence_spans in spans.items()}
 

@@ -14,7 +14,7 @@ from .._render.display import WARNING, Displayable, Report, Table, TextSegment, 
 from .._utils.text import describe_value, shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
-from .boundaries import JOINER, whole_words
+from .boundaries import JOINER, split_lines, whole_words
 from .headlines import note_name
 from .inputs import make_id_column
 from .matching import NoteKeys
@@ -487,8 +487,8 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
 ) -> MaskedText:
     """Replace labeled spans in a text.
 
-    White space at the ends of a span is kept. A span that starts or ends inside a word is extended to the whole word, because the
-    rest of a name is still identifying. Overlapping spans are replaced once, with the label of the longest span.
+    White space at the ends of a span and line ends are kept. A span that starts or ends inside a word is extended to the whole word,
+    because the rest of a name is still identifying. Overlapping spans are replaced once, with the label of the longest span.
 
     Args:
         text: The original text.
@@ -529,17 +529,18 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     masked_spans: list[MaskedSpan] = []
     position = 0
     length = 0
-    for start, end, label, _continues, source in _merge_overlapping(expanded_spans):
-        template = templates.get(label.casefold(), default_template) or ""
-        before = text[position:start]
-        label_numbers = numbers.setdefault(label.casefold(), {})
-        number = label_numbers.setdefault(" ".join(text[start:end].split()).casefold(), len(label_numbers) + 1)
-        replacement = template.format(label=label, number=number)
-        masked_start = length + len(before)
-        length = masked_start + len(replacement)
-        parts += before, replacement
-        masked_spans.append(MaskedSpan(label, start, end, masked_start, length, source))
-        position = end
+    for span in _merge_overlapping(expanded_spans):
+        for start, end in split_lines(text, span.start, span.end):
+            template = templates.get(span.label.casefold(), default_template) or ""
+            before = text[position:start]
+            label_numbers = numbers.setdefault(span.label.casefold(), {})
+            number = label_numbers.setdefault(" ".join(text[start:end].split()).casefold(), len(label_numbers) + 1)
+            replacement = template.format(label=span.label, number=number)
+            masked_start = length + len(before)
+            length = masked_start + len(replacement)
+            parts += before, replacement
+            masked_spans.append(MaskedSpan(span.label, start, end, masked_start, length, span.source))
+            position = end
     return MaskedText(
         "".join((*parts, text[position:])),
         tuple(masked_spans),

@@ -73,7 +73,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
     - ``first``, ``average`` and ``max`` label whole words. A word starts where the pre-tokenizer of the tokenizer starts a piece:
       for WordPiece at a token without ``##``, for byte-level BPE and Unigram also after white space and punctuation.
       transformers compares lengths, or only considers spaces: it treats ``"cc:\tAnna"`` as one word with the label of ``cc``,
-      and loses the name. ``transformers_boundaries=True`` or ``stride`` selects its boundaries.
+      and loses the name. An entity ends where its line ends, so that two diagnoses on two lines are two entities.
+      ``transformers_boundaries=True`` or ``stride`` selects the boundaries of transformers.
     - Several threads can call the pipeline at the same time. All work on the device runs under one lock.
     - A subclass that overrides a method of the transformers class, such as ``postprocess``, uses the methods of transformers.
 
@@ -327,7 +328,13 @@ class AnnotationPipeline(TokenClassificationPipeline):
         detokenizer = Detokenizer(
             self.tokenizer
         )  # Not shared between calls, because its cache contains words of the texts.
-        decoder = Decoder(detokenizer, tables, settings.aggregation_strategy, len(special_tokens.prefix_ids))
+        decoder = Decoder(
+            detokenizer,
+            tables,
+            settings.aggregation_strategy,
+            len(special_tokens.prefix_ids),
+            ends_at_lines=not settings.uses_transformers_boundaries,
+        )
 
         def may_pad() -> bool:
             """Return whether rows may be padded. This is measured at the first call with several texts."""

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 # chunk, so that the first results are available early.
 FIRST_CHUNK_DIVISOR = 8
 
+# Line breaks that the normalizer of BERT removes, so that the words around them would be one word. They are tokenized as spaces.
+REMOVED_LINE_BREAKS = "\v\f\x1c\x1d\x1e\x1f\x85"
+
 # Number of batches per chunk, and minimum number of tokens per chunk. The texts of a chunk are sorted by length.
 BATCHES_PER_CHUNK = 8
 MIN_CHUNK_TOKENS = 16384
@@ -404,13 +407,16 @@ class Annotator:
             side = self.tokenizer.truncation_side
             truncation = Truncation(self.network.special_tokens, settings.max_tokens, settings.stride, side)
         boundaries = settings.uses_transformers_boundaries
+        read_texts = texts
+        if delimiter is None and not boundaries and any(map("".join(texts).__contains__, REMOVED_LINE_BREAKS)):
+            read_texts = [text.translate(dict.fromkeys(map(ord, REMOVED_LINE_BREAKS), " ")) for text in texts]
         if delimiter is not None:
             tokens = tokenize_words(self.tokenizer, texts, delimiter, truncation, boundaries)
             texts = [delimiter.join(words) for words in texts]
         elif truncation is None and sum(map(len, texts)) >= MIN_CHARACTERS and self.word_cache:
-            tokens = self.word_cache.tokens(texts)
+            tokens = self.word_cache.tokens(read_texts)
         else:
-            tokens = tokenize(self.tokenizer, texts, truncation, boundaries)
+            tokens = tokenize(self.tokenizer, read_texts, truncation, boundaries)
         windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
         return TokenizedChunk(chunk.first_index, texts, errors, tokens, windows)
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import openmed_nb as nb
-from openmed_nb.annotation.boundaries import is_ignorable, whole_words
+from openmed_nb.annotation.boundaries import is_ignorable, split_lines, whole_words
 from openmed_nb.annotation.lexicon import WordTokenCache
 from openmed_nb.annotation.masking import mask_text
 from openmed_nb.annotation.pipeline import AnnotationPipeline
@@ -196,6 +196,53 @@ def test_words_of_a_long_text_are_those_of_the_text_at_once(architectures):
         encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         changed = np.diff(encoding.word_ids) != 0
         assert np.array_equal(np.diff(joined.word_ids) != 0, changed), kind
+
+
+LINES = [
+    ("No evidence of diabetes\nHypertension, treated", {"diabetes": True, "Hypertension": False}),
+    ("Negative for cancer\n\nPneumonia of the left lung", {"cancer": True, "Pneumonia of the left lung": False}),
+    ("No asthma\r\nHypertension\x0cDiabetes", {"asthma": True, "Hypertension": False, "Diabetes": False}),
+    ("No fever\x85Pneumonia\u2028Diabetes", {"fever": True, "Pneumonia": False, "Diabetes": False}),
+    ("No asthma\n2. Hypertension", {"asthma": True, "Hypertension": False}),
+    ("No asthma\n\u2022 hypertension", {"asthma": True, "hypertension": False}),
+    ("No asthma          Pneumonia", {"asthma": True, "Pneumonia": False}),
+    ("No fever\tPneumonia", {"fever": True, "Pneumonia": False}),
+    ("No diabetes\nmellitus, no breast\n   cancer", {"diabetes\nmellitus": True, "breast\n   cancer": True}),
+]
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first"])
+@pytest.mark.parametrize(("text", "negated"), LINES)
+def test_entity_and_negation_end_at_the_line(text, negated, strategy):
+    options = {"device": "cpu", "progress": False, "aggregation_strategy": strategy}
+    found = nb.annotate([text], "bundled_small", **options).with_context(progress=False)
+
+    assert {text[entity["start"] : entity["end"]]: entity["negated"] for entity in found[0]} == negated
+
+
+def test_transformers_boundaries_join_lines():
+    text = "Diabetes\nHypertension"
+    options = {"device": "cpu", "progress": False, "transformers_boundaries": True}
+
+    assert [entity["word"] for entity in nb.annotate(text, "bundled_small", **options)] == ["diabetes hypertension"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", [byte_level, lambda: byte_level(trim=False)])
+@pytest.mark.parametrize("separator", ["\n", "\r\n", " \n\n", "<br>", "   "])
+def test_labeled_line_ends_are_outside_of_entities_and_masks(architectures, kind, separator, strategy):
+    tokenizer = kind()
+    labels = dict.fromkeys(tokenizer.get_vocab().keys() - {"<unk>", "<pad>"}, "I-NAME")
+    text = f"Anna{separator}Smith{separator}"
+    found = nb.annotate([text], labeling_pipe(architectures, tokenizer, labels, strategy), progress=False)
+
+    assert [text[entity["start"] : entity["end"]].strip() for entity in found[0]] == ["Anna", "Smith"]
+    assert found.mask()[0].text == f"[NAME]{separator}[NAME]{separator}"
+
+
+@pytest.mark.parametrize("text", [f"a{' ' * 100_000}\n{' ' * 100_000}b", "a\n " * 50_000, "<br " * 50_000])
+def test_split_lines_takes_linear_time_in_white_space(text):
+    assert len(list(split_lines(text, 0, len(text)))) in {1, 50_000}
 
 
 # What people write between and inside names, and what tokenizers treat in ways of their own.

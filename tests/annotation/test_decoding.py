@@ -74,7 +74,11 @@ def make_decoder(tokenizer):
 
     def make_decoder(strategy, ignored=("O",)):
         return Decoder(
-            Detokenizer(tokenizer), LabelTables.from_id2label(LABELS, ignored), strategy, num_prefix_tokens=1
+            Detokenizer(tokenizer),
+            LabelTables.from_id2label(LABELS, ignored),
+            strategy,
+            num_prefix_tokens=1,
+            ends_at_lines=True,
         )
 
     return make_decoder
@@ -114,6 +118,12 @@ def line(entity):
 )
 def test_entity_labels_are_those_that_are_kept(make_decoder, strategy, ignored, labels):
     assert make_decoder(strategy, ignored).entity_labels == labels
+
+
+@pytest.mark.parametrize("strategy", ["simple", "first", "max"])
+def test_entities_of_two_lines_have_their_own_scores(entities, strategy):
+    found = entities(strategy, ["patient has\n\nhas patient ."], "B=.8 I=.6 I=.4 I=.2 O=.9")
+    assert found == [["DRUG patient has 0-11 0.70", "DRUG has patient 13-24 0.30"]]
 
 
 @pytest.mark.parametrize(
