@@ -63,6 +63,8 @@ MAX_SHOWN_TEXT_CHARACTERS = 100_000
 
 # Seconds after which the search for the matches of a rule in a text fails, because a pattern may take exponential time.
 RULE_TIMEOUT_SECONDS = 1.0
+# The end of a possessive, such as "'s", which stays in the text.
+_POSSESSIVE = re.compile(r"(?<=[^\s'\u2019])(?:['\u2019]s|(?<=s)['\u2019])\Z", re.IGNORECASE)
 
 # Placeholders of a replacement, as fields of ``string.Formatter``: name, format and conversion.
 PLACEHOLDERS = (["label", "", None], ["number", "", None])
@@ -487,8 +489,9 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
 ) -> MaskedText:
     """Replace labeled spans in a text.
 
-    White space at the ends of a span and line ends are kept. A span that starts or ends inside a word is extended to the whole word,
-    because the rest of a name is still identifying. Overlapping spans are replaced once, with the label of the longest span.
+    White space at the ends of a span, line ends and the ending of a possessive are kept. A span that starts or ends inside a word is
+    extended to the whole word, because the rest of a name is still identifying. Overlapping spans are replaced once, with the label
+    of the longest span.
 
     Args:
         text: The original text.
@@ -505,8 +508,8 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         '<NAME> <NAME>'
         >>> mask_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
         'on 3 May, X'
-        >>> mask_text("Jo met Al and JO", [(0, 2, "NAME"), (7, 9, "NAME"), (14, 16, "NAME")], "{label} {number}").text
-        'NAME 1 met NAME 2 and NAME 1'
+        >>> mask_text("Jo met Al and JO's", [(0, 2, "NAME"), (7, 9, "NAME"), (14, 18, "NAME")], "{label} {number}").text
+        "NAME 1 met NAME 2 and NAME 1's"
     """
     numbers = {} if numbers is None else numbers
     mapping: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
@@ -530,11 +533,12 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     position = 0
     length = 0
     for span in _merge_overlapping(expanded_spans):
-        for start, end in split_lines(text, span.start, span.end):
+        for start, line_end in split_lines(text, span.start, span.end):
+            end = start + len(_POSSESSIVE.sub("", text[start:line_end]))
             template = templates.get(span.label.casefold(), default_template) or ""
             before = text[position:start]
             label_numbers = numbers.setdefault(span.label.casefold(), {})
-            number = label_numbers.setdefault(" ".join(text[start:end].split()).casefold(), len(label_numbers) + 1)
+            number = label_numbers.setdefault(_fold_name(text[start:end]), len(label_numbers) + 1)
             replacement = template.format(label=span.label, number=number)
             masked_start = length + len(before)
             length = masked_start + len(replacement)
@@ -549,6 +553,13 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         filters=filters,
         num_rules=num_rules,
     )
+
+
+def _fold_name(name: str) -> str:
+    """Return the key of a name. Case, white space, ignorable characters and the composition of characters do not matter."""
+    visible = (character for character in name if unicodedata.category(character) != "Cf")
+    folded = unicodedata.normalize("NFKC", "".join(visible)).casefold().replace("\u2019", "'")
+    return _POSSESSIVE.sub("", " ".join(folded.split()))
 
 
 def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:

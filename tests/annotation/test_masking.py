@@ -39,6 +39,9 @@ CASES = [
     ("Ann<br>Lee\tAnn", [(0, 14, "NAME")], "[{number}]", "[1]<br>[2]\t[1]"),
     ("Ann\nlee", [(0, 7, "NAME")], "[{number}]", "[1]"),
     ("<br>\n", [(0, 5, "NAME")], "X", "<br>\n"),
+    ("Lee's and O'Brien's", [(0, 2, "NAME"), (10, 19, "NAME")], "X", "X's and X's"),
+    ("James' and James\u2019 cat", [(0, 6, "NAME"), (11, 17, "NAME")], "[{number}]", "[1]' and [1]\u2019 cat"),
+    ("'s", [(0, 2, "NAME")], "X", "X"),
     ("Jo", [(0, 0, "NAME")], "X", "Jo"),
     ("Jo", [(0, 99, "NAME")], "X", "X"),
     ("Jo", [], "X", "Jo"),
@@ -413,10 +416,27 @@ class TestNumbers:
     def test_number_of_a_mapping(self):
         assert self.mask({"DISEASE": "D{number}"})[1] == "D1 and D2."
 
-    def test_white_space_does_not_matter(self):
-        text = "Ann  Lee and ann\nlee"
-        masked = mask_text(text, [(0, 8, "NAME"), (13, 20, "NAME")], "<{number}>")
-        assert masked.text == "<1> and <1>"
+    @pytest.mark.parametrize(
+        ("name", "masked"),
+        [
+            ("ren\u00e9\nlee", "<1>"),
+            ("REN\u00c9\u00a0LEE", "<1>"),
+            ("Rene\u0301 Lee", "<1>"),
+            ("Ren\u00e9 L\u00adee\u200b", "<1>"),
+            ("Ren\u00e9 Lee's", "<1>'s"),
+            ("Ren\u00e9 Lee\u2019S", "<1>\u2019S"),
+            ("Ren\u00e9 Lee's\u200b", "<1>"),
+            ("Rene Lee", "<2>"),
+            ("Ren\u00e9 Lees", "<2>"),
+        ],
+    )
+    def test_equal_names_have_one_number(self, name, masked):
+        text = f"Ren\u00e9  Lee and {name}"
+        assert mask_text(text, [(0, 9, "NAME"), (14, len(text), "NAME")], "<{number}>").text == f"<1> and {masked}"
+
+    def test_apostrophes_in_names_are_equal(self):
+        text = "O'Brien and O\u2019Brien"
+        assert mask_text(text, [(0, 7, "NAME"), (12, 19, "NAME")], "<{number}>").text == "<1> and <1>"
 
     def test_unknown_scope_is_rejected(self):
         with pytest.raises(ConfigurationError):
