@@ -63,6 +63,14 @@ MAX_SHOWN_TEXT_CHARACTERS = 100_000
 
 # Seconds after which the search for the matches of a rule in a text fails, because a pattern may take exponential time.
 RULE_TIMEOUT_SECONDS = 1.0
+
+# Maximum length of the pattern of a rule, with its repetitions written out as the package regex does. It takes about half a second to
+# compile. Ten times the length takes minutes, or ends the process.
+MAX_RULE_LENGTH = 100_000
+
+# Elements of a pattern: an escaped character, a set, the minimum number of a repetition, or a character.
+_PATTERN_ELEMENT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\]){0,99}\]|\{(?P<count>\d{1,20})|.", re.DOTALL)
+
 # The end of a possessive, such as "'s", which stays in the text.
 _POSSESSIVE = re.compile(r"(?<=[^\s'\u2019])(?:['\u2019]s|(?<=s)['\u2019])\Z", re.IGNORECASE)
 
@@ -325,6 +333,8 @@ def validate_policy(replacement: Any) -> Policy:
         if not isinstance(label, str) or not (template is None or isinstance(template, str)):
             remedy = "Pass a string for each label, or None to keep the entities of a label."
             raise invalid_value("a replacement", template, remedy)
+        if re.search(r"[\ud800-\udfff]", template or ""):
+            raise ConfigurationError("The replacement contains an unpaired surrogate.", "Pass printable characters.")
         try:
             fields = [field for _text, *field in string.Formatter().parse(template or "") if field[0] is not None]
         except ValueError as error:
@@ -385,13 +395,17 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
         problem = None
         if not (isinstance(label, str) and isinstance(pattern, str)):
             problem = "is not a label with a pattern"
+        elif _written_out_length(pattern[: MAX_RULE_LENGTH + 1]) > MAX_RULE_LENGTH:
+            problem = f"is longer than {MAX_RULE_LENGTH:,} characters with its repetitions written out"
         else:
             try:
                 compiled.append(MaskingRule(label, regex.compile(pattern)))
             except regex.error as error:
                 problem = f"is not a valid regular expression: {error.msg} at position {error.pos}"
-            except RecursionError:
-                problem = "has too many nested groups"
+            except ValueError:
+                problem = "has flags that exclude each other"
+            except (RecursionError, MemoryError):
+                problem = "has too many groups"
         # Raised outside of the handler, so that the original error, which contains the pattern, is not the context.
         if problem:
             remedy = r"Pass a pattern of the package regex, such as r'\bMRN[:# ]*\d{6,}\b'."
@@ -399,21 +413,44 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
     return tuple(compiled)
 
 
+def _written_out_length(pattern: str) -> int:
+    """Return an upper bound of the length of a pattern with its repetitions written out.
+
+    Example:
+        >>> _written_out_length("(ab{2}){1000}")
+        9015
+    """
+    lengths = [0]  # Of each open group.
+    last = 0  # Of the last element.
+    for match in _PATTERN_ELEMENT.finditer(pattern):
+        element = match[0]
+        if element == "(":
+            lengths.append(1)
+            continue
+        if match["count"]:
+            last = last * int(match["count"]) + len(element)
+        else:
+            last = 1 + lengths.pop() if element == ")" and len(lengths) > 1 else len(element)
+        lengths[-1] += last
+    return sum(lengths)
+
+
 def find_rule_spans(text: str, rules: Iterable[MaskingRule]) -> list[LabeledSpan]:
     """Return the matches of rules.
 
     Raises:
-        ConfigurationError: If the search for the matches of a rule takes more than :data:`RULE_TIMEOUT_SECONDS`.
+        ConfigurationError: If the search for the matches of a rule takes more than :data:`RULE_TIMEOUT_SECONDS`, or all of the memory
+            that the package regex allows.
     """
     spans = []
     for position, rule in enumerate(rules, 1):
-        is_slow = False
+        is_expensive = False
         try:
             matches = list(rule.pattern.finditer(text, timeout=RULE_TIMEOUT_SECONDS))
-        except TimeoutError:
-            is_slow = True
-        if is_slow:
-            message = f"Rule {position} takes more than {RULE_TIMEOUT_SECONDS:g} s for this text."
+        except (TimeoutError, MemoryError):
+            is_expensive = True
+        if is_expensive:
+            message = f"Rule {position} takes more than {RULE_TIMEOUT_SECONDS:g} s or too much memory for this text."
             raise ConfigurationError(message, "Simplify its pattern, such as nested repetitions.")
         spans += [LabeledSpan(match.start(), match.end(), rule.label, source=RULE) for match in matches]
     return spans

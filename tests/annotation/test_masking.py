@@ -57,7 +57,7 @@ def test_entities_are_replaced(text, spans, policy, left):
 
 @pytest.mark.parametrize(
     "replacement",
-    [3, None, {"A": 3}, {1: "x"}, "{name}", "{}", "{label", "{label!x}", "{0}", ["x"], {"A": "", "a": None}],
+    [3, None, {"A": 3}, {1: "x"}, "{name}", "{}", "{label", "{label!x}", "{0}", ["x"], {"A": "", "a": None}, "\ud800"],
 )
 def test_a_replacement_that_cannot_be_used_is_refused(replacement):
     """A replacement is a text with no field but its label, or a mapping of labels to such texts."""
@@ -475,6 +475,10 @@ class TestRules:
         [
             {"MRN": "(secret"},
             {"MRN": "(" * 5000 + "secret" + ")" * 5000},
+            {"MRN": "(?iLmsux)secret"},
+            {"MRN": r"(?:\bsecret){100000000}"},
+            {"MRN": "(?:(?:secret|s[)]){1000}){1000}"},
+            {"MRN": "secret" * 20_000},
             {"secret": 5},
             {5: "x"},
             ["secret"],
@@ -485,6 +489,11 @@ class TestRules:
         with pytest.raises(ConfigurationError) as caught:
             found.mask(rules=rules)
         assert "secret" not in "".join(traceback.format_exception(caught.value)).partition("ConfigurationError")[2]
+
+    def test_text_with_a_rule_that_needs_too_much_memory_has_an_error(self, found):
+        masked = found.mask(rules={"ANY": "(?R)?|"})[0]
+        assert masked.error
+        assert masked.text == ""
 
     def test_text_with_a_slow_rule_has_an_error_and_no_text(self):
         notes = ["a" * 40 + "!", "fine"]
