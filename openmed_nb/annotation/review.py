@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,7 @@ from .._render.display import Report, label_color, pluralize
 from .._utils.text import describe_error, describe_value
 from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
+from .boundaries import whole_words
 from .browsing import AnnotatedNotes, NoteListing
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .inputs import NOTE_COLUMN
@@ -456,23 +458,23 @@ class ReviewListing(NoteListing):
             self.review.finish(note, event["finished"])
 
     def _add_missed(self, note: Any, event: Mapping[str, Any]) -> None:
-        """Add a selected span, or the first occurrence of a typed text that is not an entity yet."""
+        """Add a selected span, or the first whole words that equal a typed text and are not an entity yet."""
         text = self._read_text(event["note"])
         words = event["text"].strip()
         start = event["start"]
         if start is None:
             taken = {span.start for span in self._spans(note)}
-            start = text.find(words)
-            while start in taken:
-                start = text.find(words, start + 1)
-            end = start + len(words)
+            places = (match.span() for match in re.finditer(re.escape(words), text))
+            new_words = (place for place in places if place[0] not in taken and whole_words(text, *place) == place)
+            start, end = next(new_words, (-1, -1))
         else:  # A selection often includes the space after a word.
             selected = text[start : event["end"]]
             end = start + len(selected.rstrip())
             start += len(selected) - len(selected.lstrip())
         label = event["label"]
         if not words or not 0 <= start < end or label not in self._labels_of(note):
-            raise ConfigurationError("The note does not contain this text.", "Select the text in the note.")
+            message = "The note does not contain this text as whole words that are not an entity yet."
+            raise ConfigurationError(message, "Select the text in the note.")
         self.review.mark(note, start, end, label)
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:

@@ -401,6 +401,23 @@ def test_clicks_change_the_review(found):
     assert "knee" not in [entity["text"] for entity in listing.state()["review"]["entities"]]
 
 
+def test_typed_entity_is_added_at_the_next_whole_word():
+    text = "WEIGHT 70, HT 1.7, no MRA. HT and RA: RA-factor."
+    review = annotate([text]).review()
+    listing = ReviewListing(review)
+
+    def places_of(words):
+        listing.handle({"action": "add", "note": 0, "label": "DISEASE", "text": words, "start": None, "end": None})
+        return [span.start for span in review.marked_spans(0)]
+
+    assert places_of("HT") == [11]
+    assert places_of("HT") == [11, 27]
+    assert places_of("HT") == [11, 27]
+    assert "Select" in listing.state()["alert"]
+    assert places_of("RA") == [11, 27, 34]
+    assert places_of("EIG") == [11, 27, 34]
+
+
 def test_late_click_belongs_to_the_displayed_note(found):
     """The front end may send a click before it has received the next note."""
     review = found.review(sample=None)
