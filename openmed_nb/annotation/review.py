@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 FORMAT = "openmed_nb review, 1"
 
+# Maximum size of a file of a review, which is read as a whole.
+MAX_FILE_BYTES = 1 << 30
+
 # Label of a missed entity if the labels of the model are not known.
 DEFAULT_LABEL = "ENTITY"
 
@@ -345,9 +348,13 @@ class Review(LiveNotes):
         data = b""
         try:
             if path.is_file():
-                if path.stat().st_size == self._file_size:
+                size = path.stat().st_size
+                if size == self._file_size:
                     return None
-                data = path.read_bytes()
+                if size > MAX_FILE_BYTES:
+                    problem = self._file_error(f"is larger than {MAX_FILE_BYTES:,} bytes")
+                else:
+                    data = path.read_bytes()
             elif path.exists():
                 problem = self._file_error("is not a regular file")
         except OSError as error:

@@ -305,6 +305,13 @@ def test_error_of_a_file_does_not_carry_that_of_the_system(found, tmp_path):
     assert caught.value.__context__ is None
 
 
+def test_sparse_file_is_refused(found, tmp_path):
+    with (tmp_path / "review.jsonl").open("wb") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(ConfigurationError, match="larger"):
+        found.review(tmp_path / "review.jsonl")
+
+
 def test_pipe_is_refused(found, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match="regular file"):
