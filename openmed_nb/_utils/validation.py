@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import ConfigurationError, OpenMedError
 from .text import describe_value, short_type_name
@@ -99,6 +100,14 @@ def check_optional_integer(
     return None if value is None else check_integer(name, value, minimum, maximum, otherwise)
 
 
+def is_finite_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number, except for bools, that is finite as a float.
+
+    ``math.isfinite`` raises an error for an integer that is too large for a float.
+    """
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def check_number(
     name: str, value: object, maximum: float = math.inf, *, above: float | None = None, example: str = ""
 ) -> float:
@@ -123,13 +132,7 @@ def check_number(
         ...
         openmed_nb.errors.ConfigurationError: Invalid value for max_norm: 0. Pass a number above 0, such as 1.0, or None.
     """
-    if (
-        not isinstance(value, (int, float))
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or value > maximum
-        or (value < 0 if above is None else value <= above)
-    ):
+    if not is_finite_number(value) or value > maximum or (value < 0 if above is None else value <= above):
         lower = "from 0" if above is None else f"above {above:g}"
         upper = "" if maximum == math.inf else f" up to {maximum:g}"
         example = f", such as {example}" if example else ""

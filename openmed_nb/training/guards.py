@@ -280,7 +280,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             NonFiniteError: If the loss is not finite.
         """
         number = None
-        with suppress(TypeError, ValueError, RuntimeError):
+        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
             number = float(loss.detach() if hasattr(loss, "detach") else loss)
         # Raised outside the handler, because the Python error quotes the value.
         if number is None:

@@ -515,6 +515,7 @@ class TestSomeOfTheEntities:
             ((5,), 0.0, "a label: 5"),
             ((None,), 0.0, "a label: None"),
             *(((), score, f"min_score: {score!r}") for score in (2, -0.1, "high")),
+            *(((), score, "min_score: a number with many digits") for score in (10**400, -(10**400))),
         ],
     )
     def test_filter_rejects_invalid_arguments(self, labels, score, message):

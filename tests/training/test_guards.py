@@ -155,6 +155,8 @@ class TestNonFinite:
         assert (guards.folder / "step_5.safetensors").is_file()
         with pytest.raises(NonFiniteError, match="No batch is available"):
             guards.check_loss(float("-inf"), 6)
+        with pytest.raises(ConfigurationError, match="loss"):
+            guards.check_loss(10**400, 7)
 
     def test_accumulated_step_saves_failing_batch(self, guards, tagger, make_batch):
         batches = [make_batch(seed=seed) for seed in range(4)]

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Displayable, Report, Table, format_percent
-from ..._utils.validation import check_number, invalid_value
+from ..._utils.validation import check_number, invalid_value, is_finite_number
 from ...devices.registry import get_device
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
@@ -116,7 +116,7 @@ def _is_valid(unit: Unit, value: object) -> bool:
         )
     if unit == COUNT:
         return type(value) is int and 0 <= value < MAX_COUNT
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return is_finite_number(value)
 
 
 # Descriptions of the valid values for error messages; all other units take a finite number.

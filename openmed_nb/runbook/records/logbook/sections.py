@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ...._render.display import SIMULATED_SUFFIX
 from ...._utils.plain import Minimum, Pattern
+from ...._utils.validation import is_finite_number
 from ....devices.request import normalize_device
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
@@ -173,11 +173,7 @@ def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
         >>> finite_numbers({"rows": 8, "reason": "a text", "gain": float("nan"), "exact": True})
         {'rows': 8}
     """
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {name: value for name, value in values.items() if is_finite_number(value)}
 
 
 Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
