@@ -1,7 +1,7 @@
 """Import of torch and transformers in the background, so that the first entities of a fresh kernel take less time.
 
 A magic requests it, and a thread starts once the cell has returned. The thread only imports: it neither computes nor changes
-the session, so it needs no lock. An import of torch or transformers in a later cell waits for the lock of that module.
+the session. A later cell that imports waits for the thread, or stops it if it has not started to import.
 
 The thread starts only in a kernel whose cells a user runs. Programs that execute notebooks, such as nbval and nbconvert, do not
 answer ``input()``.
@@ -18,17 +18,20 @@ import os
 import re
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import NoReturn
 
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
 from .._events.progress import DISABLED_VALUES, is_interactive
 from .._utils.text import describe_names
 from .._utils.warning import warn
 from ..devices.backend import torch_import_error
+from ..errors import TorchImportError
 from ..session import SESSION
 
 # ``0`` disables the import of torch and transformers in the background after the first magic.
@@ -37,11 +40,14 @@ PRELOAD_VARIABLE = "OPENMED_NB_PRELOAD"
 # torch holds the interpreter lock for a second while its libraries are loaded. The kernel first sends the result of the cell.
 START_DELAY_SECONDS = 0.3
 
-# Maximum time that the exit of Python or a fork waits for an import.
+# Maximum time that the exit of Python, a fork or the first use of torch waits for an import.
 MAX_WAIT_SECONDS = 20
 
 # Variables that torch, transformers or their libraries read while they are imported. Tokens are read when they are used.
 _READ_AT_IMPORT_PATTERN = re.compile(r"CUDA_VISIBLE_DEVICES|(?:HF|MKL|OMP|PYTORCH|TRANSFORMERS)_(?!TOKEN$)\w+")
+
+# A line that imports.
+_IMPORT_PATTERN = re.compile(r"^\s*(?:import|from)\s", re.MULTILINE)
 
 # Modules of transformers that the pipeline and the bundled models need.
 _MODEL_MODULES = (
@@ -51,26 +57,56 @@ _MODEL_MODULES = (
     "transformers.models.bert.tokenization_bert_legacy",
 )
 
-_RUNNING_THREADS: list[threading.Thread] = []
+# Held while the thread imports. A forked child has neither the thread nor the modules that the thread has started to import.
+_IMPORT_LOCK = threading.RLock()
+
+# Names of the modules that other threads are still importing when a fork stops waiting.
+_UNFINISHED_MODULES: list[str] = []
 
 
-def _wait_before_fork() -> None:
-    """Wait for the imports, because a child process has neither the thread nor the modules that it has started to import."""
+def _before_fork() -> None:
+    """Wait until the thread does not import."""
     caller = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001 - traceback would read source files
-    if caller == "pty":  # A command after "!", which replaces the child process.
-        return
-    for thread in _RUNNING_THREADS.copy():
-        if thread is not threading.current_thread():
-            thread.join(MAX_WAIT_SECONDS)
+    # The child of ``pty`` is replaced by a command after "!".
+    is_acquired = _IMPORT_LOCK.acquire(timeout=0 if caller == "pty" else MAX_WAIT_SECONDS)
+    _UNFINISHED_MODULES[:] = () if is_acquired else _modules_of_other_threads()
+
+
+def _modules_of_other_threads() -> list[str]:
+    """Return the names of the modules whose import locks other threads hold."""
+    stacks = [stack for thread, stack in sys._current_frames().items() if thread != threading.get_ident()]  # noqa: SLF001
+    frames = [frame for stack in stacks for frame, _line in traceback.walk_stack(stack)]
+    code = "<frozen importlib._bootstrap>", "_find_and_load"
+    return [frame.f_locals["name"] for frame in frames if (frame.f_code.co_filename, frame.f_code.co_name) == code]
+
+
+def _after_fork_in_parent() -> None:
+    with contextlib.suppress(RuntimeError):  # The wait ended without the lock.
+        _IMPORT_LOCK.release()
+
+
+def _after_fork_in_child() -> None:
+    """Forget the preload. An import of a module that cannot be finished fails, because it would wait forever."""
+    _IMPORT_LOCK._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001
+    sys.modules.update(dict.fromkeys(_UNFINISHED_MODULES))  # type: ignore[arg-type]
+    SESSION.device_manager.on_torch_use = _raise_unfinished if _UNFINISHED_MODULES else None
+
+
+def _raise_unfinished() -> NoReturn:
+    SESSION.device_manager.on_torch_use = _raise_unfinished  # Otherwise it is called once.
+    message = "torch cannot be imported: another thread was importing it when this process was forked."
+    raise TorchImportError(message, "Import torch before you start processes.")
 
 
 @functools.cache
-def _register_fork_hook() -> None:
-    """Register the wait once, after the modules whose own functions hold a lock during a fork, so that it runs before them."""
+def _register_fork_hooks() -> None:
+    """Register the hooks once, after the modules whose own hooks hold a lock during a fork, so that the wait runs first."""
     importlib.import_module("concurrent.futures.thread")
     importlib.import_module("filelock")
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_wait_before_fork)
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+        )
 
 
 class Preloader:
@@ -98,8 +134,9 @@ class Preloader:
     def stop(self) -> None:
         """Do not start the imports, or end them after the current one."""
         self._stopped.set()
-        with contextlib.suppress(ValueError):  # Not scheduled.
-            self._shell.events.unregister("post_run_cell", self._start)
+        for event, callback in (("post_run_cell", self._start), ("pre_run_cell", self._before_cell)):
+            with contextlib.suppress(ValueError):  # Not registered.
+                self._shell.events.unregister(event, callback)
         SESSION.device_manager.on_torch_use = None
 
     def _start(self, _result: object) -> None:
@@ -113,7 +150,17 @@ class Preloader:
         self._thread = threading.Thread(target=self._run, name="openmed_nb preload", daemon=True)
         # A daemon thread does not survive the end of Python, which could crash in the middle of an import.
         atexit.register(self._finish, self._thread)
+        _register_fork_hooks()
+        self._shell.events.register("pre_run_cell", self._before_cell)
         self._thread.start()
+
+    def _before_cell(self, info: ExecutionInfo) -> None:
+        """Keep the imports of a cell and of the thread apart: an import of ``torch.nn`` does not wait for that of ``torch``."""
+        if _IMPORT_PATTERN.search(info.raw_cell) and _IMPORT_LOCK.acquire(timeout=MAX_WAIT_SECONDS):
+            self._shell.events.unregister("pre_run_cell", self._before_cell)
+            if not self._torch_finished.is_set():  # The thread has not started to import.
+                self.stop()
+            _IMPORT_LOCK.release()
 
     def _finish(self, thread: threading.Thread) -> None:
         self._stopped.set()
@@ -121,28 +168,24 @@ class Preloader:
 
     def _run(self) -> None:
         """Import torch, transformers and the pipeline."""
-        thread = threading.current_thread()
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._torch_finished.set)
             if self._stopped.wait(START_DELAY_SECONDS):
                 return
-            _register_fork_hook()
-            _RUNNING_THREADS.append(thread)
+            stack.enter_context(_IMPORT_LOCK)
+            if self._stopped.is_set():
+                return
             try:
                 importlib.import_module("torch")
             except Exception as error:  # noqa: BLE001 - a damaged installation can raise any error
                 self._torch_error = error
                 return
-            finally:
-                self._torch_finished.set()
+            self._torch_finished.set()
             # The first use repeats any other import that fails, and reports why.
             with contextlib.suppress(Exception):
                 self._import_transformers()
                 if not self._stopped.is_set():
                     importlib.import_module("openmed_nb.annotation.pipeline")
-        finally:
-            self._torch_finished.set()
-            with contextlib.suppress(ValueError):
-                _RUNNING_THREADS.remove(thread)
 
     def _import_transformers(self) -> None:
         """Import transformers and the modules that a load needs as one import, for which other threads wait.
@@ -176,7 +219,7 @@ class Preloader:
         Raises:
             TorchImportError: If torch could not be imported.
         """
-        self._torch_finished.wait()
+        self._torch_finished.wait(MAX_WAIT_SECONDS)
         if self._torch_error is not None:
             raise torch_import_error(self._torch_error) from self._torch_error
         variables = _variables_read_at_import()

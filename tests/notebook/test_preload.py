@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from jupyter_client.manager import KernelManager
@@ -83,11 +84,15 @@ def test_preload_ends_after_unload(running_kernel):
 IMPORTS = ("import torch", "import torch.nn", "from transformers import pipeline", "import transformers.pipelines")
 
 
-@pytest.mark.parametrize("code", IMPORTS)
-def test_user_import_waits_for_preload(running_kernel, code):
+@pytest.mark.parametrize(
+    ("code", "seconds"), [*((code, 0) for code in IMPORTS), ("from torch.utils.data import DataLoader", 0.4)]
+)
+def test_user_import_waits_for_preload(running_kernel, code, seconds):
     """The user's own imports work at any time of the preload, also those of transformers, which replaces its module."""
     with running_kernel() as kernel:
+        kernel.run("import time")
         kernel.run(ASK, interactive=True)
+        kernel.run(f"time.sleep({seconds})")
         for statement in (code, *IMPORTS):
             reply = kernel.run(statement, interactive=True)
             assert (reply.status, reply.streams) == ("ok", {}), (statement, reply.error)
@@ -98,8 +103,9 @@ def test_user_import_waits_for_preload(running_kernel, code):
 def test_preload_warns_of_late_variables(running_kernel):
     """A variable that changes after the start has one warning, at the first use. A token is read later, and has none."""
     with running_kernel() as kernel:
+        kernel.run("import os")
         kernel.run(ASK, interactive=True)
-        set_variables = "import os\nos.environ['HF_HOME'] = 'patients'\nos.environ['HF_TOKEN'] = 'hf_secret'"
+        set_variables = "os.environ['HF_HOME'] = 'patients'\nos.environ['HF_TOKEN'] = 'hf_secret'"
         assert kernel.run(set_variables, interactive=True).streams == {}
         kernel.run(JOIN)
         warning = kernel.run(NER, interactive=True).streams["stderr"]
@@ -130,8 +136,7 @@ def test_preload_reports_import_error_at_first_use(running_kernel, tmp_path):
     """Nothing is shown before the first use, which reports the error of the thread and not that of a second attempt."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(BROKEN_TORCH, "utf-8")
-    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    with running_kernel(PYTHONPATH=path) as kernel:
+    with running_kernel(PYTHONPATH=path_with(tmp_path)) as kernel:
         assert kernel.run(ASK, interactive=True).streams == {}
         assert kernel.run(JOIN, interactive=True).streams == {}
         assert kernel.run("choice = %openmed_device", interactive=True).status == "ok"
@@ -141,32 +146,61 @@ def test_preload_reports_import_error_at_first_use(running_kernel, tmp_path):
         assert "attempt 2" in kernel.run(NER, interactive=True).error[1]
 
 
-FORK = """
-import multiprocessing
+# Ways to start worker processes, with what their cell imports.
+WAYS = {
+    "with_process('fork')": "",
+    "with_process('spawn')": "",
+    "with_data_loader(2)": "import torch.utils.data",
+    "with_joblib('loky')": "import joblib",
+    "with_joblib('multiprocessing')": "import joblib",
+    "with_datasets(2)": "import datasets",
+}
 
-def compute(queue):
-    import torch
-    queue.put(int(torch.ones(3).sum()))
+SECONDS = (0, 0.1, 0.3, 1, 5)
 
-context = multiprocessing.get_context("fork")
-queue = context.Queue()
-process = context.Process(target=compute, args=(queue,))
-process.start()
-print(queue.get(timeout=120))
-process.join()
-"""
+FORKS = [
+    pytest.param(way, seconds, marks=() if (way, seconds) == ("with_process('fork')", 0) else pytest.mark.slow)
+    for way in WAYS
+    for seconds in SECONDS
+]
+
+
+def path_with(folder):
+    """Return a search path of Python that starts with a folder."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_fork_waits_for_preload(running_kernel):
-    """A forked process has all modules. It would wait forever for a lock that a thread of its parent holds."""
-    with running_kernel() as kernel:
+@pytest.mark.parametrize(("way", "seconds"), FORKS)
+def test_worker_annotates_at_any_time_of_preload(running_kernel, way, seconds):
+    """A forked process has all modules or none. It would wait forever for a lock that a thread of its parent holds."""
+    with running_kernel(PYTHONPATH=path_with(Path(__file__).parent)) as kernel:
+        kernel.run("import fork_runs, time")
         kernel.run(ASK, interactive=True)
-        kernel.run("import time; time.sleep(0.5)")
-        reply = kernel.run(FORK, interactive=True)
-    assert (reply.status, reply.streams.get("stdout")) == ("ok", "3\n"), reply
+        kernel.run(f"time.sleep({seconds})")
+        reply = kernel.run(f"{WAYS[way]}\nprint(*fork_runs.{way})", interactive=True)
+    words = {line for line in reply.streams.get("stdout", "").split("\n") if "asthma" in line}
+    assert (reply.status, words) in [("ok", {"['asthma']"}), ("ok", {"['asthma'] ['asthma']"})], reply
     # Python 3.12 warns of a fork with threads, and ipykernel always has threads.
     assert "Exception ignored" not in reply.streams.get("stderr", "")
+
+
+ENDLESS_TORCH = "import threading\nthreading.Event().wait()"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_fork_during_endless_import_raises_in_child(running_kernel, tmp_path):
+    """The fork waits up to its limit. Its child raises an error instead of waiting for a thread that it does not have."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(ENDLESS_TORCH, "utf-8")
+    folders = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    with running_kernel(PYTHONPATH=path_with(folders)) as kernel:
+        kernel.run("import fork_runs, sys, time")
+        kernel.run(ASK, interactive=True)
+        kernel.run("while 'torch' not in sys.modules:\n    time.sleep(0.05)")
+        reply = kernel.run("print(fork_runs.with_process('fork', fork_runs.find_failures))", interactive=True)
+    assert reply.streams.get("stdout") == "[['TorchImportError', 'ModuleNotFoundError']]\n", reply
 
 
 def test_kernel_exits_during_preload(tmp_path):
