@@ -91,7 +91,7 @@ class Session:
         self.active_device: str | None = None  # Name of the active device, or None before the first selection.
         self._simulation: _ActiveSimulation | None = None
         self._models: ModelStore | None = None
-        self.lock = threading.RLock()
+        self.lock = backend.fork_safe_lock()
         self._listeners = EventDispatcher(ProgressBar(environ))
         self.notify = self._listeners.notify
         self.track = self._listeners.track

@@ -6,6 +6,7 @@ import itertools
 import os
 import pty
 import re
+import signal
 import sys
 import threading
 from contextlib import nullcontext
@@ -318,6 +319,37 @@ def test_interrupt_of_last_line_cleans_up():
     assert events == [text_event(1), None] * 2
     assert pages[1].lines[-1].outcome == "finished"
     assert threads() == []
+
+
+class Slow(Page):
+    """Output whose first line waits for an event."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_draw = threading.Event()
+
+    def draw(self, line):
+        """Store a line."""
+        super().draw(line)
+        if len(self.lines) == 1:
+            self.may_draw.wait(60)
+
+
+def test_forked_child_does_not_wait_for_drawing_thread():
+    """The thread holds its lock during the fork."""
+    page = Slow()
+    dispatcher = EventDispatcher(ProgressBar({}, lambda _environ: page, 0.001))
+    with dispatcher.operation():
+        dispatcher.notify(text_event(1))
+        assert page.drawn.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            dispatcher.notify(ProgressEvent(IMPORTING, "torch"))
+            os._exit(0)
+        page.may_draw.set()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def run_in_thread(dispatcher):

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import gc
+import os
 import shutil
 import sys
 import threading
@@ -300,6 +301,14 @@ class ProgressBar:
         self._find_output = find_output
         self._draw_interval = draw_interval
         self._drawing: _DrawingThread | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Forget the thread, which a forked child does not have, and its locks."""
+        if self._drawing is not None:
+            self._drawing.remove_callback()
+            self._drawing = None
 
     def show(self, event: ProgressEvent) -> None:
         """Display an event."""
@@ -360,6 +369,11 @@ class _DrawingThread(threading.Thread):
                     break
                 self._cell_context.run(self.draw)
         finally:
+            self.remove_callback()
+
+    def remove_callback(self) -> None:
+        """Do not draw before collections any more."""
+        with contextlib.suppress(ValueError):  # The thread has ended.
             gc.callbacks.remove(self._before_collection)
 
     def _before_collection(self, phase: str, info: Mapping[str, int]) -> None:

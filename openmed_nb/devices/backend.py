@@ -36,17 +36,22 @@ if TYPE_CHECKING:
 
 MIN_TORCH = (2, 6)  # Oldest release that transformers 5 supports (its requirement is torch>=2.6).
 
+
+def fork_safe_lock() -> threading.RLock:
+    """Return a lock that is free in a forked child, which does not have the thread that would release it."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+    return lock
+
+
 # Lock for all tensor work of this package: two threads on MPS can crash the process. Reported up to torch 2.14
 # (pytorch#197805); the issue is closed, but its fix was reverted on 2026-09-22 (pytorch#197836).
-TENSOR_LOCK = threading.RLock()
+TENSOR_LOCK = fork_safe_lock()
 
 # Lock for tokenization, because truncation and padding are state of a tokenizer. The device can compute concurrently. Code
 # that needs both locks acquires the lock of tensors first.
-TOKENIZER_LOCK = threading.RLock()
-
-if hasattr(os, "register_at_fork"):  # A forked child does not have the thread that would release a lock.
-    for lock in (TENSOR_LOCK, TOKENIZER_LOCK):
-        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]  # noqa: SLF001
+TOKENIZER_LOCK = fork_safe_lock()
 
 
 @dataclass(frozen=True)

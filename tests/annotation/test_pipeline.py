@@ -19,9 +19,10 @@ from transformers.pipelines.token_classification import AggregationStrategy
 
 from openmed_nb.annotation.pipeline import OVERRIDABLE_METHODS, AnnotationPipeline
 from openmed_nb.annotation.tuning import Compilation
-from openmed_nb.devices.backend import TENSOR_LOCK
+from openmed_nb.devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidTextError
+from openmed_nb.session import SESSION
 
 TEXT = "the patient has diabetes mellitus and hypertension ."
 
@@ -372,12 +373,13 @@ def test_order_of_ignored_labels_is_no_setting(new_pipe):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_child_does_not_wait_for_a_lost_thread():
+@pytest.mark.parametrize("lock", [TENSOR_LOCK, TOKENIZER_LOCK, SESSION.lock], ids=["tensors", "tokenizer", "session"])
+def test_forked_child_does_not_wait_for_a_lost_thread(lock):
     """A child that was forked while another thread held the lock can take it."""
     held, let_go = threading.Event(), threading.Event()
 
     def hold():
-        with TENSOR_LOCK:
+        with lock:
             held.set()
             let_go.wait(30)
 
@@ -387,7 +389,7 @@ def test_forked_child_does_not_wait_for_a_lost_thread():
     child = os.fork()
     if child == 0:
         signal.alarm(10)
-        os._exit(0 if TENSOR_LOCK.acquire(timeout=5) else 1)
+        os._exit(0 if lock.acquire(timeout=5) else 1)
     let_go.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
