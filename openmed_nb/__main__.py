@@ -3,7 +3,8 @@
 ``openmed-nb doctor`` diagnoses the machine; its exit status is 1 if a check failed.
 ``openmed-nb report`` benchmarks the machine and writes a report to a folder.
 ``openmed-nb bring-up`` brings up a model in five stages and stops at the first stage that does not pass.
-``openmed-nb data`` lists the files that the package keeps on this computer, and removes them with ``--clear``.
+``openmed-nb data`` lists the files that the package keeps on this computer, and what killed runs left in a folder, and removes
+them with ``--clear``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import io
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +22,7 @@ from . import __version__
 from ._annotate import annotate_text
 from ._events.activity import ProgressEvent
 from ._render.values import Json
+from ._utils.temporary import find_abandoned
 from ._utils.text import describe_error, parser_problem, short_type_name
 from .annotation.references import FileReference, raise_if_error, read_text
 from .annotation.tables import reader_by_name
@@ -178,13 +181,24 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
 def run_data(arguments: list[str]) -> tuple[str, int]:
     """Return the files that the package keeps, or remove them; the exit status is 1 if the user does not confirm."""
     command = _Parser(f"{PROGRAM} data", description="List the files that openmed_nb keeps on this computer.")
+    command.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        help="folder in which runs may have been killed (default: this one)",
+    )
     command.add_argument("--clear", action="store_true", help="remove the files after a confirmation")
     command.add_argument("--yes", action="store_true", help="remove the files without a question")
     options = command.parse_args(arguments)
-    from .models.records import record_store
+    from .models.records import StoredFiles, record_store
 
     store = record_store(os.environ)
     stored = store.stored_data()
+    # Such a folder may contain notes.
+    files = [file for folder in find_abandoned(options.folder) for file in folder.rglob("*") if file.is_file()]
+    left = StoredFiles("files of killed runs", len(files), sum(file.stat().st_size for file in files))
+    stored = replace(stored, kinds=(*stored.kinds, left))
     if not options.clear or not stored.count:
         return str(stored), 0
     if not options.yes:
@@ -198,6 +212,7 @@ def run_data(arguments: list[str]) -> tuple[str, int]:
         if answer.strip().lower() not in ("y", "yes"):
             return "Nothing was removed.", 1
     store.clear()
+    find_abandoned(options.folder, remove=True)
     return f"{stored}\n\nThe files were removed.", 0
 
 

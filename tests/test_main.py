@@ -219,6 +219,22 @@ def test_data_is_removed_only_after_a_confirmation(data_folder, monkeypatch, cap
         assert len(list(data_folder.iterdir())) == num_files
 
 
+def test_data_lists_and_removes_files_of_killed_runs(data_folder, tmp_path, capsys):
+    left = tmp_path / f".openmed-{0:08x}-{0:032x}"
+    left.mkdir()
+    (left / "export").write_bytes(b"x" * 3072)
+    lock = tmp_path / f"{left.name}.lock"
+    lock.touch()
+    for path in (left / "export", left):
+        os.utime(path, (0, 0))
+
+    assert main(["data", str(tmp_path)]) == 0
+    assert "3.0 KiB" in capsys.readouterr().out
+    assert left.exists()
+    assert main(["data", str(tmp_path), "--clear", "--yes"]) == 0
+    assert (left.exists(), lock.exists(), len(list(data_folder.iterdir()))) == (False, False, 1)
+
+
 def test_clearing_data_keeps_files_of_the_user(data_folder, tmp_path):
     """The folder may be one of the user, with JSON files, links and folders that the package did not write."""
     outside = tmp_path / "outside.json"

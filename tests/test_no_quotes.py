@@ -446,8 +446,7 @@ def places_in_log(log: Any) -> Iterator[tuple[str, str]]:
     for record in log.records:
         error = record.exc_info[1] if record.exc_info else None
         text = "" if error is None else "".join(traceback.format_exception_only(error))
-        if record.name != "filelock":
-            yield f"log of {record.name}", f"{record.getMessage()}{text}"
+        yield f"log of {record.name}", f"{record.getMessage()}{text}"
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def make_reports(folder):
         "precision_verdict": precision,
         "validation_record": make_validation_record(),
         "stored_data": StoredData(
-            "data", (StoredFiles("validation record", 1, 2048), StoredFiles("batch size", 2, 90))
+            "data", (StoredFiles("validation records", 1, 2048), StoredFiles("batch sizes", 2, 90))
         ),
         "forecast": forecast,
         "gates": nb.runbook.gates(speedup=0.3),

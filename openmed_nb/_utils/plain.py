@@ -7,7 +7,6 @@ import math
 import os
 import re
 import stat
-import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from .._render.drawing import Chart
 from .._render.values import to_plain_data
 from ..errors import ConfigurationError
+from .temporary import temporary_folder
 from .text import describe_error, describe_file, short_type_name
 
 T = TypeVar("T")
@@ -224,8 +224,8 @@ def atomic_write(file: Path, text: str) -> None:
         OSError: If the file cannot be written.
     """
     target = Path(os.path.realpath(file))
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:40]}.") as directory:
-        temporary = Path(directory) / "part"
+    with temporary_folder(target.parent) as directory:
+        temporary = directory / "part"
         temporary.write_text(text, "utf-8")
         if target.exists():
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))

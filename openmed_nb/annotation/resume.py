@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from .._utils.temporary import file_lock
 from .._utils.text import describe_error, describe_file, describe_value
 from .._utils.validation import check_path
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
@@ -126,14 +127,12 @@ class ResultsFile:
 
     def _acquire(self, lock: Path) -> None:
         """Lock the file, or raise an error."""
-        from filelock import FileLock, Timeout
-
-        self._lock = FileLock(lock)
+        self._lock = contextlib.ExitStack()
         # Raised outside of the handlers, so that the original errors, which contain the path, are not the context.
         problem = None
         try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
+            self._lock.enter_context(file_lock(lock))
+        except TimeoutError:
             problem = self._file_error("is being written by another run", "Wait for that run, or use a different file.")
             if not os.access(lock, os.F_OK) and not _can_hold_files(self.path.parent):
                 problem = self._file_error("is in a folder in which no files can be created", OTHER_FILE_REMEDY)
@@ -150,8 +149,8 @@ class ResultsFile:
         # Windows does not remove an open file; the lock removes it there. The lock file must be removed before the lock is
         # released, because another process could own it afterwards.
         with contextlib.suppress(OSError):
-            Path(self._lock.lock_file).unlink()
-        self._lock.release()
+            Path(f"{self.path}.lock").unlink()
+        self._lock.close()
 
     def completed_results(self) -> Iterator[FingerprintedResult]:
         """Yield the result of each completed text. Afterwards, the file is ready to append results."""

@@ -254,7 +254,7 @@ Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
 FILE_SUFFIXES = {ValidationRecord: ".json", TunedBatchSize: ".batch_size"}
 
 
-_KIND_NAMES = {ValidationRecord: "validation record", TunedBatchSize: "batch size"}
+_KIND_NAMES = {ValidationRecord: "validation records", TunedBatchSize: "batch sizes"}
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class StoredFiles:
     """Files of one kind in the data folder.
 
     Attributes:
-        kind: Name of one file.
+        kind: Name of the files.
         count: Number of files.
         size: Total size in bytes.
     """
@@ -292,7 +292,7 @@ class StoredData(Displayable):
     def to_report(self) -> Report:
         """Return the directory and a table of its files."""
         models = "Downloaded models are in the cache of the Hugging Face Hub, which other programs use too."
-        rows = tuple((f"{files.kind}s", f"{files.count:,}", format_bytes(files.size)) for files in self.kinds)
+        rows = tuple((files.kind, f"{files.count:,}", format_bytes(files.size)) for files in self.kinds)
         tables = (Table("Files", ("kind", "number", "size"), rows),) if self.count else ()
         headline = f"{pluralize(self.count, 'file')} of openmed_nb on this computer"
         return Report(headline, (f"Folder: {self.folder}", models), tables)

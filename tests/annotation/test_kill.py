@@ -2,12 +2,16 @@
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.processes import run_python
+from openmed_nb._utils.temporary import find_abandoned, temporary_folder
 
 pytestmark = [
     pytest.mark.real_computer,  # Each run is in a process of its own.
@@ -132,3 +136,28 @@ def test_kills_while_notes_are_repaired(  # noqa: PLR0913, PLR0917 - fixtures
     assert answers == [
         [[entity["word"], entity["start"], entity["score"]] for entity in entities] for entities in whole
     ]
+
+
+@pytest.mark.parametrize("kills", [7, pytest.param(50, marks=pytest.mark.slow)])
+def test_next_export_removes_files_of_killed_exports(tmp_path, kills):
+    process = run_python(Path(__file__).parent / "export_runs.py", tmp_path, kills)
+    killed, left, hidden = json.loads(process.stdout)
+
+    assert (killed, hidden) == (kills, [])
+    assert left > 0
+
+
+def test_export_keeps_files_of_living_exports(tmp_path):
+    """The folder of another computer is removed when nothing was written to it for a day."""
+    with temporary_folder(tmp_path) as living:
+        (living / "export").write_text("a note", "utf-8")
+        foreign = tmp_path / f".openmed-{0:08x}-{0:032x}"
+        foreign.mkdir()
+        Path(f"{foreign}.lock").touch()
+        (tmp_path / ".openmed-of-the-user").mkdir()
+
+        assert find_abandoned(tmp_path, remove=True) == []
+        assert (living / "export").exists()
+        os.utime(foreign, (0, 0))
+        assert find_abandoned(tmp_path, remove=True) == [foreign]
+    assert [path.name for path in tmp_path.iterdir()] == [".openmed-of-the-user"]

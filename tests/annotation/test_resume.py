@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -124,6 +125,15 @@ class TestCutOff:
         """A new file can be read by nobody else, because it holds words of notes."""
         run(tmp_path / "run.jsonl")
         assert (tmp_path / "run.jsonl").stat().st_mode & 0o077 == 0
+
+    def test_path_is_not_logged(self, run, tmp_path, caplog):
+        """Not at any level, and also not for files that are written from the results."""
+        with caplog.at_level(logging.DEBUG):
+            found = run(tmp_path / "run.jsonl")
+            found.save(tmp_path / "saved.jsonl")
+            found.export("brat", tmp_path / "exported")
+            nb.read_annotations(tmp_path / "saved.jsonl", predictions=True)
+        assert tmp_path.name not in caplog.text
 
     def test_lock_that_is_a_file_of_the_person(self, run, tmp_path):
         """A file that is not empty is not used as a lock, and is not modified."""

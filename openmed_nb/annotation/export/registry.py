@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
+from ..._utils.temporary import temporary_folder
 from ..._utils.text import describe_file, describe_names
 from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
 from ..._utils.warning import warn
@@ -140,8 +140,8 @@ def save_annotations(path: Any, found: Saveable) -> None:
 def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], contents: Any) -> ResultT:
     """Write to a temporary folder next to the path, and replace the path at the end. Files are readable by their owner only."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".openmed-", dir=path.parent) as folder:
-            temporary = Path(folder) / "export"
+        with temporary_folder(path.parent) as folder:
+            temporary = folder / "export"
             result = write(temporary, contents)
             for file in (temporary, *temporary.glob("*")):
                 file.chmod(0o700 if file.is_dir() else 0o600)

@@ -11,7 +11,6 @@ import platform
 import shlex
 import shutil
 import string
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from packaging.utils import canonicalize_name
 from ...._events.activity import ProgressEvent
 from ...._render.display import OK, WARNING, Displayable, Report, Table, format_bytes, pluralize
 from ...._utils.plain import to_json
+from ...._utils.temporary import find_abandoned, temporary_folder
 from ...._utils.text import describe_error, describe_file, describe_value, model_label, short_type_name
 from ...._utils.validation import check_bool, check_path
 from ....devices.machine import distribution_of
@@ -300,11 +300,11 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         try:
             parent = target if target.is_dir() else target.parent
             target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=parent, prefix=".handoff.") as temporary:
-                _write_bundle(Path(temporary), golden, files, contents, book.simulated)
+            with temporary_folder(parent) as temporary:
+                _write_bundle(temporary, golden, files, contents, book.simulated)
                 # An existing directory is not replaced, because it may be the working directory of a process.
                 target.mkdir(exist_ok=True)
-                for item in list(Path(temporary).iterdir()):
+                for item in list(temporary.iterdir()):
                     item.rename(target / item.name)
         except OSError as error:
             message = f"The bundle {describe_file(target)} cannot be written: {describe_error(error)}."
@@ -342,6 +342,7 @@ def _check_new_folder(folder: str | os.PathLike[str]) -> Path:
         ConfigurationError: If the directory is not empty, is a file or is not writable.
     """
     target = Path(os.path.realpath(check_path(folder, "folder")))
+    find_abandoned(target, remove=True)
     try:
         occupied = any(target.iterdir())
     except FileNotFoundError:
