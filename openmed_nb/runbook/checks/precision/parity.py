@@ -261,13 +261,16 @@ def _gradient_difference(
 
     batch = candidate.plan_batches(tokenized, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
     inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
-    with TENSOR_LOCK, torch.no_grad():
-        labels = reference.network.logits(inputs).argmax(-1)  # (rows, length)
+    network = reference.network
     try:
-        expected = _compute_gradients(reference.network, inputs, labels)
-        computed = _compute_gradients(candidate.network, inputs, labels)
+        with TENSOR_LOCK, torch.no_grad():
+            labels = network.logits(inputs).argmax(-1)  # (rows, length)
+        expected = _compute_gradients(network, inputs, labels)
+        network = candidate.network
+        computed = _compute_gradients(network, inputs, labels)
     except RuntimeError as error:
-        message = f"A training step failed on {format_device(str(candidate.network.device))}: {describe_error(error)}."
+        subject = "A training step of the reference" if network is reference.network else "A training step"
+        message = f"{subject} failed on {format_device(str(network.device))}: {describe_error(error)}."
         raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
     if not expected:
         return None
@@ -385,13 +388,18 @@ class _ParityAccumulator:
         while batches:
             batch = batches.pop(0)
             inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
+            network = reference.network
             try:
-                expected_logits, expected_arrays = _run_forward(reference.network, inputs)
-                logits, arrays = _run_forward(candidate.network, inputs)
+                expected_logits, expected_arrays = _run_forward(network, inputs)
+                network = candidate.network
+                logits, arrays = _run_forward(network, inputs)
             except OpenMedError:
                 raise
             except (RuntimeError, MemoryError, TypeError) as error:
-                batches = [*_split_failed(batch, tokenized, candidate.network, error), *batches]
+                halves = _halve_batch(batch, tokenized, network, error)
+                if not halves:
+                    raise _forward_error(network, error, network is reference.network) from error
+                batches = [*halves, *batches]
                 continue
             self._count_logits(tokenized, batch, expected_logits, logits)
             expected_outputs.append((batch, expected_arrays))
@@ -502,12 +510,20 @@ def _run_forward(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, 
         return to_numpy(logits.float()), list(map(to_numpy, network.postprocess_logits(logits)))
 
 
-def _split_failed(batch: Batch, tokenized: TokenizedChunk, network: TokenClassifier, error: Exception) -> list[Batch]:
-    """Return the halves of a batch that does not fit in memory, or raise ``DeviceUnavailableError``."""
-    device = str(network.model.device)
-    empty_cache(device)
-    halves = batch.split(tokenized.windows.lengths + network.special_tokens.num_special_tokens)
-    if halves and is_out_of_memory(error):
-        return halves
-    message = f"The comparison failed on {format_device(device)}: {describe_error(error)}."
-    raise DeviceUnavailableError(message, "Use another device or another dtype.") from error
+def _halve_batch(batch: Batch, tokenized: TokenizedChunk, network: TokenClassifier, error: Exception) -> list[Batch]:
+    """Return the halves of a batch that does not fit in memory, or an empty list for another error or a single row."""
+    empty_cache(str(network.model.device))
+    if not is_out_of_memory(error):
+        return []
+    return batch.split(tokenized.windows.lengths + network.special_tokens.num_special_tokens)
+
+
+def _forward_error(network: TokenClassifier, error: Exception, is_reference: bool) -> DeviceUnavailableError:
+    """Return the error of a forward pass."""
+    subject = "The comparison"
+    remedy = "Use another device or another dtype."
+    if is_reference:
+        subject = "The reference"
+        remedy = "Use another model, or free memory of this computer."
+    device = format_device(str(network.model.device))
+    return DeviceUnavailableError(f"{subject} failed on {device}: {describe_error(error)}.", remedy)
