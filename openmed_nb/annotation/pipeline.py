@@ -341,7 +341,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
             if self._cached("quantized", model, lambda: is_quantized(model)):
                 # The rounding of an int8 model depends on the other rows of a batch anyway.
                 return "attention_mask" in names
-            return self._cached("padding", model, lambda: is_padding_masked(plain_network, max_length))
+            try:
+                return self._cached("padding", model, lambda: is_padding_masked(plain_network, max_length))
+            except Exception:  # noqa: BLE001 - an error of the model is reported when it runs on texts
+                return False
 
         return Annotator(
             network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities, may_pad

@@ -22,6 +22,7 @@ from ..devices.memory import empty_cache, is_out_of_memory
 from ..devices.moving import to_numpy
 from ..devices.profilers import push_modes
 from ..devices.registry import get_device
+from ..errors import DeviceUnavailableError
 from .forward import TokenClassifier
 from .results import Entity, entity_span
 
@@ -114,6 +115,7 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
 
     A model may accept an attention mask and still read the padding, such as the convolutions of ConvBERT, the pooling of Funnel
     and the hashes of YOSO. A row of synthetic tokens therefore runs with and without padding. Hooks of the user are not called.
+    An error of the model is raised, so that no answer is cached.
     """
     import torch
 
@@ -125,14 +127,11 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
     ids[0, :length] = np.resize([*network.special_tokens.prefix_ids, *network.special_tokens.suffix_ids] or [0], length)
     inputs = network.build_inputs(ids, (np.arange(padded_length) < length)[None])
     without_hooks = replace(network, model=ModelWithoutHooks(network.model))
-    try:
-        with TENSOR_LOCK, torch.no_grad():
-            padded = without_hooks.logits(inputs)[0, :length].float()
-            unpadded = without_hooks.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
-            difference = float((padded - unpadded).abs().max())
-            magnitude = float(unpadded.abs().max())
-    except Exception:  # noqa: BLE001 - an error of the model is reported when it runs on texts
-        return True
+    with TENSOR_LOCK, torch.no_grad():
+        padded = without_hooks.logits(inputs)[0, :length].float()
+        unpadded = without_hooks.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
+        difference = float((padded - unpadded).abs().max())
+        magnitude = float(unpadded.abs().max())
     rounding = torch.finfo(network.model.dtype).eps ** 0.5
     return not difference > rounding * max(1.0, magnitude)  # NaN is reported with the results.
 
@@ -160,18 +159,25 @@ def measure_batches(network: TokenClassifier, max_length: int) -> Calibration:
     """Measure the throughput of batches of increasing size.
 
     The measurement stops when a batch does not fit in memory, or when two batches are not significantly faster.
+
+    Raises:
+        DeviceUnavailableError: If the smallest batch does not fit in memory.
     """
     length = min(CALIBRATION_LENGTH, max_length)
     speeds: list[tuple[int, float]] = []
     with TENSOR_LOCK:
         for tokens in CALIBRATION_TOKENS:
             speed = measure_throughput(network, max(1, tokens // length), length)
-            if speed == 0 and speeds:
+            if speed == 0:
                 break
             speeds.append((tokens, speed))
             if len(speeds) > 2 and all(later[1] <= MIN_CALIBRATION_SPEEDUP * speeds[-3][1] for later in speeds[-2:]):  # noqa: PLR2004
                 break
-    return Calibration(format_device(str(network.device)), tuple(speeds))
+    device = format_device(str(network.device))
+    if not speeds:
+        message = f"A batch of {CALIBRATION_TOKENS[0]} tokens does not fit in the memory of {device}."
+        raise DeviceUnavailableError(message, "Free memory of the device, and measure again.")
+    return Calibration(device, tuple(speeds))
 
 
 def measure_throughput(network: TokenClassifier, rows: int, length: int) -> float:

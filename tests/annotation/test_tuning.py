@@ -11,7 +11,7 @@ import openmed_nb as nb
 from openmed_nb._utils.clock import use_clock
 from openmed_nb.annotation.tuning import CALIBRATION_TOKENS, Calibration, compare_compiled
 from openmed_nb.devices.machine import format_device
-from openmed_nb.errors import OpenMedWarning
+from openmed_nb.errors import DeviceUnavailableError, OpenMedWarning
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
 
@@ -72,6 +72,43 @@ def test_calibrate_skips_batches_that_do_not_fit(pipe):
     pipe.model.register_forward_pre_hook(too_large, with_kwargs=True)
 
     assert {tokens for tokens, _speed in pipe.calibrate().throughput} <= {256, 512}
+
+
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_calibrate_stores_nothing_if_no_batch_fits(pipe, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
+    before = pipe.batch_tokens
+
+    def refuse(*_inputs):
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+
+    hook = pipe.model.register_forward_pre_hook(refuse)
+    with pytest.raises(DeviceUnavailableError):
+        pipe.calibrate()
+    hook.remove()
+
+    assert (pipe.batch_tokens, list(tmp_path.iterdir())) == (before, [])
+
+
+def test_padding_is_measured_again_after_a_failure(pipe, on_forward):
+    """Rows are not padded after a failure, because the model may read the padding."""
+    texts = ["the patient has asthma .", "asthma", "no history"]
+    lengths = []
+    forward = pipe.model.forward
+
+    def fail_once(*_inputs, **_options):
+        pipe.model.forward = forward
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+
+    pipe.model.forward = fail_once
+    on_forward(pipe.model, lambda ids: lengths.append(ids.shape[1]))
+    pipe(texts)
+    assert len({*lengths}) == len(lengths) == 3
+    lengths.clear()
+    pipe(texts)
+    assert len({*lengths}) == 1
 
 
 def test_calibrate_raises_other_errors(pipe):
