@@ -9,6 +9,9 @@ from typing import Any
 
 from .tables import parse_json_line
 
+# A longer line cannot be one of results. A sparse or foreign file must not fill the memory.
+MAX_LINE_BYTES = 1 << 28
+
 
 def to_json_line(value: Mapping[str, Any]) -> bytes:
     """Encode a value as a line of JSON."""

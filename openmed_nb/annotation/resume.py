@@ -30,7 +30,7 @@ from .._utils.validation import check_path
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError
 from ..models.loading import packed_layers
-from .json_lines import append_checksum, to_json_line
+from .json_lines import MAX_LINE_BYTES, append_checksum, to_json_line
 from .references import MISSING_FINGERPRINT
 from .results import DroppedSpan, FingerprintedResult, ResultStore, is_entity
 from .tables import parse_json_line
@@ -160,7 +160,7 @@ class ResultsFile:
         text_index = 0
         for line_number in itertools.count(2):
             position = self._file.tell()
-            line = self._file.readline()
+            line = self._read_line(line_number)
             if not line.endswith(b"\n"):
                 self._file.seek(position)
                 self._file.truncate()
@@ -174,7 +174,8 @@ class ResultsFile:
         """Return the results of texts that were processed again, by text index."""
         replacements: dict[int, FingerprintedResult] = {}
         num_texts = 0
-        for line_number, line in enumerate(self._file, 2):
+        for line_number in itertools.count(2):
+            line = self._read_line(line_number)
             if not line.endswith(b"\n"):
                 break
             if line.startswith(REPLACEMENT_PREFIX):
@@ -217,7 +218,7 @@ class ResultsFile:
         expected = to_json_line({"format": FORMAT, **self.settings})
         line = self._file.read(len(HEADER_PREFIX))
         if line == HEADER_PREFIX:
-            line += self._file.readline()
+            line += self._read_line(1)
         # The file is new, or the process was killed while it wrote the header.
         if line != expected and expected.startswith(line):
             self._file.seek(0)
@@ -234,6 +235,12 @@ class ResultsFile:
             raise self._file_error(
                 f"was written with different settings ({changed})", "Use a different file, or delete this file."
             )
+
+    def _read_line(self, line_number: int) -> bytes:
+        line = self._file.readline(MAX_LINE_BYTES)
+        if len(line) == MAX_LINE_BYTES:
+            raise self._corrupt_line_error(line_number)
+        return line
 
     def _parse_line(self, line: bytes, line_number: int) -> FingerprintedResult:
         """Return the result in a line, or raise an error if :meth:`append` cannot have written the line."""
@@ -279,8 +286,9 @@ def _can_hold_files(folder: Path) -> bool:
 
 def count_results(path: str | os.PathLike[str]) -> int:
     """Return the number of texts with a result in a results file, or 0 if it cannot be read."""
-    try:
-        with check_path(path, "resume").open("rb") as file:
-            return max(0, sum(line.endswith(b"\n") and not line.startswith(REPLACEMENT_PREFIX) for line in file) - 1)
-    except (OSError, ConfigurationError):
-        return 0
+    count = -1  # The header is no result.
+    with contextlib.suppress(OSError, ConfigurationError), check_path(path, "resume").open("rb") as file:
+        while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+            if not line.startswith(REPLACEMENT_PREFIX):
+                count += 1
+    return max(0, count)

@@ -102,6 +102,18 @@ def test_answers_are_those_of_one_run(runs, annotated, pipe):
     assert list(annotated(pipe, TEXTS, resume=folder / "run.jsonl")) == list(annotated(pipe, TEXTS))
 
 
+def test_other_batches_change_no_shown_digit(annotated, pipe_of, keyword_model, tmp_path):
+    """A run that continues puts notes into other batches, whose scores may differ in the last digits."""
+    pipe, file = pipe_of(keyword_model), tmp_path / "run.jsonl"
+    whole = annotated(pipe, TEXTS, resume=file).to_frame()
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:38]) + lines[38][:20])
+    resumed = annotated(pipe, TEXTS, resume=file).to_frame()
+
+    assert len(resumed) > len(TEXTS)
+    assert resumed.round({"score": 3}).equals(whole.round({"score": 3}))
+
+
 def test_interrupt_says_how_to_go_on(runs, signals):
     """The message has one line, and ``except Exception`` does not catch the interrupt."""
     folder, children = runs

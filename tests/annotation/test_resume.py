@@ -17,7 +17,14 @@ from hypothesis import strategies as some
 
 import openmed_nb as nb
 from openmed_nb.annotation.results import FingerprintedResult
-from openmed_nb.annotation.resume import FORMAT, FORMAT_WITHOUT_CHECKSUMS, ResultsFile, append_checksum, to_json_line
+from openmed_nb.annotation.resume import (
+    FORMAT,
+    FORMAT_WITHOUT_CHECKSUMS,
+    ResultsFile,
+    append_checksum,
+    count_results,
+    to_json_line,
+)
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, RunInterrupted
 
@@ -134,6 +141,16 @@ class TestCutOff:
             found.export("brat", tmp_path / "exported")
             nb.read_annotations(tmp_path / "saved.jsonl", predictions=True)
         assert tmp_path.name not in caplog.text
+
+    @pytest.mark.parametrize("start", [0, 1], ids=["header", "first line"])
+    def test_sparse_file_is_refused(self, run, finished, tmp_path, start):
+        """A line without end is not read into memory."""
+        file = tmp_path / "run.jsonl"
+        file.write_bytes(b"".join(finished[0].splitlines(keepends=True)[:start]))
+        os.truncate(file, 1 << 40)
+        with pytest.raises(ConfigurationError, match="is not a results file" if start == 0 else "is corrupt at line 2"):
+            run(file)
+        assert (count_results(file), file.stat().st_size) == (0, 1 << 40)
 
     def test_lock_that_is_a_file_of_the_person(self, run, tmp_path):
         """A file that is not empty is not used as a lock, and is not modified."""
