@@ -176,6 +176,7 @@ class Session:
         """
         with self.transaction():
             request = DeviceRequest.parse(parse_device_argument(device), source)
+            self.device_manager.forget_failed_probes()
             choice = self.device_manager.confirm(request)
             moved = self._models.move_followers(choice.device) if self._models else ()
             self.override = request
@@ -192,6 +193,7 @@ class Session:
             UnknownDeviceError, DeviceUnavailableError: As for :meth:`device`. The override is then preserved.
         """
         with self.transaction():
+            self.device_manager.forget_failed_probes()
             choice = self.device_manager.confirm(resolve_request(resolution_order(self.device_manager.user_environ)))
             moved = self._models.move_followers(choice.device) if self._models else ()
             self.override = None

@@ -119,6 +119,11 @@ class DeviceManager:
             self.restore_mps_variables(applied)
         return choice
 
+    def forget_failed_probes(self) -> None:
+        """Check devices again whose check has failed, because another program may have used their memory."""
+        if self._torch is not None:
+            self._torch = replace(self._torch, probes=tuple(probe for probe in self._torch.probes if not probe[1]))
+
     def load_torch(self) -> None:
         """Import torch and read its facts."""
         if not self.torch.is_imported:

@@ -20,6 +20,7 @@ from openmed_nb.devices.environment import (
 )
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.request import DeviceRequest
+from openmed_nb.session import Session
 
 
 class Kernel:
@@ -322,6 +323,16 @@ def test_confirm_probes_a_gpu_once(machine, torch, failures, spelling, device, e
     assert stub.events == events
     assert (FALLBACK_VARIABLE in environ) == (device == "mps") == bool(computer.applied_variables)
     assert computer.plan(request).confirmed == (device != "cpu" or "import" in events)
+
+
+def test_failed_probe_is_repeated_on_request():
+    """The memory of a GPU may have been full at the time of the first check."""
+    failures = {"cuda": "CUDA out of memory"}
+    session = Session({}, lambda: LINUX, TorchOf(TWO_GPUS, failures))
+
+    assert session.device().device == "cpu"
+    failures.clear()
+    assert (session.device().device, session.use("auto").device) == ("cpu", "cuda")
 
 
 def test_memory_fraction_is_the_limit_or_the_watermark():
