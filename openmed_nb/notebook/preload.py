@@ -13,16 +13,12 @@ import atexit
 import contextlib
 import functools
 import importlib
-import importlib.util
 import os
 import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
@@ -49,12 +45,13 @@ _READ_AT_IMPORT_PATTERN = re.compile(r"CUDA_VISIBLE_DEVICES|(?:HF|MKL|OMP|PYTORC
 # A line that imports.
 _IMPORT_PATTERN = re.compile(r"^\s*(?:import|from)\s", re.MULTILINE)
 
-# Modules of transformers that the pipeline and the bundled models need.
+# Modules that the pipeline and the bundled models need.
 _MODEL_MODULES = (
     "transformers.pipelines.token_classification",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert_legacy",
+    "openmed_nb.annotation.pipeline",
 )
 
 # Held while the thread imports. A forked child has neither the thread nor the modules that the thread has started to import.
@@ -123,7 +120,7 @@ class Preloader:
         self._thread: threading.Thread | None = None
         self._variables: Mapping[str, str] = {}
         self._torch_error: Exception | None = None
-        self._torch_finished = threading.Event()
+        self._finished = threading.Event()
         self._stopped = threading.Event()
 
     def schedule(self) -> None:
@@ -155,10 +152,13 @@ class Preloader:
         self._thread.start()
 
     def _before_cell(self, info: ExecutionInfo) -> None:
-        """Keep the imports of a cell and of the thread apart: an import of ``torch.nn`` does not wait for that of ``torch``."""
+        """Keep the imports of a cell and of the thread apart.
+
+        An import of ``torch.nn`` does not wait for that of ``torch``, and parts of transformers import each other.
+        """
         if _IMPORT_PATTERN.search(info.raw_cell) and _IMPORT_LOCK.acquire(timeout=MAX_WAIT_SECONDS):
             self._shell.events.unregister("pre_run_cell", self._before_cell)
-            if not self._torch_finished.is_set():  # The thread has not started to import.
+            if not self._finished.is_set():  # The thread has not started to import.
                 self.stop()
             _IMPORT_LOCK.release()
 
@@ -169,7 +169,7 @@ class Preloader:
     def _run(self) -> None:
         """Import torch, transformers and the pipeline."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self._torch_finished.set)
+            stack.callback(self._finished.set)
             if self._stopped.wait(START_DELAY_SECONDS):
                 return
             stack.enter_context(_IMPORT_LOCK)
@@ -180,46 +180,24 @@ class Preloader:
             except Exception as error:  # noqa: BLE001 - a damaged installation can raise any error
                 self._torch_error = error
                 return
-            self._torch_finished.set()
             # The first use repeats any other import that fails, and reports why.
             with contextlib.suppress(Exception):
-                self._import_transformers()
-                if not self._stopped.is_set():
-                    importlib.import_module("openmed_nb.annotation.pipeline")
+                from ..models.importing import import_model_code
 
-    def _import_transformers(self) -> None:
-        """Import transformers and the modules that a load needs as one import, for which other threads wait.
-
-        Two threads that import parts of transformers at the same time could see modules that are half imported, because these
-        modules import each other.
-        """
-        from ..models.importing import import_model_code
-
-        def import_parts() -> None:
-            import_model_code()
-            for name in _MODEL_MODULES:
-                if self._stopped.is_set():
-                    return
-                importlib.import_module(name)
-
-        if self._stopped.is_set():
-            return
-        if "transformers" in sys.modules:
-            import_parts()
-            return
-        finder = _LongImportFinder("transformers", import_parts)
-        sys.meta_path.insert(0, finder)  # It removes itself.
-        importlib.import_module("transformers")
+                import_model_code()
+                for name in _MODEL_MODULES:
+                    if not self._stopped.is_set():
+                        importlib.import_module(name)
 
     def _check(self) -> None:
-        """Wait for torch, raise the error of its import, and warn of variables that were set too late.
+        """Wait for the imports, raise the error of torch, and warn of variables that were set too late.
 
         It is called once, so that the next use tries the import again.
 
         Raises:
             TorchImportError: If torch could not be imported.
         """
-        self._torch_finished.wait(MAX_WAIT_SECONDS)
+        self._finished.wait(MAX_WAIT_SECONDS)
         if self._torch_error is not None:
             raise torch_import_error(self._torch_error) from self._torch_error
         variables = _variables_read_at_import()
@@ -237,44 +215,3 @@ def _variables_read_at_import() -> dict[str, str]:
     """Return the variables of the user that torch or transformers read while they are imported."""
     environ = SESSION.device_manager.user_environ
     return {name: value for name, value in environ.items() if _READ_AT_IMPORT_PATTERN.fullmatch(name)}
-
-
-class _LongImportFinder(MetaPathFinder, Loader):
-    """Extends the import of a package in this thread by a function, so that other threads wait for both."""
-
-    _loader: Loader  # The loader of the package.
-
-    def __init__(self, package: str, import_parts: Callable[[], None]) -> None:
-        self._package = package
-        self._import_parts = import_parts
-        self._thread = threading.current_thread()
-
-    def find_spec(
-        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the specification of the package with this object as its loader."""
-        if name != self._package or threading.current_thread() is not self._thread:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            self._loader = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return the module of the original loader."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Execute the package with its original loader, and then call the function."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        # transformers replaces its module. A thread that has waited for the import receives the original one from Python.
-        replacement = sys.modules[self._package]
-        if replacement is not module:
-            vars(module)["__getattr__"] = functools.partial(getattr, replacement)
-        with contextlib.suppress(Exception):  # The package itself is imported.
-            self._import_parts()

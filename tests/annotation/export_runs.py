@@ -14,17 +14,8 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 WAYS = ("brat", "conll", "doccano", "label-studio", ".jsonl", ".csv", ".html")
-
-
-def write(found: Any, target: Path, way: str) -> None:
-    """Save or export notes."""
-    if way.startswith("."):
-        found.save(target.with_suffix(way))
-    else:
-        found.export(way, target)
 
 
 def main(place: str, kills: str) -> None:
@@ -39,14 +30,19 @@ def main(place: str, kills: str) -> None:
         child = os.fork()
         if child == 0:
             for number in itertools.count():
-                write(found, folder / f"{kill}-{number}", WAYS[kill % len(WAYS)])
+                way = WAYS[kill % len(WAYS)]
+                target = folder / f"{kill}-{number}{way}"
+                if way.startswith("."):
+                    found.save(target)
+                else:
+                    found.export(way, target)
         while not any(folder.glob(".openmed-*/export*")):
             time.sleep(0.001)
         time.sleep(random.Random(kill).random() / 50)
         os.kill(child, signal.SIGKILL)
         killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         left += any(folder.glob(".openmed-*/*"))
-    write(found, folder / "last", "conll")
+    found.export("conll", folder / "last")
     print(json.dumps([killed, left, [path.name for path in folder.glob(".*")]]))  # noqa: T201
 
 
