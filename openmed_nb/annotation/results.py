@@ -9,6 +9,7 @@ import math
 import operator
 import os
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -22,7 +23,15 @@ from .._events.activity import LOADING, ProgressEvent
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
-from .._utils.validation import check_choice, check_integer, check_number, invalid_value, is_hashable, suggest
+from .._utils.validation import (
+    check_choice,
+    check_integer,
+    check_number,
+    invalid_value,
+    is_finite_number,
+    is_hashable,
+    suggest,
+)
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 from ..session import SESSION
@@ -149,14 +158,18 @@ def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
 
 def find_uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
     """Return the distinct spans that are not inside an entity with the same label, in order."""
-    entity_spans = [_masked_span(entity)[:3] for entity in entities]
-    uncovered = {
-        span
-        for span in spans
-        if not any(
-            start <= span.start and span.end <= end and span.label == label for start, end, label in entity_spans
-        )
-    }
+    starts: dict[str, list[int]] = {}
+    ends: dict[str, list[int]] = {}  # The largest end of the entities up to each start.
+    for start, end, label, *_rest in sorted(map(_masked_span, entities)):
+        starts.setdefault(label, []).append(start)
+        label_ends = ends.setdefault(label, [])
+        label_ends.append(max([end, *label_ends[-1:]]))
+
+    def is_covered(span: DroppedSpan) -> bool:
+        num_before = bisect_right(starts.get(span.label, ()), span.start)
+        return num_before > 0 and ends[span.label][num_before - 1] >= span.end
+
+    uncovered = {span for span in spans if not is_covered(span)}
     return tuple(sorted(uncovered, key=lambda span: (span.start, span.end)))
 
 
@@ -1108,8 +1121,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         if self.ids is not None:
             for index, note_id in enumerate(self.ids):
                 # JSON has neither NaN nor infinity.
-                is_number = isinstance(note_id, (int, float)) and math.isfinite(note_id)
-                texts[index] = {"id": note_id if is_number else str(note_id), **texts[index]}
+                texts[index] = {"id": note_id if is_finite_number(note_id) else str(note_id), **texts[index]}
         return {"model": self.model, "device": self.device, "texts": texts}
 
     def to_json(self) -> Json:
@@ -1290,7 +1302,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
         Args:
             replacement: Replacement of an entity, with ``{label}`` as placeholder of its label and ``{number}`` of its number among
-                the different entities of the label; case and white space do not matter. Alternatively, a mapping of labels to
+                the different entities of the label, whose case, white space and possessive do not matter. Alternatively, a mapping of labels to
                 replacements, where ``None`` keeps the entities of a label. Labels are not case-sensitive. Labels that are not in
                 the mapping are replaced by ``"[{label}]"``.
             scope: Whether equal entities have the same number within a note (``"note"``) or in all notes (``"all"``).
@@ -1798,7 +1810,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                 yield None
                 continue
             note_id = None if self.ids is None else self.ids[index]
-            if note_id is not None and not (isinstance(note_id, (int, float)) and math.isfinite(note_id)):
+            if note_id is not None and not is_finite_number(note_id):
                 note_id = str(note_id)
             scores = tuple(float(entity["score"]) for entity in self.results[index])
             yield ExportedNote(note_id, index, text, tuple(self.note_spans(index)), scores)
