@@ -48,8 +48,6 @@ class RecordedMac:
         if program == SYSCTL:  # With -i, unknown keys are left out.
             lines = self._outputs[f"{SYSCTL} -i"].splitlines(keepends=True)
             return "".join(line for line in lines if line.partition(":")[0] in arguments)
-        if Path(program).name == "macmon":
-            return self._outputs["macmon pipe"]
         return self._outputs[self.commands[-1]]
 
     @property
@@ -57,11 +55,6 @@ class RecordedMac:
         """Facts of the machine, as read on the Mac itself."""
         is_apple = "hw.optional.arm64: 1" in self._outputs[f"{SYSCTL} -i"]
         return read_machine("Darwin", "arm64" if is_apple else "x86_64", self.run)
-
-    @property
-    def has_macmon(self) -> bool:
-        """Whether macmon is installed."""
-        return "macmon pipe" in self._outputs
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import (
     NOT_APPLICABLE,
     OK,
-    UNKNOWN,
     WARNING,
     Finding,
     JsonMixin,
@@ -36,15 +35,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION
-from ..records.signals import (
-    PowerMeter,
-    PowerReading,
-    PowerScope,
-    UtilizationReader,
-    format_watts,
-    make_power_meter,
-    make_utilization_reader,
-)
+from ..records.signals import UtilizationReader, make_utilization_reader
 from .timing import (
     DATA,
     DECODE,
@@ -86,11 +77,6 @@ HOST_PHASES = (DATA, DECODE)
 SAMPLE_INTERVAL = 0.5
 # If readings are slow, sampling takes at most this many times the requested duration.
 EXTENSION_FACTOR = 2
-# Maximum duration of a measurement of the power draw, which cannot be stopped.
-MAX_POWER_SECONDS = 10.0
-NO_POWER = PowerReading(remedy="Not measured: increase utilization_seconds and seconds.")
-ROWS_PER_ENERGY = 1000
-
 # Minimum number of readings for a mean utilization. Single readings vary too much.
 MIN_SAMPLES = 5
 
@@ -127,31 +113,6 @@ class Utilization(JsonMixin):
             return "not known"
         net = format_percent(max(0.0, self.busy - self.idle))
         return f"{net} ({format_percent(self.busy)} minus {format_percent(self.idle)} when idle)"
-
-
-@dataclass(frozen=True)
-class Power(JsonMixin):
-    """Mean power draw of a device, or of the chip of a Mac, by all processes.
-
-    Attributes:
-        idle: Mean directly before the workload in watts, or ``None`` if it is unknown.
-        busy: Mean while the workload ran in watts, or ``None`` if it is unknown.
-        scope: What the power draw includes: ``"CPU, GPU and Neural Engine"``, ``"the whole Mac"`` or ``"GPU"``.
-        remedy: Why the power draw is unknown, or how to read it; otherwise empty.
-
-    Example:
-        >>> Power(2.0, 10.0, "GPU").joules(0.5), Power(remedy="Install macmon.").joules(0.5)
-        (5.0, None)
-    """
-
-    idle: float | None = None
-    busy: float | None = None
-    scope: PowerScope | None = None
-    remedy: str = NO_POWER.remedy
-
-    def joules(self, seconds: float) -> float | None:
-        """Return the energy for some seconds of the workload, including the idle power, or ``None`` if it is unknown."""
-        return None if self.busy is None else self.busy * seconds
 
 
 @dataclass(frozen=True)
@@ -245,7 +206,6 @@ class DeviceMetrics:
         utilization_details: Utilization before and during the workload.
         mean_rows: Mean number of rows per step, which differs from ``rows`` if a loader yields batches of several sizes.
         simulated: Whether the device is simulated. It then computes on the CPU and cannot be timed.
-        power: Power draw before and during the workload.
     """
 
     device: str
@@ -257,7 +217,6 @@ class DeviceMetrics:
     utilization_details: Utilization = field(default_factory=Utilization)
     mean_rows: float | None = None
     simulated: bool = False
-    power: Power = field(default_factory=Power)
 
     @property
     def rows_per_second(self) -> float:
@@ -273,11 +232,6 @@ class DeviceMetrics:
     def utilization(self) -> float | None:
         """Utilization of the device by the workload, in [0, 1] and without idle load, or ``None`` if it is unknown."""
         return self.utilization_details.net
-
-    @property
-    def joules_per_1000_rows(self) -> float | None:
-        """Energy for 1,000 texts or rows in joules, or ``None`` if the power draw is unknown or the device is simulated."""
-        return None if self.simulated else self.power.joules(ROWS_PER_ENERGY / self.rows_per_second)
 
     @property
     def speedup_category(self) -> str | None:
@@ -302,8 +256,6 @@ class DeviceMetrics:
             "speedup": None if self.simulated else self.speedup and self.speedup.to_dict(),
             "speedup_category": self.speedup_category,
             "utilization": self.utilization_details.to_dict(),
-            "power": self.power.to_dict(),
-            "joules_per_1000_rows": self.joules_per_1000_rows,
         }
 
 
@@ -394,17 +346,6 @@ class Comparison(StepReport):
             return f"The CPU is {1 / median:.2f} times as fast as {name} ({1 / high:.2f} to {1 / low:.2f})"
         return f"{name} is {median:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
-    def _energy_row(self, metrics: DeviceMetrics) -> tuple[str, ...]:
-        """Return the energy of a device, or how to get it."""
-        name = self.device_label(metrics.device)
-        joules = metrics.joules_per_1000_rows
-        power = metrics.power
-        if metrics.simulated:
-            return name, NOT_APPLICABLE, "", "", SIMULATED_SPEED
-        if joules is None:
-            return name, UNKNOWN, "", "", power.remedy
-        return name, f"{joules:,.3g} J", format_watts(power.busy), format_watts(power.idle), power.scope or ""
-
     def to_report(self) -> Report:
         """Return a report with the findings; measurements appear only in the HTML, except the rate of the CPU alone."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
@@ -438,9 +379,6 @@ class Comparison(StepReport):
             )
         columns = ("device", "ms per step", "quartiles", "rows per second", "speedup over the CPU", "utilization")
         speeds = Table("Speed", columns, tuple(speed_rows), collapsed=True)
-        unit = "notes" if self.task == ANNOTATION else "rows"
-        energy_columns = ("device", f"energy per 1,000 {unit}", "power draw", "when idle", "note")
-        energy = Table("Energy", energy_columns, tuple(map(self._energy_row, self.devices)), collapsed=True)
         phase_names = dict.fromkeys(name for metrics in self.devices for name in metrics.phase_times.seconds)
         phase_rows = tuple(
             (name, *(metrics.phase_times.format_phase(name) for metrics in self.devices)) for name in phase_names
@@ -454,7 +392,7 @@ class Comparison(StepReport):
             title,
             (*answer, *notices, method),
             (findings_table("", self.findings),),
-            metrics=(speeds, energy, phases),
+            metrics=(speeds, phases),
             html_sentences=(*(answer or (self.headline,)), f"{title}: {method}"),
             charts=(chart,),
         )
@@ -508,8 +446,8 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             accelerator. A given ``batch_size`` allows 128 tokens for each of its texts, as :func:`sweep` measures.
             Otherwise, the batch budget of that accelerator applies. The result reports it as ``batch_tokens``.
         rounds: Number of interleaved rounds, at least 6, if ``seconds`` allows.
-        utilization_seconds: Duration of the sampling of utilization and power per device in seconds, during the workload and
-            before it. It is extended up to twofold if there are too few readings for a mean. If 0, neither is measured.
+        utilization_seconds: Duration of the utilization sampling per device in seconds, during the workload and before it.
+            It is extended up to twofold if there are too few readings for a mean. If 0, ``utilization`` is not measured.
         seconds: Approximate time budget of the call in seconds. Slow workloads run fewer rounds, but at least 6, and are
             sampled for a shorter time or not at all. Increase ``seconds`` to avoid this.
         progress: Whether to show progress for operations that take longer than half a second.
@@ -519,8 +457,6 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22% faster), and
         ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
-        Its ``joules_per_1000_rows`` is the energy for 1,000 notes or rows, or ``None`` where the power draw is unknown;
-        ``power.remedy`` then states how to get it.
         ``findings`` describes the results. The text form contains no times. If only the CPU was measured, ``break_even`` has its
         ``rows_per_hour`` and the ``gpu_rows_per_hour`` from which a GPU is worth using, and the text states both.
 
@@ -536,11 +472,6 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     not changed. Hooks of your model run in its copies. The utilization covers all processes. It is read once
     a second from ``ioreg`` on a Mac, from ``nvidia-smi`` on CUDA, and from psutil for the CPU. It is not read while MPS is
     simulated.
-
-    The power draw is a mean over at most 10 seconds, with the idle power and by all processes. On a Mac with Apple silicon, it
-    is that of the CPU, the GPU and the Neural Engine, from ``macmon`` if it is installed (``brew install macmon``), and
-    on CUDA that of the GPU from ``nvidia-smi``. Two devices can only be compared if the power includes the same parts. Some
-    Apple chips update their energy counters every two seconds only; ``utilization_seconds=10`` is then more precise.
 
     Example:
         >>> import torch
@@ -616,15 +547,15 @@ def _run_comparison(
             min_steps = BATCHES_PER_WORKER * workload.workers
             max_steps = round_up_to_workers(max(PHASE_STEPS, min_steps), workload.workers)
             phase_times[name] = workload.measure_phase_times(batches, max_steps, min_steps)
-    loads: dict[str, DeviceLoad] = {}
+    utilizations: dict[str, Utilization] = {}
     if utilization_seconds:
         for name in SESSION.track("Comparing", f"{baseline.name}, utilization", workloads, "device"):
-            remaining_devices = len(workloads) - len(loads)
+            remaining_devices = len(workloads) - len(utilizations)
             duration = _sampling_seconds(utilization_seconds, deadline - current_time(), remaining_devices)
-            loads[name] = _measure_load(name, workloads[name], duration)
+            utilizations[name] = _measure_utilization(name, workloads[name], duration)
     SESSION.notify(ProgressEvent("Comparing", baseline.name))
     metrics = tuple(
-        _device_metrics(workload, name, trials, phase_times[name], loads.get(name, DeviceLoad()))
+        _device_metrics(workload, name, trials, phase_times[name], utilizations.get(name, Utilization()))
         for name, workload in workloads.items()
     )
     return Comparison(
@@ -637,7 +568,7 @@ def _device_metrics(
     device: str,
     trials: Mapping[str, Sequence[float]],
     phase_times: PhaseTimes,
-    load: DeviceLoad,
+    utilization: Utilization,
 ) -> DeviceMetrics:
     """Return the measurements on a device; the speedup is the median of the ratios of all rounds."""
     seconds = trials[device]
@@ -650,10 +581,9 @@ def _device_metrics(
         workload.median_rows,
         phase_times,
         None if device == CPU else median_interval(ratios),
-        load.utilization,
+        utilization,
         mean_rows=workload.mean_rows,
         simulated=get_device(device).is_simulated,
-        power=load.power,
     )
 
 
@@ -719,85 +649,36 @@ def _sampling_seconds(requested: float, remaining: float, devices: int) -> float
     return available if available >= MIN_SAMPLES * SAMPLE_INTERVAL else 0.0
 
 
-@dataclass(frozen=True)
-class DeviceLoad:
-    """Utilization and power draw of a device before and during a workload."""
-
-    utilization: Utilization = field(default_factory=Utilization)
-    power: Power = field(default_factory=Power)
-
-
-def _measure_load(device: str, workload: Workload, seconds: float) -> DeviceLoad:
-    """Return the load of a device during a continuous workload and directly before it."""
+def _measure_utilization(device: str, workload: Workload, seconds: float) -> Utilization:
+    """Return the utilization of a device during a continuous workload and directly before it."""
     if not seconds:
-        return DeviceLoad()
+        return Utilization()
     manager = SESSION.device_manager
-    uuid = get_device(device).uuid()
-    read = make_utilization_reader(device, manager.machine, manager.run, SESSION.environ, uuid)
-    meter = make_power_meter(device, manager.machine, manager.run, SESSION.environ, uuid)
+    read = make_utilization_reader(device, manager.machine, manager.run, SESSION.environ, get_device(device).uuid())
     with workload.open_batches() as batches:
-        if not isinstance(meter, PowerReading):
-            return _load_during(read, meter, seconds, lambda: workload.run(next(batches)))
-        load = _load_during(read, None, seconds, lambda: workload.run(next(batches)))
-        return replace(load, power=Power(remedy=meter.remedy))
+        return _utilization_during(read, seconds, lambda: workload.run(next(batches)))
 
 
-def _load_during(
-    read: UtilizationReader | None,
-    meter: PowerMeter | None,
-    seconds: float,
-    work: Callable[[], object],
-    interval: float = SAMPLE_INTERVAL,
-) -> DeviceLoad:
-    """Return the load while ``work`` is repeated and while the device is idle directly before.
+def _utilization_during(
+    read: UtilizationReader | None, seconds: float, work: Callable[[], object], interval: float = SAMPLE_INTERVAL
+) -> Utilization:
+    """Return the utilization while ``work`` is repeated and while the device is idle directly before.
 
     Each of the two takes ``seconds``, or up to twice as long if there are too few readings. Too few readings give ``None``.
-    Without a reader and a meter, the work does not run.
+    Without a reader, the work does not run.
     """
-    if read is None and meter is None:
-        return DeviceLoad()
-    samples = []
-    readings = []
-    for phase in (partial(time.sleep, interval / 10), work):
-        power = None if meter is None else _PowerMeasurement(meter, seconds)
-        samples.append(_samples_during(phase, read, seconds, interval, power))
-        readings.append(NO_POWER if power is None else power.reading)
-    idle, busy = (statistics.fmean(values) if len(values) >= MIN_SAMPLES else None for values in samples)
-    idle_power, busy_power = readings
-    return DeviceLoad(
-        Utilization(idle, busy, len(samples[-1])),
-        Power(
-            idle_power.watts if idle_power.scope == busy_power.scope else None,
-            busy_power.watts,
-            busy_power.scope,
-            busy_power.remedy,
-        ),
+    if read is None:
+        return Utilization()
+    idle_samples = _samples_during(partial(time.sleep, interval / 10), read, seconds, interval)
+    busy_samples = _samples_during(work, read, seconds, interval)
+    idle, busy = (
+        statistics.fmean(samples) if len(samples) >= MIN_SAMPLES else None for samples in (idle_samples, busy_samples)
     )
-
-
-class _PowerMeasurement(threading.Thread):
-    """Measurement of the power draw in another thread, which ends itself after its time limit.
-
-    Attributes:
-        reading: Result of the measurement.
-    """
-
-    def __init__(self, meter: PowerMeter, seconds: float) -> None:
-        super().__init__(name="openmed_nb power", daemon=True)
-        self._meter = meter
-        self._seconds = min(seconds, MAX_POWER_SECONDS)
-        self.reading = NO_POWER
-
-    def run(self) -> None:
-        self.reading = self._meter(self._seconds)
+    return Utilization(idle, busy, len(busy_samples))
 
 
 def _samples_during(
-    work: Callable[[], object],
-    read: UtilizationReader | None,
-    seconds: float,
-    interval: float = SAMPLE_INTERVAL,
-    power: _PowerMeasurement | None = None,
+    work: Callable[[], object], read: UtilizationReader, seconds: float, interval: float = SAMPLE_INTERVAL
 ) -> list[float]:
     """Repeat ``work`` and return the readings that another thread takes every ``interval`` seconds.
 
@@ -806,8 +687,6 @@ def _samples_during(
     """
     samples: list[float] = []
     finished = threading.Event()
-    min_samples = 0 if read is None else MIN_SAMPLES
-    read = read or _read_nothing
 
     def sample() -> None:
         due = time.monotonic() + interval
@@ -820,20 +699,11 @@ def _samples_during(
     read()  # psutil reports the CPU utilization since the previous reading.
     thread = threading.Thread(target=sample, name="openmed_nb utilization", daemon=True)
     thread.start()
-    if power is not None:
-        power.start()
     try:
         start = current_time()
-        factor = 1
-        while current_time() - start < seconds * factor:
+        while current_time() - start < seconds * (1 if len(samples) >= MIN_SAMPLES else EXTENSION_FACTOR):
             work()
-            is_measuring = power is not None and power.is_alive()
-            factor = EXTENSION_FACTOR if is_measuring or len(samples) < min_samples else 1
     finally:
         finished.set()
         thread.join()
     return samples
-
-
-def _read_nothing() -> None:
-    """Return no utilization."""

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from ..._render.display import (
     NOT_APPLICABLE,
@@ -34,7 +31,6 @@ from ...devices.registry import get_device
 from ...errors import OpenMedError
 from ...session import SESSION
 from ...training.curve import PRESSURE_LEVELS
-from .macmon import MAX_CELSIUS, MAX_WATTS, NOT_INSTALLED, REMEDIES, MacmonState, find_macmon, read_macmon
 
 NOTHING_REPORTED = "nothing reported"
 THROTTLING_STATES = {True: "limited", False: "nominal", None: None}
@@ -55,8 +51,8 @@ class GpuStatus:
         utilization: Recent utilization by all processes, in percent.
         memory_used: Memory used by all processes, in bytes.
         memory_total: Dedicated memory in bytes. Apple GPUs share the memory of the machine and have none.
-        temperature: Temperature in degrees Celsius. Apple GPUs report it through ``macmon``.
-        power: Power draw in watts. Apple GPUs report it through ``macmon``.
+        temperature: Temperature in degrees Celsius. Only NVIDIA GPUs report it.
+        power: Power draw in watts. Only NVIDIA GPUs report it.
         thermal_throttling: Whether the GPU reduces its clock rate because of its temperature.
         uuid: UUID of the GPU, as reported by the NVIDIA driver.
     """
@@ -92,12 +88,6 @@ class SystemStatus(Displayable):
         chip: Name of the processor.
         performance_cores: Number of performance cores.
         efficiency_cores: Number of efficiency cores.
-        cpu_power: Power draw of the processor in watts. This and the next four values need ``macmon`` on a Mac.
-        neural_engine_power: Power draw of the Neural Engine in watts.
-        system_power: Power draw of the whole Mac in watts.
-        cpu_temperature: Mean temperature of the processor in degrees Celsius.
-        macmon: ``"read"`` if ``macmon`` returned values, otherwise why not: ``"not installed"``, ``"no valid output"`` or
-            ``"no sensors"``. ``None`` if it was not needed.
         simulated: Whether the machine is a simulated Mac, whose values cannot be read.
 
     Example:
@@ -123,11 +113,6 @@ class SystemStatus(Displayable):
     chip: str | None = None
     performance_cores: int | None = None
     efficiency_cores: int | None = None
-    cpu_power: float | None = None
-    neural_engine_power: float | None = None
-    system_power: float | None = None
-    cpu_temperature: int | None = None
-    macmon: MacmonState | None = None
     simulated: bool = False
 
     def findings(self) -> tuple[Finding, ...]:
@@ -146,24 +131,17 @@ class SystemStatus(Displayable):
             ("GPU cores", _format_reading(gpu.cores)),
             ("GPU memory", format_bytes(gpu.memory_total)),
         )
-        readings: tuple[tuple[str, str], ...] = (
+        readings = (
             ("GPU utilization", _format_reading(gpu.utilization, "%")),
             ("GPU memory in use", format_bytes(gpu.memory_used)),
             ("GPU temperature", _format_reading(gpu.temperature, " °C")),
-            ("GPU power", format_watts(gpu.power)),
+            ("GPU power", "" if gpu.power is None else f"{gpu.power:.1f} W"),
             ("free memory", _format_reading(self.memory_free, "%")),
             ("available memory", format_bytes(self.memory_available)),
             ("swap in use", format_bytes(self.swap_used)),
             ("battery", _format_reading(self.battery, "%")),
             ("processor speed limit", _format_reading(self.cpu_speed_limit, "%")),
         )
-        if self.macmon is not None:
-            readings += (
-                ("processor temperature", _format_reading(self.cpu_temperature, " °C")),
-                ("processor power", format_watts(self.cpu_power)),
-                ("Neural Engine power", format_watts(self.neural_engine_power)),
-                ("power of the whole Mac", format_watts(self.system_power)),
-            )
         findings = self.findings()
         warnings = tuple(
             f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
@@ -172,12 +150,10 @@ class SystemStatus(Displayable):
         )
         summary = "performance may be reduced" if warnings else "no known cause of reduced performance"
         # Only macOS reports memory pressure.
-        hints = [] if self.memory_pressure else ["On a Mac, nb.system_status() reads the missing values."]
-        if self.macmon is not None and self.macmon in REMEDIES:
-            hints.append(REMEDIES[self.macmon])
+        hint = () if self.memory_pressure else ("On a Mac, nb.system_status() reads the missing values.",)
         return Report(
             "System status",
-            html_sentences=(f"System status: {summary}", *warnings, *hints),
+            html_sentences=(f"System status: {summary}", *warnings, *hint),
             status=worst_status(findings),
             tables=(
                 Table("", ("condition", "state"), states),
@@ -271,20 +247,12 @@ def _format_reading(value: float | None, unit: str = "") -> str:
     return "" if value is None else f"{value:.0f}{unit}"
 
 
-def format_watts(watts: float | None) -> str:
-    """Return a power draw with its unit, or an empty string for ``None``."""
-    return "" if watts is None else f"{watts:.1f} W"
-
-
 def system_status() -> SystemStatus:
     """Read the GPU, memory, swap, power and thermal state of this machine, without administrator rights.
 
     The values come from system commands on macOS (``ioreg``, ``sysctl``, ``memory_pressure``, ``pmset``), from
     ``nvidia-smi`` on CUDA, and from psutil. Each command may take up to two seconds, and torch is not imported. GPU
     values cover all processes. On a simulated MPS device, no value is read.
-
-    On a Mac with Apple silicon, power and temperature come from ``macmon``, if it is installed (``brew install macmon``).
-    They are means over one second, and reading them takes one to six seconds.
 
     Returns:
         The current status. A value that cannot be read is ``None`` and displayed as "not known", never a guess. ``gpu``
@@ -300,8 +268,7 @@ def system_status() -> SystemStatus:
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
         manager = SESSION.device_manager
         uuid = get_device(device).uuid()
-        status = read_system_status(manager.machine, device, manager.run, manager.environ, uuid)
-        return read_power(status, manager.machine, manager.run, manager.environ)
+        return read_system_status(manager.machine, device, manager.run, manager.environ, uuid)
 
 
 def read_system_status(
@@ -336,23 +303,6 @@ def read_system_status(
     if get_device(device).sensor == "nvidia-smi":
         status = replace(status, gpu=_read_nvidia(device, run, environ, uuid))
     return status
-
-
-def read_power(status: SystemStatus, machine: MachineInfo, run: RunCommand, environ: Mapping[str, str]) -> SystemStatus:
-    """Return a status with the power and the temperature of a Mac with Apple silicon, which takes seconds."""
-    if machine.simulated or machine.system != "Darwin" or not machine.apple_silicon:
-        return status
-    reading = read_macmon(run, find_macmon(environ))
-    temperature = _round_if_known(reading.gpu_temperature)
-    return replace(
-        status,
-        gpu=replace(status.gpu, power=reading.gpu_power, temperature=temperature),
-        cpu_power=reading.cpu_power,
-        neural_engine_power=reading.neural_engine_power,
-        system_power=reading.system_power,
-        cpu_temperature=_round_if_known(reading.cpu_temperature),
-        macmon=reading.state,
-    )
 
 
 # Commands of macOS. Each runs once per snapshot.
@@ -445,10 +395,7 @@ def _parse_number(text: str | None, max_number: int) -> float | None:
 
 def _parse_integer(text: str | None, max_number: int) -> int | None:
     """Return the number in a text, rounded, or ``None`` as in :func:`_parse_number`."""
-    return _round_if_known(_parse_number(text, max_number))
-
-
-def _round_if_known(number: float | None) -> int | None:
+    number = _parse_number(text, max_number)
     return None if number is None else round(number)
 
 
@@ -513,6 +460,8 @@ NVIDIA_FIELDS = (
 QUERY = [f"--query-gpu={','.join(NVIDIA_FIELDS)}", "--format=csv,noheader,nounits"]
 
 MAX_MEBIBYTES = 1 << 24
+MAX_CELSIUS = 150
+MAX_WATTS = 10_000
 
 
 def _read_nvidia(device: str, run: RunCommand, environ: Mapping[str, str], uuid: str | None = None) -> GpuStatus:
@@ -572,80 +521,6 @@ def _select_gpu(
 
 # Returns the utilization of a device in [0, 1], at present or since the previous call, or ``None`` if it is unreadable.
 UtilizationReader = Callable[[], "float | None"]
-
-# What a power draw includes.
-PowerScope: TypeAlias = Literal["CPU, GPU and Neural Engine", "the whole Mac", "GPU"]
-
-NVIDIA_POWER_INTERVAL = 0.5  # Seconds between two readings of ``nvidia-smi``.
-NO_NVIDIA_POWER = "nvidia-smi reports no power for this GPU."
-NO_MAC_POWER = "macmon reports no power for this Mac."
-NO_CPU_POWER = "Only an administrator can read the power of this processor."
-
-
-@dataclass(frozen=True)
-class PowerReading:
-    """Mean power draw over an interval.
-
-    Attributes:
-        watts: Mean power draw in watts, or ``None`` if it is unknown.
-        scope: What the power draw includes, or ``None`` if it is unknown.
-        remedy: Why the power draw is unknown, or how to read it; otherwise empty.
-    """
-
-    watts: float | None = None
-    scope: PowerScope | None = None
-    remedy: str = ""
-
-
-# Measures the mean power draw during the next seconds.
-PowerMeter = Callable[[float], PowerReading]
-
-
-def make_power_meter(
-    device: str,
-    machine: MachineInfo,
-    run: RunCommand = run_command,
-    environ: Mapping[str, str] = os.environ,
-    uuid: str | None = None,
-) -> PowerMeter | PowerReading | None:
-    """Return a meter of the power draw of a device, a reading with the reason why there is none, or ``None`` under simulation.
-
-    On a Mac, it measures the whole chip for every device. On other machines, only the power of NVIDIA GPUs is readable.
-    """
-    if machine.simulated or is_mps_simulated():
-        return None
-
-    def measure_nvidia(seconds: float) -> PowerReading:
-        readings = []
-        for _ in range(max(1, round(seconds / NVIDIA_POWER_INTERVAL))):
-            time.sleep(NVIDIA_POWER_INTERVAL)
-            watts = _read_nvidia(device, run, environ, uuid).power
-            if watts is not None:
-                readings.append(watts)
-        return PowerReading(statistics.fmean(readings), "GPU") if readings else PowerReading(remedy=NO_NVIDIA_POWER)
-
-    if machine.system == "Darwin" and machine.apple_silicon:
-        macmon = find_macmon(environ)
-        if macmon is None:
-            return PowerReading(remedy=REMEDIES[NOT_INSTALLED])
-        return partial(_measure_mac_power, run, macmon)
-    if get_device(device).sensor != "nvidia-smi":
-        return PowerReading(remedy=NO_CPU_POWER)
-    if _read_nvidia(device, run, environ, uuid).power is None:
-        return PowerReading(remedy=NO_NVIDIA_POWER)
-    return measure_nvidia
-
-
-def _measure_mac_power(run: RunCommand, macmon: str, seconds: float) -> PowerReading:
-    """Return the mean power draw of the chip of a Mac; if that of the processor is unknown, of the whole Mac."""
-    reading = read_macmon(run, macmon, max(1, round(seconds)))
-    if reading.cpu_power is not None and reading.gpu_power is not None:
-        watts = reading.cpu_power + reading.gpu_power + (reading.neural_engine_power or 0.0)
-        return PowerReading(watts, "CPU, GPU and Neural Engine")
-    if reading.system_power is not None:
-        return PowerReading(reading.system_power, "the whole Mac")
-    return PowerReading(remedy=REMEDIES.get(reading.state, NO_MAC_POWER))
-
 
 IDLE_STATES = ("idle", "iowait")
 # Linux includes these times in ``user`` and ``nice`` (proc(5)).

@@ -16,22 +16,17 @@ from openmed_nb._render.display import OK, WARNING
 from openmed_nb._utils.clock import use_clock
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.comparison import (
-    MAX_POWER_SECONDS,
     NO_DIFFERENCE,
-    NO_POWER,
     BreakEven,
     Comparison,
-    DeviceLoad,
     DeviceMetrics,
-    Power,
     Utilization,
     _device_metrics,
-    _load_during,
     _samples_during,
+    _utilization_during,
 )
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
-from openmed_nb.runbook.records.signals import PowerReading
 
 EVEN = PhaseTimes({"data": 0.001, "transfer": 0.001, "forward": 0.001, "decode": 0.001})
 UTILIZATION = Utilization(0.05, 0.65, 5)
@@ -178,7 +173,7 @@ def test_speedup_is_median_of_ratios_per_round():
     trials = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
     workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
 
-    metrics = _device_metrics(workload, "mps", trials, EVEN, DeviceLoad(UTILIZATION))
+    metrics = _device_metrics(workload, "mps", trials, EVEN, UTILIZATION)
 
     assert (metrics.speedup.low, metrics.speedup.median, metrics.speedup.high) == (2.0, 2.0, 3.0)
     assert (metrics.seconds, metrics.quartiles) == (1.5, (1.0, 2.375))
@@ -247,99 +242,17 @@ def test_utilization_during_separates_idle_and_busy():
         return (0.25, 0.75)[len(phase_starts) - 1]
 
     with use_clock(lambda: readings):
-        load = _load_during(read, None, 6, lambda: steps.append(1), interval=0.001)
-    utilization = load.utilization
+        utilization = _utilization_during(read, 6, lambda: steps.append(1), interval=0.001)
 
     assert phase_starts == [0, 0]
     assert steps
     assert (utilization.idle, utilization.net) == (0.25, 0.5)
     assert utilization.samples >= 5
-    assert load.power == Power(remedy=NO_POWER.remedy)
     assert find_sampling_threads() == []
 
 
-def test_load_during_without_reader_and_meter_does_not_run_work():
-    assert _load_during(None, None, 1.0, pytest.fail) == DeviceLoad()
-
-
-CHIP = "CPU, GPU and Neural Engine"
-MAC = "the whole Mac"
-# Readings before and during the work, and the power draw.
-POWER_READINGS = [
-    (PowerReading(2.0, CHIP), PowerReading(20.0, CHIP), Power(2.0, 20.0, CHIP, "")),
-    (PowerReading(5.0, MAC), PowerReading(20.0, CHIP), Power(None, 20.0, CHIP, "")),
-    (PowerReading(2.0, CHIP), PowerReading(remedy="Update it."), Power(None, None, None, "Update it.")),
-]
-
-
-@pytest.mark.parametrize(("idle", "busy", "power"), POWER_READINGS)
-def test_load_during_measures_power_before_and_during_the_work(idle, busy, power):
-    """The work continues while the power is measured, at most for twice the requested time."""
-    durations = []
-    steps = []
-
-    def measure(seconds):
-        durations.append(seconds)
-        while len(steps) < 3 and len(durations) == 2:
-            time.sleep(0.001)
-        return (idle, busy)[len(durations) - 1]
-
-    load = _load_during(None, measure, 0.01, lambda: steps.append(time.sleep(0.001)), interval=0.001)
-
-    assert (load.power, load.utilization) == (power, Utilization())
-    assert durations == [0.01, 0.01]
-    assert len(steps) >= 3
-
-
-def test_slow_power_measurement_does_not_delay_the_result():
-    """It ends in its own thread, after its time limit. Longer measurements have a maximum duration."""
-    durations = []
-    finish = threading.Event()
-
-    def measure(seconds):
-        durations.append(seconds)
-        finish.wait(60)
-        return PowerReading(1.0, "GPU")
-
-    with use_clock(itertools.count(0, 100).__next__):
-        load = _load_during(None, measure, 200, lambda: None, interval=0.001)
-    finish.set()
-
-    assert load.power == Power(remedy=NO_POWER.remedy)
-    assert durations == [MAX_POWER_SECONDS, MAX_POWER_SECONDS]
-
-
-ENERGY_ROWS = [
-    (Power(3.1, 12.34, CHIP, ""), ["1.76 J", "12.3 W", "3.1 W", CHIP]),
-    (Power(None, 12.34, "GPU", ""), ["1.76 J", "12.3 W", "GPU"]),
-    (Power(remedy="Install macmon."), ["not known", "Install macmon."]),
-]
-
-
-@pytest.mark.parametrize(("power", "cells"), ENERGY_ROWS)
-def test_energy_row_states_the_energy_or_the_remedy(power, cells):
-    comparison = make_comparison()
-    metrics = replace(comparison.devices[1], power=power)
-    comparison = replace(comparison, devices=(comparison.devices[0], metrics))
-    (energy,) = (table for table in comparison.to_report().metrics if table.caption == "Energy")
-
-    assert [cell for cell in energy.rows[1][1:] if cell] == cells
-    assert energy.rows[0][1] == "not known"
-    assert all(cell in comparison._repr_html_() for cell in cells)
-    assert not any(cell in str(comparison) for cell in cells)
-    energy_of_1000 = None if power.busy is None else pytest.approx(12.34 * 1000 / metrics.rows_per_second)
-    assert comparison.to_dict()["devices"][1]["joules_per_1000_rows"] == energy_of_1000
-
-
-def test_energy_of_a_simulated_device_is_not_applicable():
-    comparison = make_comparison()
-    simulated = replace(comparison.devices[1], simulated=True, power=Power(1.0, 2.0, "GPU", ""))
-    comparison = replace(comparison, task="training", devices=(comparison.devices[0], simulated))
-    (energy,) = (table for table in comparison.to_report().metrics if table.caption == "Energy")
-
-    assert energy.columns[1] == "energy per 1,000 rows"
-    assert energy.rows[1][1] == "not applicable"
-    assert comparison.to_dict()["devices"][1]["joules_per_1000_rows"] is None
+def test_utilization_during_without_reader_does_not_run_work():
+    assert _utilization_during(None, 1.0, pytest.fail) == Utilization()
 
 
 @pytest.mark.parametrize(("reading", "num_steps"), [(0.5, 6), (None, 12)])

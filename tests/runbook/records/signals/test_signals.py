@@ -21,12 +21,9 @@ from openmed_nb.runbook.records.signals import (
     NVIDIA_SMI,
     QUERY,
     GpuStatus,
-    PowerReading,
     SystemStatus,
     busy_fraction,
-    make_power_meter,
     make_utilization_reader,
-    read_power,
     read_system_status,
 )
 
@@ -309,99 +306,6 @@ def test_report_displays_measurements_only_in_html():
     assert unreported.findings()[-1].evidence == "nothing reported"
     assert str(unreported).splitlines()[-1].endswith("  nothing reported")
     assert json.loads(json.dumps(quiet.to_dict()))["gpu"]["cores"] == 10
-
-
-MACMON = (RECORDED.parent / "macmon" / "macmon_0_8_2.txt").read_text("utf-8")
-
-
-@pytest.fixture
-def macmon_environ(tmp_path):
-    """Environment in which macmon is found. Tests replace its output."""
-    program = tmp_path / "macmon"
-    program.write_text("#!/bin/sh\nexit 1\n")
-    program.chmod(0o755)
-    return {"PATH": str(tmp_path)}
-
-
-def give(output):
-    """Return a function that runs no command and returns an output."""
-    return lambda _command, **_options: output
-
-
-def test_read_power_adds_the_values_of_macmon(macmon_environ):
-    status = read_power(SystemStatus(M4), MAC, give(MACMON), macmon_environ)
-
-    assert status.gpu == replace(M4, power=11.25, temperature=50)
-    assert (status.cpu_power, status.neural_engine_power, status.system_power) == (4.5, 0.25, pytest.approx(24.6))
-    assert (status.cpu_temperature, status.macmon) == (52, "read")
-    page = status._repr_html_()
-    assert all(value in page for value in ("50 °C", "11.2 W", "52 °C", "4.5 W", "0.2 W", "24.6 W"))
-    assert "macmon" not in page
-    assert str(status) == str(SystemStatus(M4))
-
-
-@pytest.mark.parametrize("output", [None, "", "error", MACMON[:90]])
-def test_read_power_states_how_to_get_it(macmon_environ, output):
-    status = read_power(SystemStatus(M4), MAC, give(output), macmon_environ)
-    missing = read_power(SystemStatus(M4), MAC, pytest.fail, {})
-
-    assert status == SystemStatus(M4, macmon="no valid output")
-    assert missing == SystemStatus(M4, macmon="not installed")
-    assert "brew upgrade macmon" in status._repr_html_()
-    assert "brew install macmon" in missing._repr_html_()
-    assert "Neural Engine power" in missing._repr_html_()
-
-
-@pytest.mark.parametrize("machine", [BOX, SIMULATED_MAC])
-def test_read_power_needs_a_mac_with_apple_silicon(machine, macmon_environ):
-    status = read_power(SystemStatus(), machine, pytest.fail, macmon_environ)
-
-    assert status == SystemStatus()
-    assert "Neural Engine" not in status._repr_html_()
-
-
-GPU_ONLY = json.dumps({"gpu_power": 3.0})
-# Device, machine, output of a command, and the reading.
-POWER_READINGS = [
-    ("mps", MAC, GPU_ONLY, PowerReading(remedy="macmon reports no power for this Mac.")),
-    ("cuda:0", BOX, load_outputs("nvidia_h200"), PowerReading(82.07, "GPU")),
-]
-
-
-@pytest.mark.real_computer
-@pytest.mark.parametrize(("device", "machine", "output", "reading"), POWER_READINGS)
-def test_power_meter_reads_the_power_of_its_device(device, machine, output, reading, macmon_environ):
-    measure = make_power_meter(device, machine, give(output), macmon_environ)
-
-    assert measure(0.6) == reading
-
-
-UNREADABLE_POWER = [
-    ("mps", MAC, {}, "Install macmon to read power and temperature: brew install macmon."),
-    ("cpu", BOX, {}, "Only an administrator can read the power of this processor."),
-    ("cuda:0", BOX, {}, "nvidia-smi reports no power for this GPU."),
-]
-
-
-@pytest.mark.real_computer
-@pytest.mark.parametrize(("device", "machine", "environ", "remedy"), UNREADABLE_POWER)
-def test_power_meter_that_cannot_measure_states_the_reason(device, machine, environ, remedy):
-    assert make_power_meter(device, machine, give(None), environ) == PowerReading(remedy=remedy)
-
-
-@pytest.mark.real_computer
-def test_power_meter_ignores_failed_readings():
-    """A GPU that reports its power once may fail later."""
-    outputs = iter([load_outputs("nvidia_h200"), load_outputs("nvidia_h200"), None, None])
-    measure = make_power_meter("cuda:0", BOX, lambda _command: next(outputs, None), {})
-
-    assert measure(1.0) == PowerReading(82.07, "GPU")
-    assert measure(0.5) == PowerReading(remedy="nvidia-smi reports no power for this GPU.")
-
-
-@pytest.mark.parametrize("device", ["cpu", "mps", "cuda"])
-def test_power_meter_runs_no_command_on_a_simulated_machine(device, macmon_environ):
-    assert make_power_meter(device, SIMULATED_MAC, pytest.fail, macmon_environ) is None
 
 
 @pytest.mark.real_computer
