@@ -8,30 +8,27 @@ import gc
 import itertools
 import multiprocessing
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from .._events.activity import ProgressEvent
 from .._render.display import (
     SIMULATED_SUFFIX,
     Displayable,
-    JsonMixin,
     Report,
     Table,
-    format_bytes,
     format_milliseconds,
     format_percent,
 )
 from .._utils.clock import current_time
-from .._utils.text import describe_error, short_type_name
-from .._utils.validation import check_choice, check_integer, check_optional_integer, invalid_type, invalid_value
+from .._utils.text import short_type_name
+from .._utils.validation import check_integer, invalid_type
 from ..devices import moving
-from ..devices.machine import MachineInfo, import_psutil
+from ..devices.machine import MachineInfo
 from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from ..session import SESSION
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
 
     DeviceArgument: TypeAlias = str | torch.device | Accelerator | None
 
-__all__ = ["benchmark_workers", "check", "settings"]
+__all__ = ["check", "settings"]
 
 Thing = TypeVar("Thing")
 
@@ -71,8 +68,7 @@ def to_device(thing: Thing, device: DeviceArgument = None) -> Thing:
 
 
 # Mac chips have at least four performance cores, and each worker is a process. A forked worker that tokenizes with the
-# bundled model has 315 MiB of resident memory, measured with nb.training.loader.benchmark_workers. More workers should
-# be measured.
+# bundled model has 315 MiB of resident memory (measured with psutil). More workers should be measured.
 MAX_WORKERS = 4
 # Start methods whose processes start empty, and import the class of each object that they receive.
 IMPORTING_START_METHODS = ("spawn", "forkserver")
@@ -150,7 +146,7 @@ def make_settings(
     else:
         cores = machine.cores or os.cpu_count() or 1
         workers = min(MAX_WORKERS, cores // 2)
-        reason = f"half of {cores} cores, at most {MAX_WORKERS}; measure with nb.training.loader.benchmark_workers"
+        reason = f"half of {cores} cores, at most {MAX_WORKERS}; measure with nb.runbook.profile(step, loader)"
     backend = get_device(device)
     arguments: dict[str, bool | int | str] = {"pin_memory": backend.pins_memory, "num_workers": workers}
     reasons = {"pin_memory": backend.pin_reason, "num_workers": reason}
@@ -185,7 +181,7 @@ def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
         yield from find_main_definitions(child, depth - 1)
 
 
-def default_start_method(system: str = "") -> str:
+def default_start_method(system: str) -> str:
     """Return the default start method of worker processes.
 
     On a Mac it is never ``fork``, because MPS hangs or crashes in forked processes.
@@ -255,12 +251,10 @@ class LoaderCheck(Displayable):
         if self.wait_fraction <= MIN_WAIT_FRACTION:
             return "A faster loader would not help."
         if self.workers:
-            return "Preprocess the texts once before training, or try more workers with nb.training.loader.benchmark_workers."
+            return "Preprocess the texts once before training, or profile the loader with more workers: nb.runbook.profile(step, loader)."
         if self.bottleneck == "loader":
-            return (
-                "Preprocess the texts once before training, or use workers; see nb.training.loader.benchmark_workers."
-            )
-        return "Loading and computing alternate. Use workers to load while the model computes; see nb.training.loader.benchmark_workers."
+            return "Preprocess the texts once before training, or use workers; profile the loader with each number: nb.runbook.profile(step, loader)."
+        return "Loading and computing alternate. Use workers; profile the loader with each number: nb.runbook.profile(step, loader)."
 
     def to_report(self) -> Report:
         """Return the bottleneck, both times, the fraction of waiting, and the suggested action."""
@@ -276,61 +270,6 @@ class LoaderCheck(Displayable):
         title = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {titles[self.bottleneck]}"
         table = Table(f"Over {self.batches} batches", ("measured alone", "per batch"), rows)
         return Report(title, (waiting, self.advice), (table,))
-
-
-@dataclass(frozen=True)
-class WorkerTiming(JsonMixin):
-    """Timing and memory of a number of worker processes.
-
-    Attributes:
-        workers: Number of workers.
-        seconds: Time per batch, once all workers run.
-        start_seconds: Time until the first batch.
-        worker_bytes: Resident memory of each worker; forked workers share part of it with this process.
-    """
-
-    workers: int
-    seconds: float
-    start_seconds: float
-    worker_bytes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, repr=False)
-class WorkerBenchmark(Displayable):
-    """Speed and memory of reading a dataset with several numbers of worker processes.
-
-    Attributes:
-        timings: Measurements, in order of the number of workers.
-        batch_size: Batch size.
-    """
-
-    timings: tuple[WorkerTiming, ...]
-    batch_size: int
-
-    JSON_PROPERTIES = ("workers",)
-
-    @property
-    def workers(self) -> int:
-        """Smallest number of workers for which no larger number is more than a tenth faster."""
-        best = self.timings[0]
-        for timing in self.timings[1:]:
-            if best.seconds > SIMILAR_RATIO * timing.seconds:
-                best = timing
-        return best.workers
-
-    def to_report(self) -> Report:
-        """Return the selected number of workers and a table of the measurements."""
-        rows = []
-        for timing in self.timings:
-            memory = format_bytes(round(mean(timing.worker_bytes))) if timing.worker_bytes else ""
-            times = map(format_milliseconds, (timing.seconds, timing.start_seconds))
-            rows.append((str(timing.workers), *times, memory))
-        sentences = []
-        if any(timing.workers and not timing.worker_bytes for timing in self.timings):
-            sentences.append("The memory of some workers could not be read.")
-        columns = ("workers", "per batch", "first batch", "memory per worker")
-        table = Table(f"Batches of {self.batch_size}", columns, tuple(rows))
-        return Report(f"{self.workers} workers", tuple(sentences), (table,))
 
 
 def check(
@@ -378,118 +317,33 @@ def check(
     check_integer("batches", batches, maximum=sys.maxsize)
     with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
         SESSION.notify(ProgressEvent("Timing", "the loader", 0, 2, "part"))
-        timing, count, samples = _time_batches(loader, batches)
+        timing = _time_batches(loader, batches)
         SESSION.notify(ProgressEvent("Timing", "the step", 1, 2, "part"))
-        step_seconds = median(_time_steps(step, samples, torch.device(name), count))
+        step_seconds = median(_time_steps(step, timing.samples, torch.device(name), timing.batches))
         SESSION.notify(ProgressEvent("Timing", "the loader and the step", 2, 2, "part"))
     simulated = get_device(name).is_simulated
-    return LoaderCheck(name, timing.seconds, step_seconds, timing.workers, count, simulated)
+    return LoaderCheck(name, timing.seconds, step_seconds, timing.workers, timing.batches, simulated)
 
 
-def benchmark_workers(  # noqa: PLR0913 - each argument is an independent option
-    dataset: object,
-    batch_size: int,
-    workers: Sequence[int] = (0, 1, 2),
-    batches: int = 20,
-    start_method: str | None = None,
-    *,
-    progress: bool = True,
-    **arguments: Any,
-) -> WorkerBenchmark:
-    """Measure the speed and memory of reading a dataset with several numbers of worker processes.
+class _LoaderTiming(NamedTuple):
+    """Time per batch of a loader alone, its number of workers, the number of measured batches, and the first and last batch."""
 
-    Args:
-        dataset: Dataset.
-        batch_size: Number of items per batch.
-        workers: Numbers of workers to measure.
-        batches: Number of measured batches for each number of workers.
-        start_method: Start method of the workers, such as ``"spawn"``. If ``None``, use the default of Python, or
-            ``"spawn"`` on a Mac.
-        progress: Whether to display progress if it takes longer than half a second.
-        arguments: Other arguments of ``DataLoader``, such as ``collate_fn``.
-
-    Returns:
-        Time per batch, time until the first batch, and memory of each worker, for each number of workers. ``workers``
-        is the recommended number.
-
-    Raises:
-        ConfigurationError: If ``workers`` or ``batches`` is not valid, if this function sets an argument itself, or if
-            the dataset is empty. Also if the dataset cannot be sent to a worker process; no process is started then.
-
-    Example:
-        >>> benchmark_workers([1.0] * 12, batch_size=2, workers=(0,), batches=3).workers
-        0
-    """
-    import torch
-
-    method = default_start_method() if start_method is None else start_method
-    check_choice("start_method", method, multiprocessing.get_all_start_methods())
-    counts = [check_integer("workers", count, 0) for count in workers] if isinstance(workers, Iterable) else []
-    if not counts:
-        raise invalid_value("workers", workers, "Pass integers from 0, such as workers=(0, 1, 2).")
-    check_integer("batches", batches, maximum=sys.maxsize)
-    for name, replacement in (("num_workers", "workers"), ("multiprocessing_context", "start_method")):
-        if name in arguments:
-            raise ConfigurationError(f"benchmark_workers sets {name} itself.", f"Pass {replacement}= instead.")
-    check_optional_integer("batch_size", batch_size, maximum=sys.maxsize)
-    is_stream = isinstance(dataset, torch.utils.data.IterableDataset) or {"sampler", "batch_sampler"} & set(arguments)
-    is_sequence = hasattr(type(dataset), "__len__") and hasattr(type(dataset), "__getitem__")
-    if not is_stream and (not is_sequence or isinstance(dataset, Mapping)):
-        message = f"The dataset is of type {short_type_name(dataset)}, which does not have a length and items by index."
-        raise ConfigurationError(message, "Pass a list, a Dataset with a length, or an IterableDataset.")
-    settings = {"dataset": dataset, "batch_size": batch_size, **arguments}
-    if max(counts) and method in IMPORTING_START_METHODS:
-        for name, value in settings.items():  # A worker process that starts empty receives each of them.
-            cell_names = sorted(set(find_main_definitions(value)))
-            if cell_names and is_interactive_main():
-                message = (
-                    f"{name} cannot be imported by a worker process: {', '.join(cell_names)} is defined in a cell."
-                )
-                raise ConfigurationError(message, f"{CELL_REMEDY.capitalize()}, or use workers=(0,).")
-            try:
-                multiprocessing.reduction.ForkingPickler.dumps(value)
-            # pickle raises these for unsupported objects.
-            except (pickle.PicklingError, TypeError, AttributeError) as error:
-                message = f"{name} cannot be sent to a worker process: {describe_error(error)}."
-                remedy = "Use functions and classes of a module instead of lambdas and open files, or workers=(0,)."
-                raise ConfigurationError(message, remedy) from None
-    with SESSION.operation(progress), torch.random.fork_rng(devices=[]):
-        tracked_counts = SESSION.track("Timing", "the loader", sorted(set(counts)), "setting")
-        timings = tuple(_time_workers(settings, count, batches, method) for count in tracked_counts)
-    return WorkerBenchmark(timings, batch_size)
+    seconds: float
+    workers: int
+    batches: int
+    samples: tuple[object, object]
 
 
-def _time_workers(settings: Mapping[str, Any], workers: int, batches: int, method: str) -> WorkerTiming:
-    """Measure one number of workers."""
-    import torch
-
-    arguments = {**settings, "num_workers": workers}
-    if workers:
-        arguments["multiprocessing_context"] = method
-    rejection = ""
-    try:
-        loader = torch.utils.data.DataLoader(**arguments)
-    except (TypeError, ValueError) as error:
-        rejection = f"torch.utils.data.DataLoader rejects its arguments: {describe_error(error)}."
-    # Raised outside the handler, because the torch error quotes the arguments and would be the context of this error.
-    if rejection:
-        raise ConfigurationError(rejection, "Pass arguments that help(torch.utils.data.DataLoader) lists.")
-    return _time_batches(loader, batches)[0]
-
-
-def _time_batches(loader: Iterable[object], batches: int) -> tuple[WorkerTiming, int, tuple[object, object]]:
-    """Read a loader alone; return its timing, the number of measured batches, and the first and last batch.
+def _time_batches(loader: Iterable[object], batches: int) -> _LoaderTiming:
+    """Measure the time per batch of a loader alone.
 
     Workers deliver batches in bursts, so the mean is used. The batches that they prefetch while starting arrive at once
     and are not measured. All workers are stopped at the end.
     """
-    psutil = import_psutil()
     workers = int(getattr(loader, "num_workers", 0))
     num_skipped = max(NUM_WARM_UP_BATCHES, workers * int(getattr(loader, "prefetch_factor", None) or 0))
-    previous_pids = {process.pid for process in multiprocessing.active_children()}
     first = last = None
     total = 0
-    worker_bytes = []
     start = current_time()
     iterator = iter(loader)
     try:
@@ -497,14 +351,9 @@ def _time_batches(loader: Iterable[object], batches: int) -> tuple[WorkerTiming,
             total += 1
             if total == 1:
                 first = last
-                start_seconds = current_time() - start
             if total == num_skipped:
                 start = current_time()
         seconds = current_time() - start
-        for process in multiprocessing.active_children() if workers else ():
-            if process.pid is not None and process.pid not in previous_pids:
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                    worker_bytes.append(int(psutil.Process(process.pid).memory_info().rss))
     # torch shuts workers down when the iterator is collected, but the frames of an error would keep it alive.
     finally:
         shut_down = getattr(iterator, "_shutdown_workers", None)
@@ -516,7 +365,7 @@ def _time_batches(loader: Iterable[object], batches: int) -> tuple[WorkerTiming,
     if count <= 0:
         message = f"The loader has {total} batches, and {num_skipped} are used as warm-up."
         raise ConfigurationError(message, "Pass more items or smaller batches.")
-    return WorkerTiming(workers, seconds / count, start_seconds, tuple(worker_bytes)), count, (first, last)
+    return _LoaderTiming(seconds / count, workers, count, (first, last))
 
 
 def _time_steps(

@@ -7,7 +7,6 @@ import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import loader
 from openmed_nb.training.loader import (
     LoaderCheck,
-    WorkerBenchmark,
-    WorkerTiming,
     default_start_method,
     find_main_definitions,
     make_settings,
@@ -28,7 +25,6 @@ from openmed_nb.training.loader import (
 
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
 LINUX = MachineInfo("Linux", "x86_64", cores=4)
-UNPICKLABLE = "cannot be imported by a worker process: Notes is defined in a cell. Write the class"
 
 
 @pytest.fixture(scope="module")
@@ -220,59 +216,23 @@ def stopped_workers():
     assert set(multiprocessing.active_children()) == before
 
 
-@pytest.mark.usefixtures("stopped_workers")
-def test_benchmark_measures_forked_workers(items):
-    timings = loader.benchmark_workers(items.Items(40), 2, workers=(2, 0, 1), batches=3, start_method="fork").timings
-
-    assert [(timing.workers, len(timing.worker_bytes)) for timing in timings] == [(0, 0), (1, 1), (2, 2)]
-    assert all(size > 2**20 for timing in timings for size in timing.worker_bytes)
+START_METHODS = ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.real_computer])]
 
 
 @pytest.mark.usefixtures("stopped_workers")
-def test_benchmark_stops_workers_after_error(items):
-    with pytest.raises(ValueError, match="a broken item"):
-        loader.benchmark_workers(items.Items(40, broken=1), 2, workers=(1,), batches=3, start_method="fork")
-
-
-@pytest.mark.slow
-@pytest.mark.real_computer  # Workers are separate processes.
-@pytest.mark.usefixtures("stopped_workers")
-def test_benchmark_measures_spawned_workers():
+@pytest.mark.parametrize("method", START_METHODS)
+def test_check_stops_workers(method):
     dataset = torch.utils.data.TensorDataset(torch.ones(24, 2))
-    benchmark = loader.benchmark_workers(dataset, 2, workers=(1,), batches=3, start_method="spawn")
+    workers = make_loader(dataset, num_workers=2, multiprocessing_context=method)
 
-    assert len(benchmark.timings[0].worker_bytes) == 1
-
-
-# Arguments, and a fragment of the error.
-REJECTED = [
-    ({"start_method": "spawn", "collate_fn": lambda batch: batch}, "collate_fn cannot be sent to a worker process"),
-    (
-        {"start_method": "forkserver", "dataset": [(number for number in range(3))]},
-        "dataset cannot be sent .*generator",
-    ),
-    ({"num_workers": 1}, "sets num_workers itself. Pass workers= instead"),
-    ({"multiprocessing_context": 1}, "sets multiprocessing_context itself. Pass start_method= instead"),
-    *(({"workers": workers}, "value for workers: ") for workers in ((), (-1, 0), 3, None, ("a",), (1.5,), (True,))),
-]
+    assert loader.check(workers, lambda _batch: None, "cpu", batches=3).workers == 2
 
 
 @pytest.mark.usefixtures("stopped_workers")
-@pytest.mark.parametrize(("arguments", "message"), REJECTED)
-def test_benchmark_rejects_invalid_arguments(items, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        loader.benchmark_workers(**{"dataset": items.Items(), "batch_size": 2, **arguments})
-
-
-def test_forked_workers_need_no_pickling(items):
-    unpicklable = {"collate_fn": lambda batch: batch}
-    loader.benchmark_workers(items.Items(), 2, workers=(0, 1), batches=2, start_method="fork", **unpicklable)
-
-
-def test_benchmark_rejects_classes_of_cells(monkeypatch):
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    with pytest.raises(ConfigurationError, match=f"dataset {UNPICKLABLE}"):
-        loader.benchmark_workers(CELL_CLASS(range(40)), 2, start_method="spawn")
+def test_check_stops_workers_after_error(items):
+    workers = make_loader(items.Items(40, broken=1), num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(ValueError, match="a broken item"):
+        loader.check(workers, print, "cpu", batches=3)
 
 
 CHECKS = [
@@ -298,30 +258,3 @@ def test_check_reports_bottleneck_and_advice(times, bottleneck, wait_fraction, a
     assert advice in str(check)
     assert f"waits {100 * wait_fraction:.0f}% of its time" in str(check)
     assert bottleneck == "loader" or "Preprocess the texts" not in str(check)
-
-
-BENCHMARKS = [
-    # seconds for 0, 1, 2 ... workers -> recommended number
-    ((0.040,), 0),
-    ((0.040, 0.041, 0.050), 0),
-    ((0.040, 0.038, 0.037), 0),
-    ((0.040, 0.020, 0.019), 1),
-    ((0.040, 0.020, 0.010), 2),
-    ((0.040, 0.050, 0.010), 2),
-]
-
-
-@pytest.mark.parametrize(("seconds", "workers"), BENCHMARKS)
-def test_benchmark_recommends_fewest_workers(seconds, workers):
-    assert (
-        WorkerBenchmark(tuple(WorkerTiming(count, time, time) for count, time in enumerate(seconds)), 8).workers
-        == workers
-    )
-
-
-def test_benchmark_reports_worker_memory():
-    benchmark = WorkerBenchmark((WorkerTiming(0, 0.04, 0.05), WorkerTiming(2, 0.01, 3.0, (2**28, 2**28))), 8)
-
-    assert "256.0 MiB" in str(benchmark)
-    assert "could not be read" not in str(benchmark)
-    assert "The memory of some workers could not be read." in str(WorkerBenchmark((WorkerTiming(1, 0.04, 0.05),), 8))
