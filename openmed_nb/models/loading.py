@@ -299,7 +299,6 @@ def _load_tokenizer(folder: Path, name: str, **options: object) -> PreTrainedTok
     """Load a tokenizer, which must return offset mappings."""
     from transformers import AutoTokenizer
 
-    limits.check_tokenizer_files(folder, name)
     with _translate_load_errors("tokenizer", name, folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     vocab_files = tokenizer.vocab_files_names.values()
@@ -310,8 +309,6 @@ def _load_tokenizer(folder: Path, name: str, **options: object) -> PreTrainedTok
     if not tokenizer.is_fast:
         message = f"The tokenizer of {describe_value(name)} does not return offset mappings, so entities cannot be located in the text."
         raise InvalidModelError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
-    if not (folder / "tokenizer.json").is_file():
-        limits.check_built_tokenizer(tokenizer.backend_tokenizer.to_str(), folder, name)
     if tokenizer.pad_token is None:
         # The windows of a long text are padded to one length. Padding is masked, so any token is suitable.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
