@@ -183,7 +183,6 @@ def test_random_arguments_raise_no_unexpected_error(name, data):
 @pytest.mark.parametrize("value", ["nope", -1, float("nan"), torch.ones(2, 3), None])
 def test_flags_are_checked_before_models_are_loaded(value, tmp_path):
     calls = (
-        lambda: nb.load_pipeline("bundled_small", device="cpu", compile=value),
         lambda: nb.runbook.parity("bundled_small", ["She has asthma."], gradients=value),
         lambda: nb.handoff(tmp_path / "bundle", copy_dataset=value),
         lambda: nb.handoff(tmp_path / "bundle", copy_model=value),

@@ -109,7 +109,7 @@ FAILING = {"failing generator", "failing function", "exception"}
 
 OPTIONS_OF_LOADING = (
     "aggregation_strategy", "ignore_labels", "stride", "batch_tokens", "revision", "dtype", "local_only",
-    "cache_dir", "token", "hf_token", "compile", "quantize", "device", "batch_size", "remote_code_allowed", "allow_pickle",
+    "cache_dir", "token", "hf_token", "quantize", "device", "batch_size", "remote_code_allowed", "allow_pickle",
     "default_org", "trust_remote_code",
 )  # fmt: skip
 

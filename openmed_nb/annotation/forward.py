@@ -168,12 +168,11 @@ class TokenClassifier:
     """A token-classification model and the layout of its inputs.
 
     Attributes:
-        model: The model, or the result of ``torch.compile``.
+        model: The model.
         special_tokens: The special tokens around each window.
         input_names: Names of the arrays that the model takes.
         linear_mode: Returns a context manager for linear layers on a device over a number of tokens.
         return_all_probabilities: Whether to return the probabilities of all labels instead of the best label of each token.
-        compiled: Whether the model is compiled. ``torch.compile`` selects its own matrix-multiplication kernels.
         shapes: Shapes ``(rows, length)`` of the batches that ran.
     """
 
@@ -182,7 +181,6 @@ class TokenClassifier:
     input_names: frozenset[str]
     linear_mode: Callable[[torch.device, int], contextlib.AbstractContextManager[None]]
     return_all_probabilities: bool = False
-    compiled: bool = False
     shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)
 
     @property
@@ -237,7 +235,7 @@ class TokenClassifier:
         arrays = [array for inputs in batches for array in inputs.values()]
         tensors = iter(arrays_to_device(arrays, self.device))
         device_batches = [dict(zip(inputs, tensors, strict=False)) for inputs in batches]
-        if "attention_mask" in self.input_names and not self.compiled:
+        if "attention_mask" in self.input_names:
             for inputs, device_inputs in zip(batches, device_batches, strict=True):
                 device_inputs["attention_mask"] = wrap_mask(
                     device_inputs["attention_mask"], full=bool(inputs["attention_mask"].all())
@@ -247,8 +245,7 @@ class TokenClassifier:
     def _forward_logits(self, inputs: DeviceInputs) -> torch.Tensor:
         device = self.device
         num_tokens = inputs["input_ids"].numel()
-        linear_mode = contextlib.nullcontext() if self.compiled else self.linear_mode(device, num_tokens)
-        with linear_mode, cudnn_attention_disabled(device, self.first_parameter.dtype):
+        with self.linear_mode(device, num_tokens), cudnn_attention_disabled(device, self.first_parameter.dtype):
             output = self.model(**inputs)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._utils.validation import check_bool
 from ..models.config import OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
 
@@ -25,7 +24,6 @@ def create_pipeline(
     with session.transaction():
         check_task(task)
         strategy = check_strategy(aggregation_strategy)
-        check_bool("compile", arguments.get("compile", False))
         plan = session.load_plan(name, config, arguments)
         loaded = session.models.get(plan.spec, plan.device, plan.follows)
         from .pipeline import get_pipeline  # After the load, which reports why transformers cannot be imported.
@@ -52,7 +50,6 @@ def load_pipeline(
             - ``batch_tokens``: Maximum number of tokens per batch.
             - ``truncation``: Whether to truncate texts that are longer than the model supports.
             - ``transformers_boundaries``: Whether to use the word boundaries of transformers.
-            - ``compile``: Whether to try ``torch.compile`` and keep the result if it is faster.
             - The options of :func:`openmed_nb.load_model`.
             - The options of transformers' pipeline, such as ``ignore_labels`` or ``stride``.
 

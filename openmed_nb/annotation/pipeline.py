@@ -28,7 +28,7 @@ from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
 from .results import Entity, TextResult
 from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
-from .tuning import Calibration, Compilation, compare_compiled, fast_linear, is_padding_masked, measure_batches
+from .tuning import Calibration, fast_linear, is_padding_masked, measure_batches
 
 if TYPE_CHECKING:
     from ..models.records import DtypeChoice
@@ -85,10 +85,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             - ``truncation``: Whether to truncate texts that are longer than the model supports.
             - ``transformers_boundaries``: Whether to use the word boundaries of transformers.
 
-            ``load_pipeline`` also accepts ``compile``: whether to try ``torch.compile`` (see :meth:`compile`).
-
     Attributes:
-        compilation: Result of ``compile``, or ``None`` if compilation was not requested.
         precision: Reason for the dtype of the model (:class:`openmed_nb.models.records.DtypeChoice`), or ``None`` if only
             float32 was requested.
         tuned_batch_tokens: Best number of tokens per batch by device type, as measured on this computer.
@@ -100,11 +97,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         [['type 2 diabetes'], ['asthma']]
     """
 
-    compilation: Compilation | None = None
     precision: DtypeChoice | None = None
     tuned_batch_tokens: Mapping[str, int | None] = MappingProxyType({})
-
-    _compiled: Callable[..., object] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -180,22 +174,6 @@ class AnnotationPipeline(TokenClassificationPipeline):
         # A pipeline over a custom model does not share the mapping with a loaded model, so it is updated here.
         if self.tuned_batch_tokens.get(self.device.type) != batch_tokens:
             self.tuned_batch_tokens = {**self.tuned_batch_tokens, self.device.type: batch_tokens}
-
-    def compile(self) -> Compilation:
-        """Try ``torch.compile`` with its default backend, and return the result.
-
-        The original and the compiled model annotate a few built-in sentences. The compiled model is kept if the entities are
-        the same and it is at least 5% faster. Compilation takes up to several minutes, and is repeated for every device that the
-        model is moved to.
-        """
-        self._compiled = None
-        compiled = torch.compile(self.model, dynamic=True)
-        plain_annotator = self.default_annotator()
-        annotator = self.default_annotator()
-        annotator = replace(annotator, network=replace(annotator.network, model=compiled, compiled=True))
-        self.compilation = compare_compiled(plain_annotator.entities, annotator.entities, str(self.device))
-        self._compiled = compiled if self.compilation.kept else None
-        return self.compilation
 
     def _sanitize_parameters(
         self,
@@ -318,12 +296,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
         )
         names = input_names(model, self.tokenizer.model_input_names)
         needs_all_labels = settings.aggregation_strategy == "average"
-        plain_network = TokenClassifier(model, special_tokens, names, fast_linear, needs_all_labels)
-        network = plain_network
+        network = TokenClassifier(model, special_tokens, names, fast_linear, needs_all_labels)
         batch_tokens = self._resolve_batch_tokens(forward_params, network.device)
         budget = replace(budget_for_device(network.device, model), max_tokens=batch_tokens, max_rows=rows)
-        if getattr(self._compiled, "_orig_mod", None) is model:
-            network = replace(network, model=self._compiled, compiled=True)
         tables = LabelTables.from_id2label(model.config.id2label, settings.ignore_labels)
         detokenizer = Detokenizer(
             self.tokenizer
@@ -342,7 +317,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 # The rounding of an int8 model depends on the other rows of a batch anyway.
                 return "attention_mask" in names
             try:
-                return self._cached("padding", model, lambda: is_padding_masked(plain_network, max_length))
+                return self._cached("padding", model, lambda: is_padding_masked(network, max_length))
             except Exception:  # noqa: BLE001 - an error of the model is reported when it runs on texts
                 return False
 
@@ -386,13 +361,10 @@ class ResultIterator(Iterator[list[Entity]]):
 def get_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:
     """Return a cached token-classification pipeline over a loaded model."""
     key = strategy, repr(sorted(options.items()))
-    arguments = {name: value for name, value in options.items() if name != "compile"}
     with TENSOR_LOCK:
         if key not in loaded.pipelines:
-            loaded.pipelines[key] = build_pipeline(loaded, strategy, arguments)
+            loaded.pipelines[key] = build_pipeline(loaded, strategy, options)
         pipe: AnnotationPipeline = loaded.pipelines[key]
-    if options.get("compile") and pipe.compilation is None:
-        pipe.compile()
     return pipe
 
 

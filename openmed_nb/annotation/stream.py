@@ -262,7 +262,7 @@ class Annotator:
 
     def with_model(self, model: PreTrainedModel) -> Annotator:
         """Return an annotator with the same settings for a different model."""
-        return replace(self, network=replace(self.network, model=model, compiled=False))
+        return replace(self, network=replace(self.network, model=model))
 
     def annotate(
         self,

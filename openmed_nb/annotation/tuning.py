@@ -1,11 +1,11 @@
-"""Performance measurements: whether rows may be padded, the best batch size, and whether oneDNN or compilation is faster."""
+"""Performance measurements: whether rows may be padded, the best batch size, and whether oneDNN is faster."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import timeit
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -13,8 +13,6 @@ import numpy as np
 
 from .._render.display import Displayable, Report, Table
 from .._render.drawing import bar_chart
-from .._utils.clock import time_call
-from .._utils.text import describe_error
 from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import MIN_ROWS, get_linear_mode_class
 from ..devices.machine import format_device
@@ -24,7 +22,6 @@ from ..devices.profilers import push_modes
 from ..devices.registry import get_device
 from ..errors import DeviceUnavailableError
 from .forward import TokenClassifier
-from .results import Entity, entity_span
 
 if TYPE_CHECKING:
     import torch
@@ -40,21 +37,9 @@ CALIBRATION_LENGTH = 128
 # Minimum speedup of a larger batch, because a larger batch takes more memory.
 MIN_CALIBRATION_SPEEDUP = 1.03
 
-# Minimum speedup for which a compiled model is kept. The fastest of COMPILE_PASSES passes of each model is compared.
-MIN_COMPILE_SPEEDUP = 1.05
-COMPILE_PASSES = 3
-
 # Minimum speedup for the use of oneDNN, and number of tokens that run before it is measured.
 MIN_ONEDNN_SPEEDUP = 1.2
 MIN_ONEDNN_TOKENS = 4096
-
-# Texts that both models annotate. They have several lengths, so that the compiled model runs with several shapes.
-COMPILE_TEXTS = (
-    "No known drug allergies.",
-    "Patient with type 2 diabetes mellitus and hypertension, admitted for chest pain.",
-    "History of asthma and atrial fibrillation. She denies fever, cough or weight loss. Family history of breast cancer.",
-    "The patient was diagnosed with rheumatoid arthritis, chronic kidney disease and iron deficiency anaemia. " * 8,
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,28 +71,6 @@ class Calibration(Displayable):
         bars = [(f"{tokens:,}", speed) for tokens, speed in self.throughput]
         chart = bar_chart("Tokens per second by batch size (tokens)", bars, "{:,.0f}".format, f"{self.batch_tokens:,}")
         return Report(f"{self.batch_tokens:,} tokens per batch on {self.device}", tables=(table,), charts=(chart,))
-
-
-@dataclass(frozen=True, repr=False)
-class Compilation(Displayable):
-    """Result of compiling a model.
-
-    Attributes:
-        kept: Whether the compiled model is used.
-        speedup: Speedup of the compiled model, or ``None`` if it did not run.
-        reason: Reason for the decision.
-        device: Device of the measurement.
-    """
-
-    kept: bool
-    speedup: float | None
-    reason: str
-    device: str
-
-    def to_report(self) -> Report:
-        """Return the decision and its reason."""
-        status = "is used" if self.kept else "is not used"
-        return Report(f"torch.compile {status} on {self.device}", (self.reason,))
 
 
 def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
@@ -255,41 +218,3 @@ def measure_onednn_speedup() -> float:
             return 0.0
         rounds = [(timeit.timeit(product, number=1), timeit.timeit(onednn_product, number=1)) for _ in range(4)]
     return min(default for default, _ in rounds) / min(onednn for _, onednn in rounds)
-
-
-AnnotateFn = Callable[[Sequence[str]], Sequence[Sequence[Entity]]]
-
-
-def compare_compiled(plain: AnnotateFn, compiled: AnnotateFn, device: str) -> Compilation:
-    """Compare the original and the compiled model in interleaved passes, and return the result.
-
-    Compilation can fail in many ways, most often because no C++ compiler is installed. The original model is used then.
-    """
-    device = format_device(device)
-
-    def find_spans(annotate: AnnotateFn) -> list[tuple[int, int, int, str]]:
-        return [
-            (index, *entity_span(entity))
-            for index, entities in enumerate(annotate(COMPILE_TEXTS))
-            for entity in entities
-        ]
-
-    plain_seconds: list[float] = []
-    compiled_seconds: list[float] = []
-    try:
-        computed = find_spans(compiled)  # The first call compiles.
-        expected = find_spans(plain)
-        for _ in range(COMPILE_PASSES):
-            plain_seconds.append(time_call(lambda: plain(COMPILE_TEXTS)))
-            compiled_seconds.append(time_call(lambda: compiled(COMPILE_TEXTS)))
-    except Exception as error:  # noqa: BLE001 - any error of the compiler becomes the reason
-        return Compilation(False, None, f"Compilation failed: {describe_error(error)}.", device)
-    speedup = min(plain_seconds) / min(compiled_seconds)
-    is_kept = expected == computed and speedup >= MIN_COMPILE_SPEEDUP
-    if expected != computed:
-        reason = f"It predicts different entities: {len(computed)} instead of {len(expected)}, or at other offsets."
-    elif is_kept:
-        reason = f"It predicts the same {len(expected)} entities {speedup:.2f} times as fast."
-    else:
-        reason = f"It predicts the same entities, but only {speedup:.2f} times as fast."
-    return Compilation(is_kept, speedup, reason, device)

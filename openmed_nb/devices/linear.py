@@ -2,8 +2,7 @@
 
 torch computes float32 matrix products with MKL if it is available. MKL leaves half of the vector units of AMD processors
 idle: on an EPYC with AVX-512, oneDNN is twice as fast (``benchmarks/annotate.py`` prints the speedup). oneDNN is part of
-torch, and ``torch.compile`` uses the same function. No weights are packed or cached, so they may change. ``annotation.tuning``
-measures which library is faster.
+torch. No weights are packed or cached, so they may change. ``annotation.tuning`` measures which library is faster.
 """
 
 from __future__ import annotations
@@ -101,10 +100,13 @@ def get_linear_mode_class() -> type[TorchFunctionMode]:
 
 
 def is_onednn_candidate(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Return whether oneDNN supports a linear layer and is faster: dense float32, many rows, no gradients or autocast."""
+    """Return whether oneDNN supports a linear layer and is faster: dense float32, many rows, no gradients or autocast.
+
+    ``torch.compile`` cannot compile this function of oneDNN, and selects its own.
+    """
     import torch
 
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return False
     tensors = (inputs, weight) if bias is None else (inputs, weight, bias)
     are_supported = all(

@@ -18,7 +18,6 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, TokenCl
 from transformers.pipelines.token_classification import AggregationStrategy
 
 from openmed_nb.annotation.pipeline import OVERRIDABLE_METHODS, AnnotationPipeline
-from openmed_nb.annotation.tuning import Compilation
 from openmed_nb.devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidTextError
@@ -304,17 +303,6 @@ def test_generator_of_lists_of_words(new_pipe):
 
     assert found == pipe([text.split() for text in TWO], is_split_into_words=True)
     assert all(found)
-
-
-def test_another_model_is_not_the_compiled_one(new_pipe):
-    """A pipeline that was compiled and then given another model runs that one."""
-    pipe, other = new_pipe(), new_pipe()
-    pipe._compiled = torch.compile(other.model, backend="eager")
-    pipe.compilation = Compilation(True, 2.0, "", "cpu")
-
-    assert not pipe.default_annotator().network.compiled
-    pipe.model = other.model
-    assert pipe.default_annotator().network.compiled
 
 
 def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):

@@ -1,15 +1,13 @@
-"""Measuring how many tokens should run at once, and trying ``torch.compile``."""
+"""Measuring how many tokens should run at once."""
 
-import itertools
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import openmed_nb as nb
 from openmed_nb._utils.clock import use_clock
-from openmed_nb.annotation.tuning import CALIBRATION_TOKENS, Calibration, compare_compiled
+from openmed_nb.annotation.tuning import CALIBRATION_TOKENS, Calibration
 from openmed_nb.devices.machine import format_device
 from openmed_nb.errors import DeviceUnavailableError, OpenMedWarning
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
@@ -199,86 +197,3 @@ class TestLearned:
         with pytest.warns(OpenMedWarning, match="cannot be stored"):
             measured = pipe.calibrate()
         assert pipe.batch_tokens == measured.batch_tokens
-
-
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
-ENTITY = {"entity_group": "DISEASE", "start": 0, "end": 6, "word": "asthma", "score": 0.9}
-
-
-@pytest.fixture
-def clock():
-    """A clock that stands still unless something is read."""
-    return SimpleNamespace(now=0.0)
-
-
-@pytest.fixture
-def compared(clock):
-    """A function that compares two ways of reading, each with its answers and the seconds of its passes, which repeat."""
-
-    def reader(answers, *seconds):
-        passes = itertools.cycle(seconds)
-
-        def read(_texts):
-            clock.now += next(passes)
-            return answers
-
-        return read
-
-    def compared(plain, compiled, device="cpu"):
-        with use_clock(lambda: clock.now):
-            return compare_compiled(reader(*plain), reader(*compiled), device)
-
-    return compared
-
-
-@pytest.mark.parametrize(
-    ("expected", "computed", "seconds", "reason"),
-    [
-        ([[ENTITY]], [[ENTITY]], 200, "the same 1 entities"),
-        ([[ENTITY]], [[ENTITY]], 105, "the same 1 entities"),
-        ([[ENTITY]], [[ENTITY]], 104, "but only"),
-        ([[ENTITY]], [[]], 200, "different entities"),
-        ([[ENTITY]], [[{**ENTITY, "end": 7}]], 900, "different entities"),
-        ([[ENTITY], []], [[], [ENTITY]], 200, "different entities"),
-        ([[]], [[]], 150, "the same 0 entities"),
-    ],
-)
-def test_compiled_model_is_kept_if_faster_and_equal(compared, expected, computed, seconds, reason):
-    """A compiled model is kept where it finds the same entities and is at least five percent faster."""
-    result = compared((expected, seconds), (computed, 100))
-
-    assert result.kept is reason.startswith("the same")
-    assert reason in result.reason
-
-
-def test_compilation_reports_speedup(compared):
-    """The gain is how many times faster the second way is, in the fastest pass of each."""
-    result = compared(([[ENTITY]], 8, 4, 6), ([[ENTITY]], 3, 2), "mps:0")
-
-    assert (result.kept, result.speedup) == (True, 2)
-    device = format_device("mps:0")
-    assert (result.device, str(result).splitlines()[0]) == (device, f"torch.compile is used on {device}")
-
-
-def test_failed_compilation_keeps_original_model():
-    def fails(_texts):
-        raise RuntimeError("no C++ compiler was found")
-
-    result = compare_compiled(lambda _texts: [[]], fails, "cpu")
-
-    assert (result.kept, result.speedup) == (False, None)
-    assert "no C++ compiler was found" in str(result)
-
-
-@pytest.mark.parametrize("stance", ["force_eager", pytest.param("default", marks=pytest.mark.slow)])
-def test_load_pipeline_compiles(own_pipe_of, keyword_model, words_of, stance):
-    """``compilation`` reports whether the compiled model is used. The results are the same."""
-    plain = own_pipe_of(keyword_model)
-    with torch.compiler.set_stance(stance):
-        compiled = own_pipe_of(keyword_model, compile=True)
-        found = words_of(compiled, NOTE)
-
-    assert plain.compilation is None
-    assert compiled.compilation.kept in {True, False}
-    assert compiled.compilation.reason
-    assert found == words_of(plain, NOTE) == ["diabetes mellitus", "hypertension", "asthma"]

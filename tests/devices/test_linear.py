@@ -74,6 +74,21 @@ def test_fast_linear_leaves_gradients():
 
 
 @needs_onednn
+def test_fast_linear_leaves_compiled_layers():
+    """``torch.compile`` cannot compile the function of oneDNN."""
+    layer, graphs = torch.nn.Linear(48, 16), []
+
+    def keep_graph(graph, _inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    layer.compile(backend=keep_graph)
+    with torch.no_grad(), get_linear_mode_class()():
+        layer(numbers(64, 48))
+    assert ["mkldnn" in code for code in graphs] == [False]
+
+
+@needs_onednn
 def test_fast_linear_leaves_autocast():
     with torch.no_grad(), get_linear_mode_class()(), torch.autocast("cpu", torch.bfloat16):
         assert torch.nn.Linear(48, 16)(numbers(64, 48)).dtype == torch.bfloat16

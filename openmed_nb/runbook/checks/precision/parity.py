@@ -291,7 +291,7 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
 
     from ....annotation.forward import evaluation_mode
 
-    model = getattr(network.model, "_orig_mod", network.model)
+    model = network.model
     parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not parameters:
         return {}
