@@ -46,7 +46,7 @@ from openmed_nb.annotation.forward import pad_batch
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.stream import chunk_characters, iter_chunks
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
-from openmed_nb.annotation.tuning import CALIBRATION_TOKENS, fast_linear, measure_onednn_speedup
+from openmed_nb.annotation.tuning import fast_linear, measure_onednn_speedup
 from openmed_nb.devices.linear import cudnn_attention_disabled
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load_from_spec
@@ -61,6 +61,7 @@ BARS = {"cpu": (1.6, 1.08, 1.08), "cuda": (10.0, 1.35, 1.08)}
 NOTES_AN_HOUR = 45  # millions, with the bundled model on one GPU
 NUM_TEXTS_SMALL, NUM_TEXTS_LARGE = 10_000, 100_000
 NUM_NOTES, PASSES, BARE_PASSES = 20_000, 4, 2
+BUDGETS = tuple(256 * 2**power for power in range(9))  # tokens per batch
 # How often the pipeline and the bare pass take turns in a round, before transformers' turn.
 IN_TURN = {"cpu": 1, "cuda": 7}
 SHORT = "Patient with type 2 diabetes mellitus and hypertension."
@@ -250,7 +251,7 @@ def sweep(model: Any, tokenizer: Any, texts: list[str], device: str) -> dict[str
     pipe(texts)
     return {
         str(tokens): round(seconds(lambda tokens=tokens: pipe(texts, batch_tokens=tokens), device), 3)
-        for tokens in CALIBRATION_TOKENS
+        for tokens in BUDGETS
     }
 
 

@@ -99,8 +99,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         client: A ``dask.distributed.Client``. If specified, the workers of its cluster annotate the texts, each with the model
             on the best device of its host; see :func:`openmed_nb.cluster`. The workers read files and columns of
             ``dask.dataframe`` themselves. The model must be specified by name, and a local directory must exist on every host.
-        batch_tokens: Maximum number of tokens per batch. If ``None``, use the value that :func:`openmed_nb.sweep` or
-            ``pipe.calibrate()`` measured for this model on this computer, or the device default.
+        batch_tokens: Maximum number of tokens per batch. If ``None``, use the value that :func:`openmed_nb.sweep` measured for
+            this model on this computer, or the device default.
         progress: Whether to display a progress bar with texts per second for operations longer than half a second.
         resume: File to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
             run resumes after the last text, even if the process was killed. Texts that were in progress are processed again, as

@@ -28,7 +28,7 @@ from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
 from .results import Entity, TextResult
 from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
-from .tuning import Calibration, fast_linear, is_padding_masked, measure_batches
+from .tuning import fast_linear, is_padding_masked
 
 if TYPE_CHECKING:
     from ..models.records import DtypeChoice
@@ -88,7 +88,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     Attributes:
         precision: Reason for the dtype of the model (:class:`openmed_nb.models.records.DtypeChoice`), or ``None`` if only
             float32 was requested.
-        tuned_batch_tokens: Best number of tokens per batch by device type, as measured on this computer.
+        tuned_batch_tokens: Best number of tokens per batch by device type, as :func:`openmed_nb.sweep` measured on this computer.
 
     Example:
         >>> from openmed_nb import load_pipeline
@@ -148,32 +148,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
         value: CachedT = cache[name][1]
         return value
 
-    def calibrate(self) -> Calibration:
-        """Measure the best number of tokens per batch, use it on this device type, and return the measurements.
-
-        The smallest batch size is selected for which no larger batch size is more than 3% faster. The measurement takes a few
-        seconds and replaces the value of ``batch_tokens``. Later sessions on this computer use the result, until the model's
-        files, torch or transformers change, or until :meth:`reset_calibration` is called.
-        """
-        annotator = self.default_annotator()
-        network = annotator.network
-        calibration = measure_batches(
-            network, annotator.settings.max_tokens + network.special_tokens.num_special_tokens
-        )
-        self._forward_params.pop("batch_tokens", None)
-        self._store_batch_tokens(calibration.batch_tokens, "pipe.calibrate()")
-        return calibration
-
     def reset_calibration(self) -> None:
         """Discard the measured batch size for this device type, in this session and for later sessions."""
-        self._store_batch_tokens(None)
-
-    def _store_batch_tokens(self, batch_tokens: int | None, source: str = "") -> None:
         if spec := SESSION.models.spec_of(self.model):
-            SESSION.save_batch_size(spec, str(self.device), batch_tokens, source)
-        # A pipeline over a custom model does not share the mapping with a loaded model, so it is updated here.
-        if self.tuned_batch_tokens.get(self.device.type) != batch_tokens:
-            self.tuned_batch_tokens = {**self.tuned_batch_tokens, self.device.type: batch_tokens}
+            SESSION.save_batch_size(spec, str(self.device), None)
 
     def _sanitize_parameters(
         self,

@@ -1,4 +1,4 @@
-"""Performance measurements: whether rows may be padded, the best batch size, and whether oneDNN is faster."""
+"""Measurements of a model and of this machine: whether rows may be padded, and whether oneDNN is faster."""
 
 from __future__ import annotations
 
@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from .._render.display import Displayable, Report, Table
-from .._render.drawing import bar_chart
 from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import MIN_ROWS, get_linear_mode_class
-from ..devices.machine import format_device
-from ..devices.memory import empty_cache, is_out_of_memory
-from ..devices.moving import to_numpy
 from ..devices.profilers import push_modes
 from ..devices.registry import get_device
-from ..errors import DeviceUnavailableError
 from .forward import TokenClassifier
 
 if TYPE_CHECKING:
@@ -30,47 +24,9 @@ if TYPE_CHECKING:
 # Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
 PROBE_LENGTH = 32
 
-# Batch sizes in tokens that are measured, in ascending order, and the row length.
-CALIBRATION_TOKENS = tuple(256 * 2**power for power in range(9))
-CALIBRATION_LENGTH = 128
-
-# Minimum speedup of a larger batch, because a larger batch takes more memory.
-MIN_CALIBRATION_SPEEDUP = 1.03
-
 # Minimum speedup for the use of oneDNN, and number of tokens that run before it is measured.
 MIN_ONEDNN_SPEEDUP = 1.2
 MIN_ONEDNN_TOKENS = 4096
-
-
-@dataclass(frozen=True, repr=False)
-class Calibration(Displayable):
-    """Throughput of a model for several batch sizes.
-
-    Attributes:
-        device: Measured device.
-        throughput: Pairs of batch size in tokens and tokens per second.
-    """
-
-    device: str
-    throughput: tuple[tuple[int, float], ...]
-
-    @property
-    def batch_tokens(self) -> int:
-        """The smallest batch size for which no larger batch size is more than 3% faster."""
-        fastest = max(speed for _tokens, speed in self.throughput)
-        return next(tokens for tokens, speed in self.throughput if MIN_CALIBRATION_SPEEDUP * speed >= fastest)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return device, batch size and throughput as JSON-compatible data."""
-        return {"device": self.device, "batch_tokens": self.batch_tokens, "tokens_per_second": dict(self.throughput)}
-
-    def to_report(self) -> Report:
-        """Return the batch size, and a table and a chart of the throughput."""
-        rows = tuple((f"{tokens:,}", f"{speed:,.0f}") for tokens, speed in self.throughput)
-        table = Table("Measured", ("tokens per batch", "tokens per second"), rows, collapsed=True)
-        bars = [(f"{tokens:,}", speed) for tokens, speed in self.throughput]
-        chart = bar_chart("Tokens per second by batch size (tokens)", bars, "{:,.0f}".format, f"{self.batch_tokens:,}")
-        return Report(f"{self.batch_tokens:,} tokens per batch on {self.device}", tables=(table,), charts=(chart,))
 
 
 def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
@@ -116,49 +72,6 @@ class ModelWithoutHooks:
     def __call__(self, **inputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
         output: Mapping[str, torch.Tensor] = self.model.forward(**inputs)
         return output
-
-
-def measure_batches(network: TokenClassifier, max_length: int) -> Calibration:
-    """Measure the throughput of batches of increasing size.
-
-    The measurement stops when a batch does not fit in memory, or when two batches are not significantly faster.
-
-    Raises:
-        DeviceUnavailableError: If the smallest batch does not fit in memory.
-    """
-    length = min(CALIBRATION_LENGTH, max_length)
-    speeds: list[tuple[int, float]] = []
-    with TENSOR_LOCK:
-        for tokens in CALIBRATION_TOKENS:
-            speed = measure_throughput(network, max(1, tokens // length), length)
-            if speed == 0:
-                break
-            speeds.append((tokens, speed))
-            if len(speeds) > 2 and all(later[1] <= MIN_CALIBRATION_SPEEDUP * speeds[-3][1] for later in speeds[-2:]):  # noqa: PLR2004
-                break
-    device = format_device(str(network.device))
-    if not speeds:
-        message = f"A batch of {CALIBRATION_TOKENS[0]} tokens does not fit in the memory of {device}."
-        raise DeviceUnavailableError(message, "Free memory of the device, and measure again.")
-    return Calibration(device, tuple(speeds))
-
-
-def measure_throughput(network: TokenClassifier, rows: int, length: int) -> float:
-    """Return the number of tokens per second for batches of a shape, or 0 if they do not fit in memory."""
-    inputs = network.dummy_inputs(rows, length)
-    device = network.device
-
-    def run() -> None:
-        for tensor in network(inputs):
-            to_numpy(tensor)
-
-    try:
-        return rows * length / min(timeit.repeat(run, number=1, repeat=3))
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        empty_cache(str(device))
-        return 0.0
 
 
 @dataclass

@@ -63,7 +63,7 @@ class Mps(Device):
     pin_reason = (
         "MPS does not use pinned memory; the loader would warn and continue without it (torch/utils/data/dataloader.py)"
     )
-    # An estimate between the values of the CPU and CUDA. AnnotationPipeline.calibrate measures a better one.
+    # An estimate between the values of the CPU and CUDA. nb.sweep measures a better one.
     batch_tokens = 8192
     max_batch_padding = 256
     recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape (pytorch#132596).

@@ -1,4 +1,4 @@
-"""Measuring how many tokens should run at once."""
+"""The batch size that a sweep measured is kept and used."""
 
 import json
 
@@ -6,10 +6,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb._utils.clock import use_clock
-from openmed_nb.annotation.tuning import CALIBRATION_TOKENS, Calibration
-from openmed_nb.devices.machine import format_device
-from openmed_nb.errors import DeviceUnavailableError, OpenMedWarning
+from openmed_nb.errors import OpenMedWarning
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
 
@@ -20,74 +17,7 @@ def pipe(own_pipe_of, keyword_model):
     return own_pipe_of(keyword_model)
 
 
-@pytest.mark.parametrize(
-    ("speeds", "chosen"),
-    [
-        (((256, 100.0),), 256),
-        (((256, 100.0), (512, 200.0)), 512),
-        (((256, 100.0), (512, 102.0)), 256),
-        (((256, 100.0), (512, 90.0), (1024, 150.0)), 1024),
-        (((256, 0.0), (512, 10.0)), 512),
-        (((256, 100.0), (512, 102.0), (1024, 104.0)), 512),
-        (((256, 100.0), (512, 80.0), (1024, 70.0)), 256),
-    ],
-)
-def test_calibration_selects_smallest_fast_batch(speeds, chosen):
-    """The choice is the smallest batch than which no larger one is three percent faster."""
-    assert Calibration("cpu", speeds).batch_tokens == chosen
-
-
-def test_calibrate_sets_batch_tokens(pipe, words_of):
-    """Calibrating sets the pipeline's budget to the measured choice and changes no answer."""
-    before = words_of(pipe)
-
-    measured = pipe.calibrate()
-
-    assert pipe.batch_tokens == measured.batch_tokens
-    assert measured.batch_tokens in CALIBRATION_TOKENS
-    assert all(speed > 0 for _tokens, speed in measured.throughput)
-    assert words_of(pipe) == before
-
-
-def test_calibration_report():
-    """The text form names the choice, the device and every figure."""
-    measured = Calibration("cpu", ((256, 900.0), (512, 1000.4)))
-
-    assert str(measured) == (
-        "512 tokens per batch on cpu\nMeasured\n  tokens per batch  tokens per second\n"
-        "  256               900\n  512               1,000"
-    )
-    assert measured.to_dict() == {"device": "cpu", "batch_tokens": 512, "tokens_per_second": {256: 900.0, 512: 1000.4}}
-
-
-def test_calibrate_skips_batches_that_do_not_fit(pipe):
-    """The measurements are those of the batches that fit."""
-
-    def too_large(_model, _arguments, inputs):
-        if inputs["input_ids"].numel() > 600:
-            raise RuntimeError("MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 2.00 GiB)")
-
-    pipe.model.register_forward_pre_hook(too_large, with_kwargs=True)
-
-    assert {tokens for tokens, _speed in pipe.calibrate().throughput} <= {256, 512}
-
-
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
-
-
-def test_calibrate_stores_nothing_if_no_batch_fits(pipe, monkeypatch, tmp_path):
-    monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
-    before = pipe.batch_tokens
-
-    def refuse(*_inputs):
-        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
-
-    hook = pipe.model.register_forward_pre_hook(refuse)
-    with pytest.raises(DeviceUnavailableError):
-        pipe.calibrate()
-    hook.remove()
-
-    assert (pipe.batch_tokens, list(tmp_path.iterdir())) == (before, [])
 
 
 def test_padding_is_measured_again_after_a_failure(pipe, on_forward):
@@ -109,14 +39,6 @@ def test_padding_is_measured_again_after_a_failure(pipe, on_forward):
     assert len({*lengths}) == 1
 
 
-def test_calibrate_raises_other_errors(pipe):
-    """Other errors are not treated as a lack of memory."""
-    pipe.model.register_forward_pre_hook(lambda *_: torch.zeros(2) @ torch.zeros(3))
-
-    with pytest.raises(RuntimeError, match="size"):
-        pipe.calibrate()
-
-
 class TestLearned:
     """What was measured of a model on this computer is used without being asked for, until something of it changes."""
 
@@ -133,17 +55,15 @@ class TestLearned:
         SESSION.unload()
         return nb.load_pipeline(folder, device=home)
 
-    def test_calibration_is_used_until_reset(self, data, keyword_model, home):
+    def test_tuned_batch_size_is_used_until_reset(self, data, keyword_model, home):
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
-        measured = pipe.calibrate().batch_tokens
-        SESSION.save_batch_size(
-            SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()"
-        )  # Later, and so instead of that.
+        for tokens in (64, 96):  # The second one replaces the first one.
+            SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, tokens, "nb.sweep()")
         again = self.fresh(keyword_model, home)
         choice = nb.device(home)
 
-        assert (measured in CALIBRATION_TOKENS, again.batch_tokens) == (True, 96)
+        assert again.batch_tokens == 96
         assert [tokens for _, tokens in choice.tuned_batch_tokens] == [96]
         assert "Tuned batch sizes on this machine" in str(choice)
         assert "96" not in str(choice)
@@ -152,7 +72,7 @@ class TestLearned:
         assert self.fresh(keyword_model, home).batch_tokens == usual
         assert list(data.iterdir()) == []
 
-    def test_calibration_applies_to_existing_pipelines(self, keyword_model, home):
+    def test_tuned_batch_size_applies_to_existing_pipelines(self, keyword_model, home):
         """An explicit ``batch_tokens`` takes precedence."""
         pipe = self.fresh(keyword_model, home)
         other = nb.load_pipeline(keyword_model, device=home, aggregation_strategy="simple")
@@ -165,7 +85,7 @@ class TestLearned:
     @pytest.mark.parametrize(
         "name", ["weights", "config", "tokenizer", "torch", "transformers", "device_name", "dtype"]
     )
-    def test_calibration_expires_when_identity_changes(self, data, keyword_model, home, name):
+    def test_tuned_batch_size_expires_when_identity_changes(self, data, keyword_model, home, name):
         """A corrupt record is ignored."""
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
@@ -188,12 +108,12 @@ class TestLearned:
 
         assert self.fresh(keyword_model, home).batch_tokens == (tokens or usual)
 
-    def test_calibration_warns_if_record_cannot_be_written(self, monkeypatch, tmp_path, keyword_model, home):
+    def test_tuned_batch_size_warns_if_record_cannot_be_written(self, monkeypatch, tmp_path, keyword_model, home):
         """The measurement still applies to the pipeline."""
         (tmp_path / "file").write_text("", "utf-8")
         monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "file"))
         pipe = self.fresh(keyword_model, home)
 
         with pytest.warns(OpenMedWarning, match="cannot be stored"):
-            measured = pipe.calibrate()
-        assert pipe.batch_tokens == measured.batch_tokens
+            SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        assert pipe.batch_tokens == 96

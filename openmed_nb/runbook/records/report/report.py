@@ -217,8 +217,8 @@ def report(
     """Benchmark and check this computer, and write a page, a JSON file and a text for an issue.
 
     The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients;
-    the compile time of each new shape; a calibration from 256 to 65,536 tokens; batches of one row compared with 32 rows; a
-    sweep; a comparison with the CPU; a profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook.
+    the compile time of each new shape; batches of one row compared with 32 rows; a sweep; a comparison with the CPU; a
+    profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook.
     They use the bundled model and synthetic texts. Each step runs in a separate process with a time limit. A step that is
     aborted, hangs, runs out of memory or fills the disk is therefore a row of the report, and the other steps continue.
 

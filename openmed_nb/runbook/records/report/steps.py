@@ -282,20 +282,6 @@ def _check_difference(difference: float) -> Finding:
     return Finding(name, FAILED, problem, "Annotate on the CPU, or with batch_size=1 after checking parity with it.")
 
 
-def _calibration(options: StepOptions) -> StepResult:
-    from ....annotation.loading import load_pipeline
-
-    calibration = load_pipeline(MODEL, device=options.device).calibrate()
-    fastest = max(speed for _tokens, speed in calibration.throughput)
-    values = {"batch_tokens": calibration.batch_tokens, "tokens_per_second": fastest}
-    metrics = ReportMetrics("calibration", MODEL, calibration.device, None, is_mps_simulated(), values)
-    summary = (
-        f"A batch of {calibration.batch_tokens:,} tokens is sufficient; "
-        f"the fastest batch processes {fastest:,.0f} tokens per second."
-    )
-    return StepResult(calibration, metrics=(metrics,), summary=summary)
-
-
 def _compare(options: StepOptions) -> StepResult:
     from ...bench.comparison import compare
     from ...bench.timing import format_rate
@@ -424,7 +410,6 @@ STEPS: tuple[Step, ...] = (
     Step("signals", "Power, thermal state and memory before the measurements", _signals, 2),
     Step("parity", "Parity of results and gradients with the CPU", _parity, 15),
     Step("shapes", "Seconds for each new shape", _shapes, 20),
-    Step("calibration", "Calibration of tokens per batch", _calibration, 30),
     Step("rows", "Single rows compared with batches of 32", _rows, 8),
     Step("compare", "Speedup over the CPU", _compare, 50, timeout_seconds=240.0),
     Step("sweep", "Batch-size sweep", _sweep, 40, timeout_seconds=240.0),
