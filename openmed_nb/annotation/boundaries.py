@@ -37,8 +37,11 @@ _CONTINUATION = r"\s*(?!(?:o|[a-z][.)])\s)[a-z\u00df-\u00f6\u00f8-\u00ffąćčď
 # start inside of white space, where the search would take quadratic time.
 LINE_END = re.compile(
     rf"(?=[\s<])(?<!\s)(?:\s*{_LINE_BREAK}(?:(?!{_CONTINUATION})|\s*{_LINE_BREAK})"
-    rf"|(?<!:)(?!{_CONTINUATION})\s*(?:\t|[ \xa0]{{3}}))\s*(?:(?:[-*\u00b7\u2013\u2014\u2022]|\d{{1,2}}[.)])\s+)?"
+    rf"|(?<!:)(?!{_CONTINUATION})\s*(?:\t|[ \xa0]{{3}}))\s*(?:(?:[-*o\u00b7\u2013\u2014\u2022]|(?:[a-z]|\d{{1,2}})[.)])\s+)?"
 )
+
+# Number of characters after a letter that show whether it is a bullet.
+NUM_BULLET_CHARACTERS = 2
 
 # If a tokenizer drops this character, the word continues after it, so the rest of a name could follow.
 REPLACEMENT_CHARACTER = "\ufffd"
@@ -68,12 +71,19 @@ def split_lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
         >>> list(split_lines("No fever\nAsthma", 3, 15)), list(split_lines("Has breast\ncancer", 4, 17))
         ([(3, 8), (9, 15)], [(4, 17)])
     """
-    for match in LINE_END.finditer(text, start, end):
+    for match in find_line_ends(text, start, end):
         if start < match.start():
             yield start, match.start()
         start = match.end()
     if start < end:
         yield start, end
+
+
+def find_line_ends(text: str, start: int, end: int) -> Iterator[re.Match[str]]:
+    """Yield the line ends that start in a span. The pattern sees the characters that follow, such as the ")" of a bullet."""
+    for match in LINE_END.finditer(text, start, end + NUM_BULLET_CHARACTERS):
+        if match.start() < end:
+            yield match
 
 
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:

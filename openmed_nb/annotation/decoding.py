@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .boundaries import LINE_END
+from .boundaries import find_line_ends
 from .masking import strip_bio_prefix
 from .results import DroppedSpan, ResultStore
 from .tokens import Tokens, expand_ranges, get_token_names, mark_changes
@@ -188,7 +188,7 @@ class Decoder:
                     continue
                 starts = tokens.starts[unit_starts[first:end]]
                 ends = tokens.ends[unit_ends[first:end] - 1]
-                for match in LINE_END.finditer(texts[text_id], start, stop):
+                for match in find_line_ends(texts[text_id], start, stop):
                     line_end = first + np.searchsorted(starts, match.start())
                     line_start = first + np.searchsorted(ends, match.end(), side="right")
                     # Units between the lines, such as tokens of line breaks, are not in an entity.

@@ -205,6 +205,7 @@ LINES = [
     ("No fever\x85Pneumonia\u2028Diabetes", {"fever": True, "Pneumonia": False, "Diabetes": False}),
     ("No asthma\n2. Hypertension", {"asthma": True, "Hypertension": False}),
     ("No asthma\n\u2022 hypertension", {"asthma": True, "hypertension": False}),
+    ("No asthma\n b) Pneumonia\n c) Diabetes", {"asthma": True, "Pneumonia": False, "Diabetes": False}),
     ("No asthma          Pneumonia", {"asthma": True, "Pneumonia": False}),
     ("No fever\tPneumonia", {"fever": True, "Pneumonia": False}),
     ("No diabetes\nmellitus, no breast\n   cancer", {"diabetes\nmellitus": True, "breast\n   cancer": True}),
