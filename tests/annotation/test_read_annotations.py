@@ -290,6 +290,7 @@ REFUSED = [
     ("a.json", json.dumps([{"id": 0, "paragraphs": []}]), "spaCy 2", "spacy convert"),
     ("a.txt", PUBTATOR.replace("\t", " "), "invalid line", "Correct"),
     ("a.pubtator", "7\t0\t3\till\tA\n", "does not have a title", "Write"),
+    ("a.pubtator", "7|t|ill\n7|a|\n8\t0\t3\till\tA\n", "has an invalid line", "Correct"),
     ("a.zip", "PK\x03\x04", "an archive", "Unpack"),
     ("a.jsonl.gz", "\x1f", "suffix", "Pass format"),
     ("a.xml", "<?xml version='1.0'?><collection>", "is XML", "Convert"),

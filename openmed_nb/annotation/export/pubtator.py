@@ -22,12 +22,14 @@ RELATION_PATTERN = re.compile(r"[^\t]+\t[A-Za-z][^\t]*\t.+")
 def read_pubtator(path: Path) -> Iterator[RawNote]:
     """Yield the notes of a file. Relations are ignored."""
     for block in re.split(r"\n\s*\n", read_utf8(path).replace("\r\n", "\n").strip()):
-        passages = []
+        passages: list[re.Match[str]] = []
         entities = []
         for line in block.split("\n"):
-            if match := PASSAGE_PATTERN.fullmatch(line):
+            # All lines of a note start with its id.
+            is_same = not passages or re.split(r"[|\t]", line)[0] == passages[0][1]
+            if is_same and (match := PASSAGE_PATTERN.fullmatch(line)):
                 passages.append(match)
-            elif match := ENTITY_PATTERN.fullmatch(line):
+            elif is_same and (match := ENTITY_PATTERN.fullmatch(line)):
                 entities.append(RawEntity([(int(match[1]), int(match[2]))], match[4], match[3]))
             elif not RELATION_PATTERN.fullmatch(line):
                 raise InvalidNoteError("has an invalid line")
