@@ -41,6 +41,20 @@ class GoldSpan(NamedTuple):
     label: str
 
 
+class SpanText(NamedTuple):
+    """The characters of a span of a text.
+
+    Attributes:
+        start: First character.
+        end: End in characters, exclusive.
+        text: The characters.
+    """
+
+    start: int
+    end: int
+    text: str
+
+
 class GoldText(NamedTuple):
     """The true entities of a text.
 
@@ -49,12 +63,14 @@ class GoldText(NamedTuple):
         text: The text, or ``None`` if it is not known.
         spans: The entities.
         position: Position of the text in the results that were exported, or ``None``.
+        span_texts: Characters of the entities as a table states them, which must be those of the text.
     """
 
     id: Any
     text: str | None
     spans: tuple[GoldSpan, ...]
     position: int | None = None
+    span_texts: tuple[SpanText, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,15 +139,21 @@ def gold_from_columns(columns: Mapping[str, Iterable[Any]], id_name: str = ID_CO
     starts = columns["start"]
     ids: Iterable[Any] = itertools.repeat(None) if id_key is None else columns[id_key]
     positions: Iterable[Any] = itertools.repeat(None) if position_key is None else columns[position_key]
+    words: Iterable[Any] = columns.get("span_text", itertools.repeat(None))
     spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
-    rows = zip(starts, columns["end"], columns[label_key], ids, positions, strict=False)
-    for row, (start, end, label, note_id, position) in enumerate(rows):
+    span_texts: dict[tuple[Any, int | None], list[SpanText]] = {}
+    rows = zip(starts, columns["end"], columns[label_key], ids, positions, words, strict=False)
+    for row, (start, end, label, note_id, position, word) in enumerate(rows):
         span = parse_span((start, end, label))
         index = as_integer(position)
         if span is None or not is_hashable(note_id) or (position_key is not None and index is None):
             raise ConfigurationError(f"Row {row} of the table is not an entity of a text.", TABLE_REMEDY)
         spans.setdefault((note_id, index), []).append(span)
-    texts = tuple(GoldText(note_id, None, tuple(of_text), index) for (note_id, index), of_text in spans.items())
+        if isinstance(word, str) and word:
+            span_texts.setdefault((note_id, index), []).append(SpanText(span.start, span.end, word))
+    texts = tuple(
+        GoldText(key[0], None, tuple(of_text), key[1], tuple(span_texts.get(key, ()))) for key, of_text in spans.items()
+    )
     return GoldTexts(texts, is_table=True)
 
 
@@ -160,10 +182,11 @@ def align_gold(
     if not gold and gold.is_table:
         partners = ()
     elif has_ids and ids is not None:
-        # A table of these results has both. The positions tell notes with the same id apart.
-        is_own = has_positions and all(
-            position in range(count) and id_value(ids[position]) == id_value(note_id)
-            for position, note_id in zip(wanted_positions, wanted_ids, strict=True)
+        # A table of these results has both. The positions tell notes with the same id apart, if the caller can compare the texts.
+        is_unique = len({*wanted_positions}) == len(gold)
+        is_own = is_unique and all(
+            position in range(count) and id_value(ids[position]) == id_value(text.id) and text.span_texts
+            for position, text in zip(wanted_positions, gold, strict=True)
         )
         partners = wanted_positions if is_own else match_ids(wanted_ids, ids, "ids of the gold", IDS_REMEDY)
     elif has_ids:
@@ -174,7 +197,7 @@ def align_gold(
     elif ids is None or are_positions(ids):
         if has_positions:
             partners = match_ids(wanted_positions, range(count), "positions of the gold", IDS_REMEDY)
-        elif in_order:
+        elif in_order and not wanted_positions:
             partners = range(count)
     if partners is None:
         keys = "positions" if has_positions and not has_ids else "ids"
@@ -190,7 +213,9 @@ def align_gold(
     return aligned
 
 
-def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str = ID_COLUMN) -> GoldTexts:
+def read_gold(
+    gold: Any, labels: Mapping[str, str] | None = None, id_name: str = ID_COLUMN, has_ids: bool = False
+) -> GoldTexts:
     """Return gold entities of any accepted form. An entity that is marked twice counts once, with a warning.
 
     Args:
@@ -199,6 +224,7 @@ def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str =
             mapping with ``start``, ``end`` and ``label``, ``entity_group`` or ``entity``.
         labels: New names of labels.
         id_name: Name of the column of a DataFrame with the ids.
+        has_ids: Whether the notes have ids. Otherwise, the index of a Series that numbers its rows is ignored.
 
     Raises:
         ConfigurationError: If ``gold`` or ``labels`` is not valid.
@@ -208,17 +234,26 @@ def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str =
     elif hasattr(gold, "columns") and hasattr(gold, "itertuples"):
         parsed = _gold_from_frame(gold, id_name)
     else:
-        parsed = GoldTexts(tuple(_parse_texts(gold)))
-    names = validate_labels(labels)
+        parsed = GoldTexts(tuple(_parse_texts(gold, has_ids)))
     num_repeated = 0
     texts = []
-    for text in parsed:
-        spans = tuple(dict.fromkeys(span._replace(label=names.get(span.label, span.label)) for span in text.spans))
+    for text in rename_labels(parsed, labels):
+        spans = tuple(dict.fromkeys(text.spans))
         num_repeated += len(text.spans) - len(spans)
         texts.append(text._replace(spans=spans))
     if num_repeated:
         warn(f"{pluralize(num_repeated, 'gold entity is', 'gold entities are')} marked twice, and counted once.")
     return replace(parsed, texts=tuple(texts))
+
+
+def rename_labels(gold: GoldTexts, labels: Any) -> GoldTexts:
+    """Return gold with new names of labels, or raise an error if ``labels`` is not a mapping of strings."""
+    names = validate_labels(labels)
+    texts = (
+        text._replace(spans=tuple(span._replace(label=names.get(span.label, span.label)) for span in text.spans))
+        for text in gold
+    )
+    return replace(gold, texts=tuple(texts))
 
 
 def validate_labels(labels: Any) -> Mapping[str, str]:
@@ -242,14 +277,14 @@ def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
     return gold_from_columns(columns, id_name)
 
 
-def _parse_texts(gold: Any) -> Iterator[GoldText]:
+def _parse_texts(gold: Any, has_ids: bool) -> Iterator[GoldText]:
     """Yield the gold of each text, with the keys of a mapping or the index of a Series as ids."""
     row_index = get_row_index(gold)
     ids: Iterable[Any] = itertools.repeat(None)
     if isinstance(gold, Mapping):
         ids = list(gold)
         gold = list(gold.values())
-    elif row_index is not None and not are_positions(row_index):
+    elif row_index is not None and (has_ids or not are_positions(row_index)):
         ids = row_index.tolist()
     if not _is_series(gold):
         raise ConfigurationError(f"{short_type_name(gold)} is not a valid type for gold.", GOLD_REMEDY)

@@ -111,9 +111,18 @@ def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, rem
     return partners
 
 
-def match_rows(index: Any, available: Any, subject: str, remedy: str) -> list[int]:
-    """Return the position of each row of an index in another one. Equal indexes match in order, even with repeated ids."""
-    if index.equals(available):
+def match_rows(index: Any, available: Any, subject: str, remedy: str, in_order: bool = False) -> list[int]:
+    """Return the position of each row of an index in another one.
+
+    Args:
+        index: Index of pandas.
+        available: Index of pandas.
+        subject: As in :func:`match_ids`.
+        remedy: As in :func:`match_ids`.
+        in_order: Whether equal indexes match in order, even with repeated ids, because the caller compares the texts.
+    """
+    is_equal = in_order and index.dtype == available.dtype and index.equals(available)
+    if index.is_(available) or is_equal:  # Columns of one table share its index.
         return [*range(len(index))]
     return match_ids(index.tolist(), available.tolist(), subject, remedy)
 
@@ -143,7 +152,7 @@ class NoteKeys:
             UnmatchedIdsError: If a row is not one of the notes.
         """
         rows, notes = self._select_indexes(table)
-        positions = match_rows(rows, notes, "rows of the table", TABLE_REMEDY)
+        positions = match_rows(rows, notes, "rows of the table", TABLE_REMEDY, self._has_texts(table))
         self._check_texts(table, range(len(table)), positions)
         return positions
 
@@ -154,7 +163,7 @@ class NoteKeys:
             UnmatchedIdsError: If a note is not in the table.
         """
         rows, notes = self._select_indexes(table)
-        positions = match_rows(notes, rows, "annotated notes", TABLE_REMEDY)
+        positions = match_rows(notes, rows, "annotated notes", TABLE_REMEDY, self._has_texts(table))
         self._check_texts(table, positions, range(len(positions)))
         return positions
 
@@ -170,16 +179,23 @@ class NoteKeys:
                 pd.Index(table[self.id_name].tolist(), dtype=object, tupleize_cols=False),
                 pd.Index(self.ids, dtype=object, tupleize_cols=False),
             )
+        notes: pd.Index = pd.RangeIndex(count)
+        is_certain = self.ids is None and len(table) == count and are_positions(table.index)
         if self.row_index is not None:
-            return table.index, self.row_index[:count]
-        if self.ids is not None or len(table) != count or not are_positions(table.index):
+            notes = self.row_index if len(self.row_index) == count else self.row_index[:count]
+            # An index that numbers the rows says nothing after the table was sorted.
+            is_certain = not are_positions(notes) or self._has_texts(table) or table.index.is_(notes)
+        if not is_certain:
             message = f"The {len(table):,} rows of the table cannot be matched with the {count:,} notes."
-            raise UnmatchedIdsError(message, "Annotate the table with text_column= and id_column=.")
-        return table.index, pd.RangeIndex(count)
+            raise UnmatchedIdsError(message, "Pass the table with the column of the texts or of the ids.")
+        return table.index, notes
+
+    def _has_texts(self, table: pd.DataFrame) -> bool:
+        return list(table.columns).count(self.text_name) == 1
 
     def _check_texts(self, table: pd.DataFrame, rows: Iterable[int], notes: Iterable[int]) -> None:
         """Raise an error if the table has the column of the texts, and a text differs from that of its note."""
-        if list(table.columns).count(self.text_name) != 1:
+        if not self._has_texts(table):
             return
         texts = table[self.text_name].tolist()
         different = [

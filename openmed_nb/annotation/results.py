@@ -33,7 +33,7 @@ from .._utils.validation import (
     suggest,
 )
 from .._utils.warning import warn
-from ..errors import ConfigurationError, InvalidTextError, OpenMedError
+from ..errors import ConfigurationError, InvalidTextError, OpenMedError, UnmatchedIdsError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
 from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, context_mark, create_context_finder
@@ -704,7 +704,11 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             >>> annotate("She has asthma.", "bundled_small", device="cpu").score([(8, 14, "DISEASE")]).total.strict.f1
             1.0
         """
-        return replace(self, note_id=None).as_annotations().score([gold], labels=labels, seed=seed)
+        from .gold import GoldTexts
+
+        is_of_many = hasattr(gold, "columns") or isinstance(gold, GoldTexts)
+        many = self if is_of_many else replace(self, note_id=None)
+        return many.as_annotations().score(gold if is_of_many else [gold], labels=labels, seed=seed)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the entities to a file; see :meth:`Annotations.save`."""
@@ -1035,7 +1039,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
     def _locate(self, key: Any) -> Any:
         """Return the position of the text with an id that is a string. An integer is a position, if it can be nothing else."""
-        if isinstance(key, str):
+        if not isinstance(key, Number):
             return self.position(key)
         if self._has_numbers_as_ids:
             message = f"{describe_value(key)} can be the id of a note or its position."
@@ -1626,13 +1630,14 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             ids = None
         elif self._is_own_frame(gold):
             ids = None
-        texts = read_gold(gold, labels, self.id_name)
+        texts = read_gold(gold, labels, self.id_name, has_ids=ids is not None)
         aligned = align_gold(texts, ids, self.iter_note_texts(), len(self))
         for index, text in enumerate(self.iter_note_texts()):
             expected = aligned.get(index)
             if text is None or expected is None:
                 continue
-            if expected.text not in {None, text}:
+            has_same_words = all(text[start:end] == words for start, end, words in expected.span_texts)
+            if expected.text not in {None, text} or not has_same_words:
                 message = f"The gold of text {index} belongs to a different text."
                 raise ConfigurationError(message, "Pass the gold of the same texts.")
             if any(span.end > len(text) for span in expected.spans):
@@ -1644,12 +1649,20 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return score_spans(self.model, predicted, expected_spans, self._show_span, seed)
 
     def _is_own_frame(self, gold: Any) -> bool:
-        """Return whether a DataFrame has the index of :meth:`to_frame`, so that its positions are those of the same notes."""
+        """Return whether a DataFrame has the index of :meth:`to_frame`, so that its positions are those of the same notes.
+
+        Raises:
+            UnmatchedIdsError: If it has another index, but no ids.
+        """
         columns = getattr(gold, "columns", ())
         if self.row_index is None or self._has_own_ids or NOTE_COLUMN not in columns or ID_COLUMN in columns:
             return False
         positions = gold[NOTE_COLUMN]
-        return bool(positions.isin(range(len(self))).all() and gold.index.equals(self.row_index.take(positions)))
+        is_own = bool(positions.isin(range(len(self))).all() and gold.index.equals(self.row_index.take(positions)))
+        if not is_own and not are_positions(gold.index):
+            message = "The index of the gold is not that of the notes at these positions."
+            raise UnmatchedIdsError(message, "Pass the gold of these notes, or their ids as a column.")
+        return is_own
 
     def review(self, path: str | os.PathLike[str] | None = None, *, sample: int | None = 20, seed: int = 0) -> Review:
         """Return a review of a random sample of the notes, in which you mark right, wrong and missed entities.

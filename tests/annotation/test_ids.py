@@ -84,6 +84,7 @@ class TestSelection:
         assert found["c9"] == found[2]
         assert found.show("c9").text == NOTES[2]
         assert found.position("d4") == 3
+        assert annotate(NOTES, ids=[(1, "a"), (1, "b"), (2, "a"), (2, "b")])[(2, "a")] == found[2]
 
     @pytest.mark.parametrize("ids", [[1, 2, 3, 4], [10, 20, 30.5, None], [3, 0, 1, 2]])
     def test_integer_that_can_be_an_id_or_a_position_is_rejected(self, ids):

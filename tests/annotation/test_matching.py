@@ -2,6 +2,7 @@
 
 import datetime as dt
 import io
+import itertools
 import random
 
 import pandas as pd
@@ -107,6 +108,7 @@ class TestTablesOfNotes:
             pytest.param(lambda table: table.reset_index(drop=True), id="other index"),
             pytest.param(lambda table: table.set_axis([10, 20, 30]), id="permuted index"),
             pytest.param(lambda table: pd.concat([table, table[:1]]), id="repeated row"),
+            pytest.param(lambda table: table[["ward"]].reset_index(drop=True), id="no texts and a new index"),
         ],
     )
     def test_rows_that_are_not_certain_are_rejected(self, table, change):
@@ -114,6 +116,26 @@ class TestTablesOfNotes:
         for pair in (found.mask().to_frame, found.to_frame):
             with pytest.raises(UnmatchedIdsError):
                 pair(table=change(table))
+
+    @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
+    @pytest.mark.parametrize(
+        ("ids", "index"),
+        [
+            pytest.param(["p", "p", "q"], [0, 1, 2], id="repeated ids"),
+            pytest.param([None, None, "q"], [0, 1, 2], id="missing ids"),
+            pytest.param(None, [7, 7, 8], id="repeated index"),
+            pytest.param(None, [0, 1, 2], id="numbered rows"),
+        ],
+    )
+    def test_rows_without_texts_are_not_matched_in_order(self, ids, index):
+        table = pd.DataFrame({"note": NOTES, "ward": [1, 2, 3]}, index=index).assign(mrn=ids)
+        found = annotate(table, text_column="note", id_column=None if ids is None else "mrn")
+        shuffled = table.iloc[[1, 0, 2]].set_axis(index).drop(columns="note")
+        for pair in (found.mask().to_frame, found.to_frame):
+            with pytest.raises(UnmatchedIdsError):
+                pair(table=shuffled)
+        if index != [7, 7, 8] and ids is None:
+            assert found.to_frame(table[["ward"]])["ward"].tolist() == [1, 3, 3]
 
     def test_frame_has_the_row_of_each_note(self, table):
         found = annotate(table[1:], **COLUMNS)
@@ -130,6 +152,23 @@ class TestTablesOfNotes:
         assert found.score(found.to_frame().iloc[[2, 0]]).total.strict.precision == pytest.approx(2 / 3)
         with pytest.raises(UnmatchedIdsError):
             found.score(found.to_frame().reset_index(drop=True))
+
+    @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
+    def test_frame_of_a_run_in_another_order_is_no_gold(self):
+        table = pd.DataFrame({"note": ["She has asthma.", "No complaints.", "He had asthma."], "mrn": ["p", "q", "p"]})
+        for options in ({}, {"id_column": "mrn"}):
+            found = annotate(table, text_column="note", **options)
+            other = annotate(table.iloc[::-1], text_column="note", **options)
+            assert found.score(found.to_frame()).total.strict.f1 == 1.0
+            with pytest.raises(ConfigurationError):
+                found.score(other.to_frame())
+
+    def test_series_of_gold_matches_an_index_of_numbers(self):
+        table = pd.DataFrame({"note": NOTES})
+        found = annotate(table, text_column="note")
+        gold = pd.Series([found.note_spans(index) for index in range(3)])
+        assert found.score(gold.iloc[:2]).num_texts == 2
+        assert annotate(table.iloc[[2, 0, 1]], text_column="note").score(gold).total.strict.f1 == 1.0
 
     def test_review_of_notes_with_numbers_as_ids_goes_by_id(self):
         found = annotate(NOTES, ids=[3, 1, 2])
@@ -157,10 +196,10 @@ class TestTablesOfNotes:
 
     @pytest.mark.parametrize("missing", [pd.NA, None, float("nan"), pd.NaT], ids=repr)
     def test_index_with_a_missing_label_can_be_saved(self, missing, tmp_path):
-        found = annotate(pd.Series(NOTES, index=pd.Index(["x", missing, "y"], dtype=object)))
+        found = annotate(pd.Series(NOTES, index=pd.Index([missing, "x", "y"], dtype=object)))
         assert found.to_arrow().num_rows == 3
         found.save(tmp_path / "found.parquet")
-        assert [text["id"] for text in found.to_dict()["texts"]][::2] == ["x", "y"]
+        assert [text["id"] for text in found.to_dict()["texts"]][1:] == ["x", "y"]
 
 
 class TestResultsWithoutEntities:
@@ -191,6 +230,10 @@ class TestOneText:
         assert (tmp_path / "one.csv").read_text() == (tmp_path / "many.csv").read_text()
         assert one.export("doccano", tmp_path / "one.jsonl").entities == 2
 
+    def test_shown_text_is_scored_by_its_id(self, table):
+        one = annotate(table, **COLUMNS).show("c9")
+        assert one.score(one.to_frame()).total.strict.f1 == 1.0
+
     def test_shown_text_keeps_its_id(self, table):
         assert annotate(table, **COLUMNS).show("c9").to_frame()["note_id"].tolist() == ["c9", "c9"]
 
@@ -209,10 +252,10 @@ class TestScores:
 
     def test_score_does_not_depend_on_the_order_of_gold(self):
         found = annotate(["Asthma and gout."])
-        spans = [(0, 15, "DISEASE"), (0, 3, "DISEASE"), (0, 6, "DISEASE"), (11, 15, "DISEASE")]
-        draw = random.Random(0)
-        totals = {repr(found.score([draw.sample(spans, 4)]).total.to_dict()) for _ in range(20)}
-        assert len(totals) == 1
+        spans = [(0, 15, "DISEASE"), (0, 3, "DISEASE"), (0, 6, "OTHER"), (7, 15, "DISEASE")]
+        for chosen in (spans[:2], spans):
+            totals = {repr(found.score([order]).total.to_dict()) for order in itertools.permutations(chosen)}
+            assert len(totals) == 1
 
     def test_labels_that_differ_are_renamed_or_stated(self):
         found = annotate(NOTES[:1])

@@ -16,7 +16,7 @@ from ..._utils.text import describe_file, describe_names
 from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
-from ..gold import GoldTexts, read_gold, validate_labels
+from ..gold import GoldTexts, rename_labels, validate_labels
 from ..references import describe_read_error
 from . import brat, conll, doccano, html, jsonl, label_studio, prodigy, pubtator, spacy, tables
 from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, Saveable, Unit
@@ -220,7 +220,7 @@ def read_annotations(
         warn(f"{count:,} {description}.")
     if not any(text.spans for text in gold):
         warn(" ".join(("No annotated note in the file has an entity.", *gold.to_report().sentences)))
-    return read_gold(gold, labels)
+    return rename_labels(gold, labels)
 
 
 def _read_file(
