@@ -78,12 +78,12 @@ function render({ model, el }) {
   list.onchange = () => send("move", { position: Number(list.value) });
   const previous = button("Previous", () => send("move", { position: state.position - 1 }));
   const next = button("Next", () => send("move", { position: state.position + 1 }));
-  const number = element("input", { type: "number", min: 0 });
-  number.onchange = () => send("find", { note: number.valueAsNumber || 0 });
+  const name = element("input", { type: "text" });
+  name.onchange = () => send("find", { name: name.value });
   const status = element("p", { role: "status" });
   const alert = element("p", { role: "alert" });
   const note = element("div", { className: "openmed-note" });
-  const pager = element("div", { className: "openmed-pager" }, previous, next, element("label", {}, "Note", number), status);
+  const pager = element("div", { className: "openmed-pager" }, previous, next, element("label", {}, "Note", name), status);
 
   const entities = element("div", { className: "openmed-entities", role: "group", ariaLabel: "Entities" });
   const missed = element("input", { type: "text", placeholder: "Select it in the note, or type it" });
@@ -148,8 +148,7 @@ function render({ model, el }) {
       element("option", { value: state.first + index, textContent: `${name}: ${detail}`, selected: state.first + index === state.position })));
     previous.disabled = state.position <= 0;
     next.disabled = state.position >= state.count - 1;
-    number.max = state.total - 1;
-    number.value = state.note ?? "";
+    name.value = state.name;
     status.textContent = state.status;
     alert.textContent = state.alert;
     if (state.html !== drawn) {

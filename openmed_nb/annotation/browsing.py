@@ -217,8 +217,9 @@ class NoteListing:
         if action == "move":
             self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
         elif action == "find":
-            positions = np.flatnonzero(self.matches == int(event["note"]))
-            self.position = int(positions[0]) if len(positions) else self.position
+            names = (self._name(index) for index in self.matches.tolist())
+            positions = (position for position, name in enumerate(names) if name == event["name"])
+            self.position = next(positions, self.position)
         elif action == "search" and self.found.show_text:
             self.search(str(event["query"]).encode("utf-8", "replace").decode())
         elif action == "filter":
@@ -240,6 +241,7 @@ class NoteListing:
             "total": len(self.found),
             "position": self.position,
             "note": self.note,
+            "name": "" if self.note is None else self._name(self.note),
             "first": start,
             "rows": rows,
             "html": "",
@@ -276,10 +278,12 @@ class NoteListing:
 
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
-        # A message to the front end cannot contain an unpaired surrogate.
-        name = note_name(index, self.found.ids).encode("utf-8", "replace").decode()
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
-        return name, detail
+        return self._name(index), detail
+
+    def _name(self, index: int) -> str:
+        # A message to the front end cannot contain an unpaired surrogate.
+        return note_name(index, self.found.ids).encode("utf-8", "replace").decode()
 
 
 def _label(entity: Mapping[str, Any]) -> str:

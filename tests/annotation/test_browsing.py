@@ -76,8 +76,8 @@ def test_search_and_filters_select_notes(events, expected):
         (({"action": "move", "position": 2},), 2),
         (({"action": "move", "position": 99},), 4),
         (({"action": "move", "position": -1},), 0),
-        (({"action": "find", "note": 4},), 4),
-        (({"action": "find", "note": 7},), 0),
+        (({"action": "find", "name": "4"},), 4),
+        (({"action": "find", "name": "7"},), 0),
         (({"action": "move", "position": 2}, search("aspirin")), 2),
         (({"action": "move", "position": 1}, search("aspirin")), 0),
         ((search("none of them"), {"action": "move", "position": 1}), None),
@@ -87,6 +87,11 @@ def test_displayed_note_stays_if_it_is_still_listed(events, expected):
     listing = after(*events)
     assert listing.note == expected
     assert listing.state()["note"] == expected
+
+
+def test_note_is_found_by_the_id_that_is_shown():
+    listing = after({"action": "find", "name": "1"}, found=annotations(ids=[4, 3, 2, 1, 0]))
+    assert (listing.note, listing.state()["name"]) == (3, "1")
 
 
 def test_filters_hide_entities_of_the_displayed_note():

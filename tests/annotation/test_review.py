@@ -449,7 +449,7 @@ VALUES = [
 ]
 EVENTS = [
     *({"action": "search", "query": None}, {"action": "filter", "hidden": [], "min_score": 0}),
-    *({"action": "move", "position": 0}, {"action": "find", "note": 0}, {"action": "finish", "finished": True}),
+    *({"action": "move", "position": 0}, {"action": "find", "name": "0"}, {"action": "finish", "finished": True}),
     *({"action": "mark", "start": 8, "end": 14, "label": "DISEASE", "right": True}, {"action": "all right"}),
     {"action": "add", "start": 8, "end": 14, "label": "DISEASE", "text": "asthma"},
 ]
