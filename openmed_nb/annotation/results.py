@@ -552,6 +552,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         seconds: Duration without loading the model, or ``None`` if it was not measured for this text.
         note_id: Id of the text, or ``None``.
+        id_name: Name of the id as a column of :meth:`to_frame`.
     """
 
     text: str
@@ -565,6 +566,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     filters: tuple[str, ...] = ()
     seconds: float | None = field(default=None, compare=False)
     note_id: Any = field(default=None, compare=False)
+    id_name: str = field(default=ID_COLUMN, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         if self.show_text:
@@ -670,6 +672,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             ids=None if self.note_id is None else [self.note_id],
             known_labels=self.known_labels,
             seconds=self.seconds,
+            id_name=self.id_name,
         )
 
     def filter(
@@ -1035,6 +1038,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             known_labels=self.known_labels,
             filters=self.settings.get("only", ()),
             note_id=note_id,
+            id_name=self.id_name,
         )
 
     def _locate(self, key: Any) -> Any:

@@ -235,7 +235,7 @@ class TestOneText:
         assert one.score(one.to_frame()).total.strict.f1 == 1.0
 
     def test_shown_text_keeps_its_id(self, table):
-        assert annotate(table, **COLUMNS).show("c9").to_frame()["note_id"].tolist() == ["c9", "c9"]
+        assert annotate(table, **COLUMNS).show("c9").to_frame()["patient"].tolist() == ["c9", "c9"]
 
 
 class TestScores:
