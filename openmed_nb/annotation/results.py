@@ -19,7 +19,7 @@ from numbers import Number
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from .._events.activity import LOADING, ProgressEvent
+from .._events.activity import ProgressEvent
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
@@ -613,7 +613,9 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         # The table contains the scores, which highlighted text does not show.
         return to_text(replace(self.final_report(), tables=(self._table(),)))
 
-    def with_context(self, *columns: str, language: str = "en") -> AnnotatedText:
+    def with_context(
+        self, *columns: str, language: str = "en", cues: Mapping[str, Mapping[str, Sequence[str]]] | None = None
+    ) -> AnnotatedText:
         """Return the annotated text with the context of each entity; see :meth:`Annotations.with_context`.
 
         Example:
@@ -621,7 +623,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             >>> annotate("No asthma.", "bundled_small", device="cpu").with_context()[0]["negated"]
             True
         """
-        context = create_context_finder(columns, language)(self.text, self.entities)
+        context = create_context_finder(columns, language, cues)(self.text, self.entities)
         entities = [dict(entity) for entity in self.entities]
         for name, values in context.items():
             for entity, value in zip(entities, values, strict=True):
@@ -1400,30 +1402,41 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             raise text
         return (self.settings.get("delimiter") or "").join([text] if isinstance(text, str) else text)
 
-    def with_context(self, *columns: str, language: str = "en", progress: bool = True) -> Annotations:
-        """Return the annotations with the context of each entity, by the rules of OpenMed.
+    def with_context(
+        self,
+        *columns: str,
+        language: str = "en",
+        cues: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+        progress: bool = True,
+    ) -> Annotations:
+        """Return the annotations with the context of each entity.
 
-        The rules look for cues such as "denies" or "mother" in the sentence of the entity, and have errors in both directions: see
-        docs/how_to/find_negated_entities.md for measured values. No entity is removed; use :meth:`filter`.
+        Rules look for cues such as "denies" or "mother" in the sentence of the entity, and for headings such as "Family history:"
+        above it. They have errors in both directions: see docs/how_to/find_negated_entities.md for measured values. No entity is
+        removed; use :meth:`filter`.
 
         Args:
-            columns: Columns to add, or ``"all"``. ``"negated"``, the default, is fast; the others take about 10 ms per entity.
+            columns: Columns to add: ``"negated"``, the default, ``"all"`` for the first four, or any of:
 
                 - ``"negated"``: ``True`` in "denies pain".
                 - ``"uncertain"``: ``True`` in "possible pneumonia".
                 - ``"temporality"``: ``"recent"``, ``"historical"`` as in "history of asthma", or ``"hypothetical"`` as in "if fever
                   develops".
                 - ``"experiencer"``: ``"patient"``, ``"family"`` as in "mother had diabetes", or ``"other"``.
-            language: Language of the notes: ``"de"``, ``"en"``, ``"es"``, ``"fr"``, ``"hi"``, ``"ja"``, ``"pt"`` or ``"zh"``.
+                - ``"negated_by"``, ``"uncertain_by"``, ``"temporality_by"`` and ``"experiencer_by"``: the cue that decided, such as
+                  ``"denies"``, or an empty string for the usual value.
+            language: Language of the notes: ``"en"``, or ``"de"``, ``"es"``, ``"fr"``, ``"hi"``, ``"ja"``, ``"pt"`` or ``"zh"``,
+                which use the rules of OpenMed, take about 10 ms per entity, and have no columns of cues.
+            cues: Additional cues in English by value and position, such as ``{"negated": {"after": ["not detected"]}}``; see
+                docs/how_to/find_negated_entities.md. They precede the cues of the package of the same length.
             progress: Whether to display a progress bar.
 
         Returns:
-            Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. A displayed text marks negated
-            entities with "negated", for example. A run cannot be resumed from them.
+            Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. A run cannot be resumed from them.
 
         Raises:
-            ConfigurationError: If openmed is not installed, if a column or the language is unknown, or if a text with entities has
-                changed since it was annotated or came from a generator and is not one of the stored first texts.
+            ConfigurationError: If a column, the language or a cue is invalid, if openmed is needed and not installed, or if a text
+                with entities has changed since it was annotated or came from a generator and is not one of the stored first texts.
             InvalidTextError: If a text cannot be read again.
 
         Example:
@@ -1436,8 +1449,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """
         context: dict[str, list[Any]] = {}
         with SESSION.operation(progress):
-            SESSION.notify(ProgressEvent(LOADING, "the rules of openmed"))
-            find_context = create_context_finder(columns, language)
+            find_context = create_context_finder(columns, language, cues)
             context.update(find_context("", ()))  # The columns, also without entities.
             current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
             for index, entities in enumerate(self):

@@ -3,13 +3,11 @@
 import json
 import pickle
 import re
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openmed.clinical.negation_scope import negated_spans
 
 import openmed_nb as nb
 from openmed_nb.annotation.context import context_mark, create_context_finder
@@ -22,6 +20,16 @@ NOTES = [
     "Possible pneumonia. History of hypertension.",
 ]
 MARKER = "Zyxwvut"
+FOLDER = Path(__file__).parent
+PAGE = FOLDER.parents[1] / "docs" / "how_to" / "find_negated_entities.md"
+COLUMNS = ("negated", "uncertain", "temporality", "experiencer")
+
+# Words that are cues, or parts of cues, or neither.
+WORDS = [
+    "no", "not", "denies", "without", "but", "and", "or", "nor", ",", ".", ";", ":", "?", "\n", "\n\n", "\t", "-", "(", ")", "/", "+",
+    "if", "history", "of", "family", "mother", "PMH:", "FAMILY HISTORY", "2010", "3", "years", "ago", "in", "ruled", "out", "was",
+    "possible", "unlikely", "resolved", "has", "she", "vs.", "q.d.", "Dr.", "fever", "asthma", "asthma\u0301", "\u2019s", "\U0001f637",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,51 @@ class TestWithContext:
         with pytest.raises(ConfigurationError, match="generator"):
             found.with_context()
 
+    def test_note_has_the_same_context_alone_and_after_json_filter_and_resume(self):
+        texts = [*filter(None, NOTES), "FAMILY HISTORY\n- asthma\n- no gout", "Asthma or migraine was ruled out."]
+        options = {"model": "bundled_small", "device": "cpu", "progress": False}
+        plain = nb.annotate(texts, **options)
+        found = plain.with_context("all", "negated_by")
+        resumed = nb.annotate(texts, **options, resume=plain).with_context("all", "negated_by")
+        assert list(resumed) == list(found)
+        for text, entities in zip(texts, found, strict=True):
+            alone = nb.annotate(text, **options).with_context("all", "negated_by")
+            assert [{**entity, "score": 0} for entity in alone] == [{**entity, "score": 0} for entity in entities]
+        restored = json.loads(json.dumps(found.to_dict()))
+        assert restored == found.to_dict()
+        filtered = plain.filter("disease", min_score=0.5)
+        assert list(filtered.with_context("all", "negated_by")) == list(found.filter("disease", min_score=0.5))
+
+    def test_columns_of_cues_name_the_words_that_decided(self, found):
+        frame = found.with_context("all", "negated_by", "experiencer_by", "temporality_by", "uncertain_by").to_frame()
+        cues = {
+            row.span_text: (row.negated_by, row.uncertain_by, row.temporality_by, row.experiencer_by)
+            for row in frame.itertuples()
+        }
+        assert cues == {
+            "chest pain": ("denies", "", "", ""),
+            "asthma": ("", "", "", ""),
+            "breast cancer": ("", "", "", "mother"),
+            "pneumonia": ("", "possible", "", ""),
+            "hypertension": ("", "", "history of", ""),
+        }
+
+    def test_own_cues_precede_those_of_the_package(self):
+        text = "Asthma spurious today. Gout is unlikely. Migraine possible. Sippe: stroke"
+        spans = spans_of(text, "Asthma", "Gout", "Migraine", "stroke")
+        cues = {
+            "negated": {"after": ["spurious|bogus |today", "possible"]},
+            "ignored": {"after": ["is unlikely"]},
+            "family": {"heading": ["sippe"]},
+        }
+        plain = create_context_finder(("negated", "experiencer"), "en")(text, spans)
+        assert plain == {"negated": [False, True, False, False], "experiencer": ["patient"] * 4}
+        own = create_context_finder(("negated", "experiencer"), "en", cues)(text, spans)
+        assert own == {
+            "negated": [True, False, True, False],
+            "experiencer": ["patient", "patient", "patient", "family"],
+        }
+
     def test_texts_without_entities_have_columns(self):
         found = nb.annotate(["Fine."], "bundled_small", device="cpu", progress=False).with_context()
         assert "negated" in found.to_frame()
@@ -102,6 +155,22 @@ class TestWithContext:
     def test_unknown_columns_and_languages_are_rejected(self, found, columns, language):
         with pytest.raises(ConfigurationError):
             found.with_context(*columns, language=language)
+
+    @pytest.mark.parametrize(
+        "cues",
+        [
+            "no", ["no"], {"negatd": {"after": ["x"]}}, {"negated": ["x"]}, {"negated": {"behind": ["x"]}}, {"negated": {"after": "x"}},
+            {"negated": {"after": [5]}}, {"negated": {"after": [""]}}, {"negated": {"after": ["|"]}}, {5: {}}, {"negated": {"after": None}},
+        ],
+    )  # fmt: skip
+    def test_invalid_cues_are_rejected(self, found, cues):
+        with pytest.raises(ConfigurationError, match="cue"):
+            found.with_context(cues=cues)
+
+    @pytest.mark.parametrize("arguments", [{"cues": {}}, {"columns": ["negated_by"]}])
+    def test_other_languages_reject_cues(self, found, arguments):
+        with pytest.raises(ConfigurationError):
+            found.with_context(*arguments.pop("columns", ()), language="de", **arguments)
 
     @pytest.mark.parametrize("context", [{"negatd": True}, {"negated": "no"}, {"experiencer": True}])
     def test_filter_rejects_context_that_entities_do_not_have(self, found, context):
@@ -146,12 +215,11 @@ class TestSentences:
         spans = [{"start": match.start(), "end": match.end()} for match in re.finditer("(?i:fever|asthma)", text)]
         assert create_context_finder(("negated",), "en")(text, spans) == {"negated": negated}
 
-    def test_sentences_end_in_linear_time_in_white_space(self):
-        text = f"No fever{' ' * 100_000}and asthma"
+    @pytest.mark.parametrize("filler", [" ", "no ", "if ", "a ", "- ", ": ", ". ", "or ", "was not "])
+    def test_long_text_has_context(self, filler):
+        text = f"No fever{filler * 40_000} asthma"
         find_context = create_context_finder(("negated",), "en")
-        start = time.perf_counter()
         assert find_context(text, spans_of(text, "fever")) == {"negated": [True]}
-        assert time.perf_counter() - start < 5
 
     def test_entity_across_sentences_joins_them(self):
         text = "No St. Vitus dance. Asthma."
@@ -160,20 +228,19 @@ class TestSentences:
         assert len(context["negated"]) == 2
         assert context["negated"][1] is False
 
-    @given(st.lists(st.sampled_from(["no", "fever", "asthma", "denies", "but", "pain", ".", "\n", "and"]), max_size=12))
-    def test_negation_equals_openmed_within_a_sentence(self, words):
+    @given(words=st.lists(st.sampled_from(WORDS), max_size=25), data=st.data())
+    def test_every_entity_has_context(self, words, data):
         text = " ".join(words)
-        entities = []
-        position = 0
-        for word in words:
-            if word in {"fever", "asthma", "pain"}:
-                entities.append({"start": position, "end": position + len(word)})
-            position += len(word) + 1
-        negated = create_context_finder(("negated",), "en")(text, entities)["negated"]
-        assert len(negated) == len(entities)
-        if "\n" not in words:
-            expected = set(negated_spans(text, entities))
-            assert negated == [(entity["start"], entity["end"]) in expected for entity in entities]
+        offset = st.integers(0, len(text))
+        spans = data.draw(st.lists(st.tuples(offset, offset), max_size=5))
+        entities = [{"start": min(span), "end": max(span)} for span in spans]
+        before = [dict(entity) for entity in entities]
+        columns = create_context_finder(COLUMNS, "en")(text, entities)
+        assert entities == before
+        assert {name: len(values) for name, values in columns.items()} == dict.fromkeys(COLUMNS, len(entities))
+        negated = create_context_finder(("negated", "negated_by"), "en")(text, entities)
+        assert negated["negated"] == columns["negated"]
+        assert [bool(cue) for cue in negated["negated_by"]] == columns["negated"]
 
     def test_other_languages_use_their_own_cues(self):
         text = "Kein Fieber. Asthma."
@@ -197,32 +264,55 @@ DOCUMENTED_VALUES = {
 }
 
 
+def read_sentences(name):
+    """Yield the text of each labeled sentence, its entities with the values of their labels, and its line."""
+    for line in (FOLDER / name).read_text("utf-8").splitlines():
+        sentence = json.loads(line)
+        parts = re.split(r"\[\[(.+?)\]\]", sentence["text"])
+        entities = []
+        position = 0
+        for index, part in enumerate(parts):
+            if index % 2:
+                labels = set(sentence["labels"][index // 2].split())
+                values = {name: value in labels for name, value in (("negated", "negated"), ("uncertain", "uncertain"))}
+                values["temporality"] = next(iter(labels & {"historical", "hypothetical"}), "recent")
+                values["experiencer"] = next(iter(labels & {"family", "other"}), "patient")
+                entities.append({"start": position, "end": position + len(part), **values})
+            position += len(part)
+        yield "".join(parts), entities, sentence
+
+
+def count_values(notes):
+    """Return the number of correct, predicted and labeled entities with each documented value."""
+    find_context = create_context_finder(("all",), "en")
+    predicted = []
+    labeled = []
+    for number, (text, entities) in enumerate(notes):
+        context = find_context(text, entities)
+        for index, entity in enumerate(entities):
+            predicted += [(number, index, column, context[column][index]) for column in COLUMNS]
+            labeled += [(number, index, column, entity[column]) for column in COLUMNS]
+    counts = {}
+    for name, value in DOCUMENTED_VALUES.items():
+        is_predicted = {key for key in predicted if key[2:] == value}
+        is_labeled = {key for key in labeled if key[2:] == value}
+        counts[name] = (len(is_predicted & is_labeled), len(is_predicted), len(is_labeled))
+    return counts
+
+
 def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
     """The notes were labeled by hand, before the rules were run on them."""
-    lines = (Path(__file__).parent / "context_notes.jsonl").read_text("utf-8").splitlines()
-    notes = [json.loads(line) for line in lines]
-    find_context = create_context_finder(("all",), "en")
-    gold = []
-    predicted = []
-    for note in notes:
-        context = find_context(note["text"], note["entities"])
-        for index, entity in enumerate(note["entities"]):
-            gold.append(entity)
-            predicted.append({column: values[index] for column, values in context.items()})
-    page = (Path(__file__).parents[2] / "docs" / "how_to" / "find_negated_entities.md").read_text("utf-8")
-    for name, (column, value) in DOCUMENTED_VALUES.items():
-        is_gold = [entity[column] == value for entity in gold]
-        is_predicted = [entity[column] == value for entity in predicted]
-        correct = sum(1 for pair in zip(is_gold, is_predicted, strict=True) if all(pair))
-        row = f"| {name} | {correct / sum(is_predicted):.2f} | {correct / sum(is_gold):.2f} | {sum(is_gold)} |"
-        assert row in page
-    assert f"{len(notes)} notes with {len(gold)} entities" in page
+    notes = [json.loads(line) for line in (FOLDER / "context_notes.jsonl").read_text("utf-8").splitlines()]
+    page = PAGE.read_text("utf-8")
+    counts = count_values([(note["text"], note["entities"]) for note in notes])
+    for name, (correct, predicted, labeled) in counts.items():
+        assert f"| {name} | {correct / predicted:.2f} | {correct / labeled:.2f} | {labeled} |" in page
+    assert f"{len(notes)} notes with {sum(len(note['entities']) for note in notes)} entities" in page
 
 
 def test_documented_values_of_found_entities_are_those_of_the_labeled_notes():
     """Entities that cross a line would have the context of another line."""
-    lines = (Path(__file__).parent / "context_notes.jsonl").read_text("utf-8").splitlines()
-    notes = [json.loads(line) for line in lines]
+    notes = [json.loads(line) for line in (FOLDER / "context_notes.jsonl").read_text("utf-8").splitlines()]
     found = nb.annotate([note["text"] for note in notes], "bundled", device="cpu", progress=False).with_context()
     gold = []
     predicted = []
@@ -233,5 +323,5 @@ def test_documented_values_of_found_entities_are_those_of_the_labeled_notes():
                     gold.append(entity["negated"])
                     predicted.append(other["negated"])
     correct = sum(1 for pair in zip(gold, predicted, strict=True) if all(pair))
-    page = (Path(__file__).parents[2] / "docs" / "how_to" / "find_negated_entities.md").read_text("utf-8")
+    page = PAGE.read_text("utf-8")
     assert f"precision of {correct / sum(predicted):.2f} and a recall of {correct / sum(gold):.2f}" in page
