@@ -224,7 +224,8 @@ COLOR = r"#[0-9a-f]{6}|rgba\(\d+,\d+,\d+,[0-9.]+\)"
 # CSS that JupyterLab 4 keeps in an untrusted notebook, as far as reports use it: no variables, no inherit.
 # tests/browser/test_reports.py verifies this in JupyterLab.
 KEPT_CSS = {
-    **dict.fromkeys(("background", "border"), "none"),
+    "background": "none",
+    "border": rf"none|{LENGTH} dashed {COLOR}",
     **dict.fromkeys(("bottom", "height", "left", "right", "top", "width"), LENGTH),
     **dict.fromkeys(("border-left", "border-right"), rf"{LENGTH} solid"),
     **dict.fromkeys(("background-color", "color"), COLOR),

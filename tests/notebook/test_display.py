@@ -98,6 +98,15 @@ def test_marked_text_has_contrast(background):
     assert "color:#000000" in label_style("DISEASE")
 
 
+@pytest.mark.parametrize("page", [0xFF, 0x11])
+def test_mark_of_context_has_contrast(page):
+    opacity = float(re.search(r"opacity:([\d.]+)", label_style("DISEASE", "negated"))[1])
+    behind = (1 - opacity) * page
+    for color in LABEL_COLORS:
+        background = bytes(round(opacity * part + behind) for part in bytes.fromhex(color[1:]))
+        assert contrast(f"#{background.hex()}", f"#{bytes([round(behind)] * 3).hex()}") >= 4.5
+
+
 @pytest.mark.parametrize("status", SIGNS)
 def test_status_signs_have_contrast(status):
     """The white sign of each status stands out from its background by 4.5 to 1 or more, and no two signs are the same."""
