@@ -182,15 +182,25 @@ _State = dict[str, _Value]
 ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]]]
 
 
-def context_mark(entity: Mapping[str, Any]) -> str:
-    """Return the context labels of an entity, such as ``"negated, family"``, or an empty string.
+def context_labels(entity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the context labels of an entity, each with the cue that decided, or an empty string if the cue is not known."""
+    return {
+        column_labels[entity[column]]: entity.get(f"{column}_by", "")
+        for column, column_labels in _LABELS.items()
+        if entity.get(column) in column_labels
+    }
+
+
+def context_mark(entity: Mapping[str, Any], with_cues: bool = False) -> str:
+    """Return the context labels of an entity, optionally with their cues, or an empty string.
 
     Example:
-        >>> context_mark({"negated": True, "experiencer": "family"}), context_mark({"negated": False})
-        ('negated, family', '')
+        >>> entity = {"negated": True, "negated_by": "denies", "experiencer": "family"}
+        >>> context_mark(entity), context_mark(entity, with_cues=True), context_mark({"negated": False})
+        ('negated, family', 'negated by “denies”, family', '')
     """
-    labels = (column_labels.get(entity.get(column), "") for column, column_labels in _LABELS.items())
-    return ", ".join(filter(None, labels))
+    labels = context_labels(entity)
+    return ", ".join(f"{label} by “{cue}”" if with_cues and cue else label for label, cue in labels.items())
 
 
 def create_context_finder(columns: Sequence[str], language: str, cues: Any = None) -> ContextFinder:

@@ -662,7 +662,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         store = ResultStore()
         fingerprint = MISSING_FINGERPRINT if self.missing else text_fingerprint(self.text)
         store.add(fingerprint, list(map(dict, self.entities)), self.dropped)
-        names = [name for name in CONTEXT_COLUMNS if any(name in entity for entity in self.entities)]
+        names = [name for name in next(iter(self), ()) if name.removesuffix("_by") in CONTEXT_COLUMNS]
         return Annotations(
             store.with_columns({name: [entity[name] for entity in self.entities] for name in names}),
             (self.text,),
@@ -729,7 +729,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             start, end, label = entity_span(entity)
             word = " ".join(self.text[start:end].split()) if self.show_text else ""
             score = f"{float(entity['score']):.2f}"
-            rows.append((_display_label(label), score, f"{start}-{end}", word, context_mark(entity)))
+            rows.append((_display_label(label), score, f"{start}-{end}", word, context_mark(entity, with_cues=True)))
         return Table("Entities", ("label", "score", "characters", "text", "context"), tuple(rows))
 
 
@@ -748,7 +748,7 @@ def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Ite
                     entity_end - start,
                     _display_label(label),
                     f"{float(entity['score']):.3f}",
-                    f"characters {entity_start} to {entity_end}",
+                    f"characters {entity_start} to {entity_end}, {context_mark(entity, with_cues=True)}".rstrip(", "),
                     context_mark(entity),
                 )
             )
