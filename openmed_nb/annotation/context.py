@@ -49,11 +49,11 @@ _USUAL_VALUES: Mapping[str, bool | str] = {
     "experiencer": "patient",
 }
 
-# Suffix of the columns with the cue that gave a value.
-BY_SUFFIX = "_by"
+# Suffix of the columns with the cue that decided on a value.
+CUE_SUFFIX = "_by"
 
-# Names of all columns.
-CONTEXT_COLUMNS = (*_USUAL_VALUES, *(name + BY_SUFFIX for name in _USUAL_VALUES))
+# Names of the columns of values.
+CONTEXT_COLUMNS = tuple(_USUAL_VALUES)
 
 # Positions of a cue: before all findings of the rest of a clause; next to one finding or to findings that "and" joins; after its
 # findings; after a finding, or else next to the following one; at the end of a clause, before another one; or as the heading of the lines below it.
@@ -185,7 +185,7 @@ ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]
 def context_labels(entity: Mapping[str, Any]) -> dict[str, str]:
     """Return the context labels of an entity, each with the cue that decided, or an empty string if the cue is not known."""
     return {
-        column_labels[entity[column]]: entity.get(f"{column}_by", "")
+        column_labels[entity[column]]: entity.get(column + CUE_SUFFIX, "")
         for column, column_labels in _LABELS.items()
         if entity.get(column) in column_labels
     }
@@ -216,9 +216,11 @@ def create_context_finder(columns: Sequence[str], language: str, cues: Any = Non
     """
     names = columns or ("negated",)
     is_english = language == "en"
+    cue_columns = [name + CUE_SUFFIX for name in CONTEXT_COLUMNS if is_english]
     for name in names:
-        check_choice("the context", name, (*(CONTEXT_COLUMNS if is_english else _USUAL_VALUES), ALL))
-    selected = [name for name in CONTEXT_COLUMNS if name in names or (ALL in names and name in _USUAL_VALUES)]
+        check_choice("the context", name, (*CONTEXT_COLUMNS, *cue_columns, ALL))
+    selected = [name for name in CONTEXT_COLUMNS if name in names or ALL in names]
+    selected += [name for name in cue_columns if name in names]
     if not is_english:
         if cues is not None:
             raise invalid_value("language", language, "Remove cues=, which are in English.")
@@ -231,7 +233,7 @@ def create_context_finder(columns: Sequence[str], language: str, cues: Any = Non
         context: dict[str, list[Any]] = {name: [] for name in selected}
         for state in _find_states(text, entities, graphs) if entities else ():
             for name in selected:
-                column = name.removesuffix(BY_SUFFIX)
+                column = name.removesuffix(CUE_SUFFIX)
                 value = state.get(column, _Value(_USUAL_VALUES[column]))
                 if name == column:
                     context[name].append(value.value)

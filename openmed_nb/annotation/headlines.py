@@ -27,6 +27,9 @@ _NOUNS = {
     "treatment",
 }
 
+# Labels of context that are not adjectives, as in "1 of them in the family".
+_CONTEXT_PHRASES = {"family": "in the family", "other person": "in another person"}
+
 
 def label_noun(labels: Iterable[str]) -> str:
     """Return the English word that all labels are, or an empty string if they differ or are not a word."""
@@ -35,7 +38,10 @@ def label_noun(labels: Iterable[str]) -> str:
 
 
 def entities_headline(
-    counts: Mapping[str, int], known_labels: Sequence[str] | None, num_notes: int | None = None
+    counts: Mapping[str, int],
+    known_labels: Sequence[str] | None,
+    num_notes: int | None = None,
+    context: Mapping[tuple[str, ...], int] | None = None,
 ) -> str:
     """Return a headline with the number of entities, named by their label if all of them have one that is a word.
 
@@ -43,12 +49,15 @@ def entities_headline(
         counts: Number of entities by label.
         known_labels: Labels that the model can predict, or ``None`` if unknown. They name what was not found.
         num_notes: Number of notes, or ``None`` for a single text.
+        context: Number of entities by their labels of context, if any.
 
     Example:
         >>> entities_headline({"DISEASE": 1}, None), entities_headline({"DISEASE": 1205}, ("DISEASE",), 3000)
         ('1 mention of a disease found', '1,205 mentions of diseases found in 3,000 notes')
         >>> entities_headline({}, ("DISEASE",)), entities_headline({}, ("DISEASE", "DRUG"), 1)
         ('No diseases found', 'No entities found in 1 note')
+        >>> entities_headline({"DISEASE": 3}, None, context={("negated",): 2, ("uncertain", "family"): 1})
+        '3 mentions of diseases found, 2 of them negated, 1 uncertain and in the family'
     """
     noun = label_noun(counts or known_labels or ())
     plural = noun if noun == "species" else f"{noun}s"
@@ -59,7 +68,12 @@ def entities_headline(
         found = pluralize(total, f"mention of a {noun}", f"mentions of {plural}")
     else:
         found = pluralize(total, "entity", "entities")
-    return f"{found} found" if num_notes is None else f"{found} found in {pluralize(num_notes, 'note')}"
+    headline = f"{found} found" if num_notes is None else f"{found} found in {pluralize(num_notes, 'note')}"
+    of_them = " of them" if total > 1 else ""
+    for labels, count in (context or {}).items():
+        headline += f", {count:,}{of_them} {' and '.join(_CONTEXT_PHRASES.get(label, label) for label in labels)}"
+        of_them = ""
+    return headline
 
 
 def note_name(index: int, ids: Sequence[Any] | None) -> str:

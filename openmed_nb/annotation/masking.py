@@ -6,7 +6,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -476,6 +476,16 @@ def _find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
     for prefix in LABEL_PREFIXES:
         normalized |= {label.removeprefix(prefix) for label in normalized}
     return tuple(category for category, identifiers in IDENTIFIER_LABELS.items() if normalized.isdisjoint(identifiers))
+
+
+def are_identifying(labels: Collection[str]) -> bool:
+    """Return whether a model with these labels finds identifying data: labels of two categories, or a single label of one.
+
+    Example:
+        >>> are_identifying(["DISEASE", "DATE"]), are_identifying(["PATIENT", "DATE", "AGE"]), are_identifying(["NAME"])
+        (False, True, True)
+    """
+    return len(_find_uncovered_categories(labels)) + min(2, len(labels)) <= len(IDENTIFIER_LABELS)
 
 
 def _describe_unmasked(labels: tuple[str, ...] | None, num_rules: int = 0) -> tuple[str, tuple[str, ...]]:

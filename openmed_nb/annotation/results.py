@@ -36,7 +36,7 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, UnmatchedIdsError
 from ..session import SESSION
 from .context import ALL as ALL_CONTEXT
-from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, context_mark, create_context_finder
+from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, CUE_SUFFIX, context_labels, context_mark, create_context_finder
 from .headlines import entities_headline, label_noun, note_name, origin_details
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
 from .masking import (
@@ -50,6 +50,7 @@ from .masking import (
     Numbers,
     Policy,
     Scope,
+    are_identifying,
     compile_rules,
     find_rule_spans,
     long_text_sentence,
@@ -540,6 +541,9 @@ class _CompleteCopyMixin:
 class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]):
     """The entities of one text: a sequence of dictionaries as in the pipeline of transformers.
 
+    Its display marks the context of entities, such as "negated", by the English rules. The entities have it only after
+    :meth:`with_context`.
+
     Attributes:
         text: The annotated text.
         entities: Mappings with ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
@@ -598,13 +602,15 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         details = origin_details(self.model, self.device)
         if self.missing:
             return Report(entities_headline({}, None), (IS_MISSING,), details=details)
-        counts = Counter(entity_span(entity)[2] for entity in self.entities)
-        title = entities_headline(counts, self.known_labels)
+        entities = self._displayed_entities()
+        counts = Counter(entity_span(entity)[2] for entity in entities)
+        context = Counter(tuple(labels) for labels in map(context_labels, entities) if labels)
+        title = entities_headline(counts, self.known_labels, context=context)
         report = Report(title, self.filters, details=details, seconds=self.seconds)
         if not self.show_text:
             return replace(report, sentences=(*self.filters, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
-        segments = list(_highlight_entities(text, [entity for entity in self.entities if entity["end"] <= len(text)]))
+        segments = list(_highlight_entities(text, [entity for entity in entities if entity["end"] <= len(text)]))
         if len(text) < len(self.text):
             segments.append(TextSegment("…"))
         return replace(report, sentences=(*self.filters, *long_text_sentence(self.text)), segments=tuple(segments))
@@ -612,6 +618,15 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     def __str__(self) -> str:
         # The table contains the scores, which highlighted text does not show.
         return to_text(replace(self.final_report(), tables=(self._table(),)))
+
+    def _displayed_entities(self) -> tuple[Mapping[str, Any], ...]:
+        """Return the entities with the context to display. Columns that are present are not determined again."""
+        columns = [name for name in CONTEXT_COLUMNS if self.entities and name not in self.entities[0]]
+        is_marked = columns and self.show_text and self.text
+        # Names and dates have no context. A model whose labels are unknown may find them.
+        if not is_marked or are_identifying(self.known_labels or ()):
+            return self.entities
+        return self.with_context(*columns, *(name + CUE_SUFFIX for name in columns)).entities
 
     def with_context(
         self, *columns: str, language: str = "en", cues: Mapping[str, Mapping[str, Sequence[str]]] | None = None
@@ -662,7 +677,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         store = ResultStore()
         fingerprint = MISSING_FINGERPRINT if self.missing else text_fingerprint(self.text)
         store.add(fingerprint, list(map(dict, self.entities)), self.dropped)
-        names = [name for name in next(iter(self), ()) if name.removesuffix("_by") in CONTEXT_COLUMNS]
+        names = [name for name in next(iter(self), ()) if name.removesuffix(CUE_SUFFIX) in CONTEXT_COLUMNS]
         return Annotations(
             store.with_columns({name: [entity[name] for entity in self.entities] for name in names}),
             (self.text,),
@@ -725,7 +740,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
 
     def _table(self) -> Table:
         rows = []
-        for entity in self.entities:
+        for entity in self._displayed_entities():
             start, end, label = entity_span(entity)
             word = " ".join(self.text[start:end].split()) if self.show_text else ""
             score = f"{float(entity['score']):.2f}"
@@ -1276,7 +1291,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         Args:
             number: Position of the text, from 0, or its id if that is a string; see :attr:`ids` for ids that are numbers. If
                 ``None``, the texts are displayed in pages, with buttons and a slider in a notebook.
-            context: Whether to mark the context of the entities of the text; see :meth:`with_context`.
+            context: Whether the entities of the text have their context; see :meth:`with_context`. Pages mark it only then, and
+                a single text marks it always.
 
         Returns:
             The annotated text, as ``annotate`` returns it for a single text, or the pages. Files and texts that are not stored are read again.
@@ -1432,7 +1448,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             progress: Whether to display a progress bar.
 
         Returns:
-            Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. A run cannot be resumed from them.
+            Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. They mark negated entities with
+            "negated", for example, as a single displayed text always does. A run cannot be resumed from them.
 
         Raises:
             ConfigurationError: If a column, the language or a cue is invalid, if openmed is needed and not installed, or if a text

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,48 @@ class TestWithContext:
     def test_filter_rejects_values_that_context_never_has(self, found, context):
         with pytest.raises(ConfigurationError, match="Invalid value"):
             found.with_context("all").filter(**context)
+
+
+class TestDisplay:
+    """A single displayed text marks context that its entities do not have."""
+
+    @pytest.mark.parametrize(
+        ("text", "headline"),
+        [
+            ("She denies asthma.", "1 mention of a disease found, 1 negated"),
+            (
+                "No evidence of pneumonia. Mother had breast cancer.",
+                "2 mentions of diseases found, 1 of them negated, 1 in the family",
+            ),
+        ],
+    )
+    def test_display_marks_and_counts_context_without_storing_it(self, text, headline):
+        found = nb.annotate(text, "bundled_small", device="cpu", progress=False)
+        before = found.to_dict()
+        assert str(found).startswith(f"{headline}\n")
+        assert found.to_dict() == before
+
+    def test_display_determines_only_columns_that_are_not_present(self, found):
+        stored = {**found[0][0], "negated": False, "experiencer": "family", "experiencer_by": "mother"}
+        text = "Possible asthma. No asthma."
+        shown = replace(found.at(0), text=text, entities=({**stored, "start": 9, "end": 15},))
+        assert str(shown).endswith("uncertain, family by “mother”")
+        assert '15, uncertain, family by “mother”">asthma' in shown._repr_html_()
+        assert shown.filter(experiencer="family")[0]["experiencer_by"] == "mother"
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"show_text": False},
+            {"text": ""},
+            {"known_labels": None},
+            {"known_labels": ("private_person", "private_date", "secret")},
+        ],
+    )
+    def test_display_of_hidden_texts_and_identifiers_marks_stored_context_only(self, found, changes):
+        shown = replace(found.at(0), **changes)
+        assert "negated" not in str(shown) + shown._repr_html_()
+        assert "negated" in str(replace(found.with_context().at(0), **changes))
 
 
 class TestSentences:

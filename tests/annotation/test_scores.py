@@ -287,7 +287,7 @@ def test_score_accepts_each_form_of_gold(annotations, gold):
     (missed,) = scores.missed
     assert (missed.text, missed.start, missed.end, missed.label) == (1, 3, 13, "DISEASE")
     lines = str(missed.show()).splitlines()
-    assert (lines[0], lines[1]) == ("Note 1, characters 3 to 13", "No [complaints](DISEASE).")
+    assert (lines[0], lines[1]) == ("Note 1, characters 3 to 13", "No [complaints](DISEASE, negated).")
     assert [entity["word"] for entity in missed.show()] == ["complaints"]
 
 

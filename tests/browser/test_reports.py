@@ -55,7 +55,7 @@ REPORTS = {
             Finding("CUDA", NOT_APPLICABLE, "no NVIDIA driver is loaded"),
         )
     ),
-    "entities": AnnotatedText(TEXT, FOUND, "m", "cpu"),
+    "entities": AnnotatedText(TEXT, FOUND, "m", "cpu", known_labels=("DISEASE", "DRUG")),
     "gates": Gates(speedup=0.3),
     "sweep": SweepReport(
         *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, (8.0, 10.0), rows << 20, 0.5, 9) for rows in (1, 2))),

@@ -42,7 +42,7 @@ SLOW = {
 EXPECTED_OUTPUT = {
     "README.md": ["", "[type 2 diabetes mellitus](DISEASE)"],
     "docs/index.md": ["Device: cpu", "[type 2 diabetes mellitus](DISEASE)", "", "3 mentions of diseases found"],
-    "docs/how_to/annotate_a_text.md": ["[asthma](DISEASE)", "", "[asthma](DISEASE)", "[migraine](DISEASE)"],
+    "docs/how_to/annotate_a_text.md": ["[asthma](DISEASE)", "", "[asthma](DISEASE, negated", "[migraine](DISEASE)"],
     "docs/how_to/check_a_device.md": ["computation"],
     "docs/how_to/choose_device.md": ["Device: cpu (requested by %openmed_device)"],
     "docs/how_to/keep_texts_out_of_outputs.md": [""],

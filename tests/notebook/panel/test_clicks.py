@@ -105,7 +105,7 @@ class TestModels:
         view.click("Annotate")
 
         answer = view.annotation.value
-        assert re.search(r"3 mentions of diseases found<", answer)
+        assert re.search(r"3 mentions of diseases found, 1 of them negated<", answer)
         assert re.search(rf"Model: bundled_small, device: {SESSION.device().device}.*, [\d.]+ m?s<", answer)
         assert re.search(r'<div class="openmed-answer" role="region" aria-label="[^"]+" tabindex="0">', answer)
         assert "<mark " in answer
