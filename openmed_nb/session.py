@@ -101,6 +101,7 @@ class Session:
         self.curve: Any = None  # The last memory curve, whose class is in a higher layer.
         # The last run of ``annotate`` that did not finish, for ``resume=True``. It contains words of notes.
         self.interrupted_run: Any = None
+        self.should_mark_context = True  # Whether a displayed text marks its context. The magics have a setting for it.
 
     @property
     def models(self) -> ModelStore:
@@ -319,6 +320,7 @@ class Session:
         with self.operation(), self.lock:
             self.end_simulation()
             self.interrupted_run = None
+            self.should_mark_context = True
             self.override = self.active_device = None
             self.device_manager.restore_device_variable()
             self.device_manager.restore_mps_variables()

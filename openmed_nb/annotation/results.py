@@ -542,7 +542,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     """The entities of one text: a sequence of dictionaries as in the pipeline of transformers.
 
     Its display marks the context of entities, such as "negated", by the English rules. The entities have it only after
-    :meth:`with_context`.
+    :meth:`with_context`. ``%config OpenMedMagics.context = False`` removes these marks.
 
     Attributes:
         text: The annotated text.
@@ -622,7 +622,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     def _displayed_entities(self) -> tuple[Mapping[str, Any], ...]:
         """Return the entities with the context to display. Columns that are present are not determined again."""
         columns = [name for name in CONTEXT_COLUMNS if self.entities and name not in self.entities[0]]
-        is_marked = columns and self.show_text and self.text
+        is_marked = columns and SESSION.should_mark_context and self.show_text and self.text
         # Names and dates have no context. A model whose labels are unknown may find them.
         if not is_marked or are_identifying(self.known_labels or ()):
             return self.entities

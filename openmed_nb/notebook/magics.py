@@ -29,7 +29,7 @@ from IPython.core.magic import (
 from IPython.core.magic_arguments import argument, magic_arguments
 from IPython.utils.process import arg_split
 from IPython.utils.text import DollarFormatter
-from traitlets import Bool, Enum, Unicode
+from traitlets import Bool, Enum, Unicode, observe
 
 from .._render.values import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
@@ -292,6 +292,14 @@ class OpenMedMagics(Magics):
             "notebook. In Python, pass show_text=False."
         ),
     ).tag(config=True)
+    context = Bool(
+        True,
+        help="Mark the context of entities in a displayed text, such as negated or family. It applies to nb.annotate too.",
+    ).tag(config=True)
+
+    @observe("context")
+    def _set_context_marks(self, _change: object) -> None:
+        SESSION.should_mark_context = self.context
 
     @cached_property
     def preloader(self) -> Preloader:

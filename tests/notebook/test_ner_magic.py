@@ -102,6 +102,7 @@ def test_config_lists_the_settings_with_help(kernel):
     assert "Default model for %%openmed_ner" in printed
     assert "How to combine tokens (words and parts of words) into entities" in printed
     assert "Show the text of notes in the results of magics." in printed
+    assert "Mark the context of entities" in printed
 
 
 def test_show_text_off_hides_the_note_everywhere(kernel):
@@ -113,6 +114,16 @@ def test_show_text_off_hides_the_note_everywhere(kernel):
 
     assert "3 mentions of diseases found" in reply.text
     assert [word for word in ("asthma", "diabetes", "hypertension", "He has") if word in shown] == []
+
+
+def test_context_off_applies_to_magics_and_annotate_until_unload(kernel):
+    code = "__import__('openmed_nb').annotate('No asthma.', 'bundled_small', progress=False)"
+    kernel.run("%config OpenMedMagics.context = False\n%reload_ext openmed_nb")
+
+    assert "(DISEASE)" in kernel.run(f"{SMALL}\nNo asthma.").text
+    assert "(DISEASE)" in kernel.run(code).text
+    kernel.run("%unload_ext openmed_nb")
+    assert "(DISEASE, negated)" in kernel.run(code).text
 
 
 def test_settings_survive_a_reload(kernel):
