@@ -35,7 +35,6 @@ from .._utils.validation import (
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, UnmatchedIdsError
 from ..session import SESSION
-from .context import ALL as ALL_CONTEXT
 from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, CUE_SUFFIX, context_labels, context_mark, create_context_finder
 from .headlines import entities_headline, label_noun, note_name, origin_details
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
@@ -1282,17 +1281,15 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return BrowserView(NoteListing(self))
 
     @overload
-    def show(self, number: None = None, *, context: bool = False) -> NotePages: ...
+    def show(self, number: None = None) -> NotePages: ...
     @overload
-    def show(self, number: int | str, *, context: bool = False) -> AnnotatedText: ...
-    def show(self, number: int | str | None = None, *, context: bool = False) -> AnnotatedText | NotePages:
+    def show(self, number: int | str) -> AnnotatedText: ...
+    def show(self, number: int | str | None = None) -> AnnotatedText | NotePages:
         """Return one of the texts with highlighted entities, or pages of all texts.
 
         Args:
             number: Position of the text, from 0, or its id if that is a string; see :attr:`ids` for ids that are numbers. If
                 ``None``, the texts are displayed in pages, with buttons and a slider in a notebook.
-            context: Whether the entities of the text have their context; see :meth:`with_context`. Pages mark it only then, and
-                a single text marks it always.
 
         Returns:
             The annotated text, as ``annotate`` returns it for a single text, or the pages. Files and texts that are not stored are read again.
@@ -1313,10 +1310,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
               label    score  characters  text
               DISEASE  1.00   8-14        asthma
         """
-        if number is None:
-            return NotePages(self.with_context(ALL_CONTEXT) if context else self)
-        annotated = self.at(self._locate(number))
-        return annotated.with_context(ALL_CONTEXT) if context else annotated
+        return NotePages(self) if number is None else self.at(self._locate(number))
 
     def mask(
         self, replacement: Policy = REPLACEMENT, *, scope: Scope = "note", rules: Mapping[str, str] | None = None

@@ -209,8 +209,8 @@ class TestDisplay:
         stored = {**found[0][0], "negated": False, "experiencer": "family", "experiencer_by": "mother"}
         text = "Possible asthma. No asthma."
         shown = replace(found.at(0), text=text, entities=({**stored, "start": 9, "end": 15},))
-        assert str(shown).endswith("uncertain, family by “mother”")
-        assert '15, uncertain, family by “mother”">asthma' in shown._repr_html_()
+        assert str(shown).endswith("uncertain by “possible”, family by “mother”")
+        assert '15, uncertain by “possible”, family by “mother”">asthma' in shown._repr_html_()
         assert shown.filter(experiencer="family")[0]["experiencer_by"] == "mother"
 
     @pytest.mark.parametrize(

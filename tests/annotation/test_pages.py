@@ -52,8 +52,8 @@ def test_hidden_texts_are_on_no_page():
 def test_pages_without_notes_and_with_context():
     assert "No notes." in str(nb.annotate([], "bundled_small", device="cpu", progress=False).show())
     found = nb.annotate(["No asthma."], "bundled_small", device="cpu", progress=False)
-    assert "[asthma](DISEASE, negated)" in str(found.show(context=True))
-    assert "[asthma](DISEASE, negated)" in str(found.show(0, context=True))
+    assert "[asthma](DISEASE, negated)" in str(found.with_context().show())
+    assert "[asthma](DISEASE, negated)" in str(found.show(0))
 
 
 def test_saved_page_has_all_notes_escaped_and_needs_no_network(tmp_path):
