@@ -23,6 +23,7 @@ NOTES = [
 MARKER = "Zyxwvut"
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "how_to" / "find_negated_entities.md"
+MARK = re.compile(r"\[\[(.+?)\]\]", re.DOTALL)
 COLUMNS = ("negated", "uncertain", "temporality", "experiencer")
 
 # Words that are cues, or parts of cues, or neither.
@@ -308,21 +309,39 @@ DOCUMENTED_VALUES = {
 
 
 def read_sentences(name):
-    """Yield the text of each labeled sentence, its entities with the values of their labels, and its line."""
+    """Yield each labeled sentence, its text, and its entities with the values of their labels."""
     for line in (FOLDER / name).read_text("utf-8").splitlines():
         sentence = json.loads(line)
-        parts = re.split(r"\[\[(.+?)\]\]", sentence["text"])
+        parts = MARK.split(sentence["text"])
         entities = []
         position = 0
         for index, part in enumerate(parts):
             if index % 2:
-                labels = set(sentence["labels"][index // 2].split())
-                values = {name: value in labels for name, value in (("negated", "negated"), ("uncertain", "uncertain"))}
-                values["temporality"] = next(iter(labels & {"historical", "hypothetical"}), "recent")
-                values["experiencer"] = next(iter(labels & {"family", "other"}), "patient")
-                entities.append({"start": position, "end": position + len(part), **values})
+                labels = sentence["labels"][index // 2]
+                entities.append({"start": position, "end": position + len(part), **read_labels(labels)})
             position += len(part)
-        yield "".join(parts), entities, sentence
+        yield sentence, "".join(parts), entities
+
+
+def read_labels(labels):
+    """Return the columns of context that labels such as "negated family" stand for."""
+    words = set(labels.split())
+    return {
+        "negated": "negated" in words,
+        "uncertain": "uncertain" in words,
+        "temporality": next(iter(words & {"historical", "hypothetical"}), "recent"),
+        "experiencer": next(iter(words & {"family", "other"}), "patient"),
+    }
+
+
+def test_sentences_of_other_projects_have_their_labels_or_a_reason():
+    find_context = create_context_finder(("all",), "en")
+    for sentence, text, entities in read_sentences("context_peers.jsonl"):
+        context = find_context(text, entities)
+        expected = list(map(read_labels, sentence.get("rules", sentence["labels"])))
+        found = [{name: context[name][index] for name in COLUMNS} for index in range(len(entities))]
+        assert found == expected, text
+        assert ("rules" in sentence) == ("rules_reason" in sentence)
 
 
 def count_values(notes):
