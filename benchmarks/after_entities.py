@@ -3,7 +3,7 @@
 python benchmarks/after_entities.py [ROUNDS]
 
 - ``nb.annotate`` of 1,000 notes without ids, against the same with ids from a column of a table.
-- ``with_context()``, which adds negation, against annotating the same notes. Its first call, which imports the rules, is excluded.
+- ``with_context("all")`` against annotating the same notes. Its first call, which reads the cues, is excluded.
 
 The notes are synthetic, with 40 to 1,000 characters, and the model is the bundled one.
 """
@@ -29,7 +29,7 @@ SENTENCES = (
     "The patient feels well and wants to go home.",
 )
 NUM_NOTES = 1000
-# Annotating with ids has at least this fraction of the speed without, and negation takes at most this fraction of the time.
+# Annotating with ids has at least this fraction of the speed without, and context takes at most this fraction of the time.
 MIN_SPEED = 0.97
 MAX_CONTEXT = 0.05
 
@@ -49,7 +49,7 @@ def main() -> None:
     table = pd.DataFrame({"note_id": [f"note-{number}" for number in range(NUM_NOTES)], "note": notes})
     pipe = nb.load_pipeline(device="cpu")
     found = nb.annotate(notes, pipe, progress=False)
-    found.with_context(progress=False)
+    found.with_context("all", progress=False)
     columns = {"text_column": "note", "id_column": "note_id"}
     plain = []
     with_ids = []
@@ -57,7 +57,7 @@ def main() -> None:
     for _ in range(rounds):
         plain.append(seconds(lambda: nb.annotate(notes, pipe, progress=False)))
         with_ids.append(seconds(lambda: nb.annotate(table, pipe, progress=False, **columns)))
-        context.append(seconds(lambda: found.with_context(progress=False)))
+        context.append(seconds(lambda: found.with_context("all", progress=False)))
     speed = min(plain) / min(with_ids)
     fraction = min(context) / min(plain)
     print(f"{NUM_NOTES} notes, {sum(map(len, found))} entities, {rounds} rounds, minima")
@@ -65,7 +65,7 @@ def main() -> None:
         f"speed with ids / without     {speed:.3f}  (at least {MIN_SPEED})  {'ok' if speed >= MIN_SPEED else 'MISSED'}"
     )
     print(
-        f"negation / annotation        {fraction:.3f}  (at most {MAX_CONTEXT})  {'ok' if fraction <= MAX_CONTEXT else 'MISSED'}"
+        f"context / annotation         {fraction:.3f}  (at most {MAX_CONTEXT})  {'ok' if fraction <= MAX_CONTEXT else 'MISSED'}"
     )
 
 

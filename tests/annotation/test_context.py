@@ -372,6 +372,20 @@ def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
     assert f"{len(notes)} notes with {sum(len(note['entities']) for note in notes)} entities" in page
 
 
+def test_documented_precision_and_recall_are_those_of_the_labeled_sentences():
+    sentences = list(read_sentences("context_sentences.jsonl"))
+    page = PAGE.read_text("utf-8")
+    rows = {name: f"| {name} |" for name in DOCUMENTED_VALUES}
+    for part in ("development", "kept apart"):
+        notes = [(text, entities) for sentence, text, entities in sentences if sentence["part"] == part]
+        for name, (correct, predicted, labeled) in count_values(notes).items():
+            rows[name] += f" {correct / predicted:.2f} | {correct / labeled:.2f} |"
+    assert all(row in page for row in rows.values())
+    assert (
+        f"{len(sentences)} hard sentences with {sum(len(entities) for _, _, entities in sentences):,} findings" in page
+    )
+
+
 def test_documented_values_of_found_entities_are_those_of_the_labeled_notes():
     """Entities that cross a line would have the context of another line."""
     notes = [json.loads(line) for line in (FOLDER / "context_notes.jsonl").read_text("utf-8").splitlines()]
