@@ -21,7 +21,7 @@ def test_main_job_prints_device_reason_and_entities(capsys):
     assert status == 0
     assert printed.out.startswith("Device: cpu")
     assert "OPENMED_TORCH_DEVICE" in printed.out
-    assert "[type 2 diabetes mellitus](DISEASE)" in printed.out
+    assert "[type 2 diabetes mellitus](DISEASE, historical)" in printed.out
     assert printed.err == ""
 
 

@@ -365,10 +365,15 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
                 limit = stop
         position = max(stop, position + 1)
     for state in states:
-        # "No history of" denies a finding at any time, so it is not past, unless one cue says both, such as "resolved".
-        negated = state.get("negated")
         time = state.get("temporality")
-        if negated and time and negated.value is True and time.value == "historical" and time.words != negated.words:
+        if time is None or time.value != "historical":
+            continue
+        # "No history of" denies a finding at any time, so it is not past, unless one cue says both, such as "resolved".
+        negated = state.get("negated", _Value(False))
+        is_denied = negated.value is True and negated.words != time.words
+        # The past of a section is that of the patient.
+        is_of_other = time.direction == "heading" and state.get("experiencer", _Value("patient")).value != "patient"
+        if is_denied or is_of_other:
             del state["temporality"]
     return states
 
