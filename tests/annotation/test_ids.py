@@ -19,7 +19,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning, RunInterrupted
 
-NOTES = ["She has asthma.", None, "No diabetes.\r\nHe has flu 🤧 and asthma.", "She has asthma."]
+NOTES = ["She has asthma.", None, "No diabetes.\r\nHe is well 🤧 and has asthma.", "She has asthma."]
 IDS = ["a7", "b2", "c9", "d4"]
 MARKER = "Zyxwvut-1234"
 

@@ -57,7 +57,7 @@ def test_pages_without_notes_and_with_context():
 
 
 def test_saved_page_has_all_notes_escaped_and_needs_no_network(tmp_path):
-    notes = ["<script>x</script> no asthma", None, "word " * 3000 + "flu"]
+    notes = ["<script>x</script> no asthma", None, "today " * 3000 + "asthma"]
     found = nb.annotate(notes, "bundled_small", device="cpu", progress=False, ids=["<a>", "b", "c"])
     found.with_context().save(tmp_path / "notes.html")
     page = (tmp_path / "notes.html").read_text("utf-8")
@@ -67,7 +67,7 @@ def test_saved_page_has_all_notes_escaped_and_needs_no_network(tmp_path):
     assert "DISEASE, negated" in page
     assert "(missing)" in page
     assert page.count("<article>") == 3
-    assert page.count("word ") == 3000
+    assert page.count("today ") == 3000
 
 
 def test_saved_page_of_hidden_texts_has_no_text(tmp_path):

@@ -1,5 +1,6 @@
 """The two models inside the package: what they find, how they are stored, and what their cards say."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from openmed_nb.models.store import ModelStore
 
 pytestmark = pytest.mark.parametrize("name", BUNDLED)
 
+ROOT = Path(__file__).parents[2]
 MAX_BYTES = {"bundled": 17_000_000, "bundled_small": 6_000_000}
 """The most bytes that the weights may have; the wheel must stay under 25 MB."""
 
@@ -41,6 +43,35 @@ def test_bundled_model_finds_diseases(find):
     """The diseases of a plain sentence are found, each whole and nothing else."""
     text = "Patient with type 2 diabetes mellitus and hypertension, admitted with acute myocardial infarction."
     assert find(text) == ["type 2 diabetes mellitus", "hypertension", "acute myocardial infarction"]
+
+
+@pytest.mark.parametrize(
+    ("text", "diseases"),
+    [
+        ("PMH: HTN, DM2, CHF, COPD", ["HTN", "dm2", "CHF", "COPD"]),
+        ("SpO2 97% on RA. PE: MS 5/5. HD MWF, PT twice a week.", []),
+        ("He has high blood pressure and had a heart attack.", ["high blood pressure", "heart attack"]),
+        ("s/p CABG, Foley, lisinopril 10 mg PO daily, CXR clear", []),
+    ],
+)
+def test_bundled_model_reads_the_language_of_notes(find, text, diseases):
+    assert [piece.lower() for piece in find(text)] == [disease.lower() for disease in diseases]
+
+
+def test_recorded_scores_on_notes_are_those_of_the_model(name, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    evaluation = importlib.import_module("evaluate_bundled_model")
+    kept = [note for note in evaluation.read_notes(evaluation.NOTES) if note.part == "kept"]
+    scores = evaluation.evaluate_notes(BUNDLED[name], kept)["all"]
+
+    recorded = json.loads((BUNDLED[name] / "figures.json").read_text("utf-8"))["notes"]["kept"]["all"]
+    card = (BUNDLED[name] / "README.md").read_text("utf-8")
+    page = (ROOT / "docs" / "explanation" / "bundled_models.md").read_text("utf-8")
+    for key, fraction in scores.items():
+        count, total = recorded[key]
+        assert fraction.count == pytest.approx(count, abs=2)  # Another build of torch rounds differently.
+        assert f"| {count} of {total} |" in card
+        assert f" {count / total:.2f} (" in page
 
 
 def test_bundled_model_reads_long_notes(find):
