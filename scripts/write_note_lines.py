@@ -122,6 +122,10 @@ class LineWriter:
         while choice := CHOICE.search(pattern):
             chosen = self._random.choice(choice[1].split("|"))
             pattern = pattern[: choice.start()] + chosen + pattern[choice.end() :]
+        if self._random.random() < 0.3:
+            pattern = pattern.removesuffix(".")
+        if pattern.count(",") > 1 and self._random.random() < 0.2:
+            pattern = pattern.replace(",", self._random.choice([";", "/", "+", "-", ""]))
         change_case = self._random.choices([str, str.lower, str.upper], [0.65, 0.25, 0.1])[0]
         pattern = re.sub(r"\\[nrt]", " ", pattern)  # The tokenizer ignores which white space it is.
         sentence = Sentence([], [])
@@ -134,8 +138,7 @@ class LineWriter:
                 self._add(sentence, self._fill(piece["slot"]))
             else:
                 self._add(sentence, piece["plain"])
-        sentence.words[:] = map(change_case, sentence.words)
-        return self._change_punctuation(sentence)
+        return Sentence([change_case(word) for word in sentence.words], sentence.labels)
 
     def _fill_disease(self, sentence: Sentence, slot: str) -> None:
         kind = slot
@@ -175,28 +178,13 @@ class LineWriter:
         swapped = term[position + 1] + term[position] if self._random.random() < 0.5 else term[position]
         return term[:position] + swapped + term[position + 2 :]
 
-    def _change_punctuation(self, sentence: Sentence) -> Sentence:
-        """Leave out the last period of some lines, and replace the commas of others."""
-        words, labels = sentence
-        if words[-1:] == ["."] and self._random.random() < 0.3:
-            del words[-1]
-            del labels[-1]
-        if words.count(",") > 1 and self._random.random() < 0.2:
-            separator = self._random.choice([";", "/", "+", "-", ""])
-            replaced = [separator if word == "," else word for word in words]
-            kept = [position for position, word in enumerate(replaced) if word]
-            return Sentence([replaced[position] for position in kept], [labels[position] for position in kept])
-        return sentence
-
-    def _add(self, sentence: Sentence, text: str) -> None:
+    def _add(self, sentence: Sentence, text: str, first: str = "O", others: str = "O") -> None:
         words = split_words(text)
         sentence.words.extend(words)
-        sentence.labels.extend(["O"] * len(words))
+        sentence.labels.extend(first if position == 0 else others for position in range(len(words)))
 
     def _mark(self, sentence: Sentence, text: str) -> None:
-        words = split_words(text)
-        sentence.words.extend(words)
-        sentence.labels.extend(["B-DISEASE"] + ["I-DISEASE"] * (len(words) - 1))
+        self._add(sentence, text, "B-DISEASE", "I-DISEASE")
 
 
 class KnownTerms:
