@@ -53,18 +53,25 @@ class TestSentences:
         """Remember the words of the test sentences."""
         self._runs: set[tuple[str, ...]] = set()
         for note in read_notes(notes):
-            self._runs.update(_runs(split_words(note.text)))
+            words = _fold(split_words(note.text))
+            self._runs.update(_runs(words, min(RUN, len(words))))
+        self._lengths = {len(run) for run in self._runs}
 
     def contain(self, words: list[str]) -> bool:
-        """Say whether a line has a test sentence, or `RUN` words in a row of one."""
-        return not self._runs.isdisjoint(_runs(words))
+        """Say whether a line contains a test sentence, or `RUN` words in a row of one."""
+        folded = _fold(words)
+        return any(run in self._runs for length in self._lengths for run in _runs(folded, length))
 
 
-def _runs(words: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the runs of words; a shorter text is one run."""
-    folded = [word.casefold() for word in words if word.isalnum()]
-    for start in range(max(1, len(folded) - RUN + 1)):
-        yield tuple(folded[start : start + RUN])
+def _fold(words: list[str]) -> list[str]:
+    """Leave out punctuation and case."""
+    return [word.casefold() for word in words if word.isalnum()]
+
+
+def _runs(words: list[str], length: int) -> Iterator[tuple[str, ...]]:
+    """Yield the words in a row of a length."""
+    for start in range(len(words) - length + 1):
+        yield tuple(words[start : start + length])
 
 
 def read_rows(name: str) -> list[list[str]]:

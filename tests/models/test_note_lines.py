@@ -75,6 +75,8 @@ def test_written_lines_have_no_run_of_words_of_a_test_sentence(lines, notes, tmp
     lines.write_note_lines(tmp_path, seed=0, counts={"with": 20, "without": 20})
 
     test = lines.TestSentences(lines.NOTES)
+    shortest = min((note.text for note in notes), key=len)
+    assert test.contain(lines.split_words(f"Today: {shortest} Then home."))
     written = lines.read_sentences(tmp_path / "note-lines" / "train.tsv")
     assert len(written) > 30
     assert not any(test.contain(sentence.words) for sentence in written)
