@@ -73,7 +73,7 @@ ACUTE = (
     ("Burning on urination, nitrites positive: [[urinary tract infection]].", "Nitrofurantoin, plenty of fluids."),
     ("Sudden fever and aching limbs; the swab was positive for [[influenza]].", "Rest at home, no school this week."),
     ("The left ear hurts and the drum is red, as in [[otitis media]].", "Ibuprofen; no antibiotic for now."),
-    ("Fell from a ladder and has a [[wrist fracture]].", "Cast for six weeks, X-ray on Monday."),
+    ("Fell from a ladder and has a [[Colles]].", "Cast for six weeks, X-ray on Monday."),
     ("Vomiting and diarrhea since the family party, most likely [[gastroenteritis]].", "Oral rehydration explained."),
     ("The lower leg is hot, red and swollen: [[cellulitis]].", "Flucloxacillin, leg elevated, border marked."),
     ("Pain moved to the right lower abdomen; ultrasound shows [[appendicitis]].", "Surgery tonight."),
