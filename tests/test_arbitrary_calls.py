@@ -164,7 +164,6 @@ def test_random_call_raises_no_unexpected_error(data):
         ("epochs", (10**30,)),
         ("explain_device", (torch.zeros(0),)),
         ("list_devices", (torch.zeros(0),)),
-        ("training.loader.check", (RaisingObject, raise_user_error)),
     ],
 )
 def test_invalid_arguments_raise_an_openmed_error(name, arguments):

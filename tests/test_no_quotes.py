@@ -181,7 +181,6 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
         "model": lambda: torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2)),
     },
     "training.limit_memory": {"fraction": lambda: 0.5},
-    "training.loader.check": {"loader": lambda: [torch.zeros(1)], "step": lambda: a_batch, "batches": lambda: 1},
     "training.loader.settings": {"dataset": lambda: [1, 2]},
     "training.to_device": {"thing": lambda: torch.zeros(1)},
     "use": {"device": lambda: "cpu"},

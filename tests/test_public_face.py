@@ -95,7 +95,7 @@ def test_parameters_have_the_same_meaning_everywhere():
 
 LONG_RUNNING_FUNCTIONS = {
     *("annotate", "cluster", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
-    *("release", "report", "sweep", "training.loader.check"),
+    *("release", "report", "sweep"),
     *(f"runbook.{name}" for name in ("forecast", "bring_up", "parity", "profile", "validate_precision")),
 }
 """The functions that may take longer than half a second. The line of a function that only imports torch is disabled by a setting."""

@@ -33,7 +33,7 @@ SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "ar
 # Reports whose text contains properties of this computer or measurements; the snapshot has only their JSON keys.
 VARYING = {
     *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
-    *("comparison", "profile", "curve", "sample", "loader_check", "release", "simulated_device"),
+    *("comparison", "profile", "curve", "sample", "release", "simulated_device"),
 }
 
 # Reports whose text is the same for all runs, but not the operators and measurements that they compare.
@@ -84,7 +84,6 @@ def make_reports(folder):
     SESSION.unload()
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
-    loader = torch.utils.data.DataLoader(torch.ones(12, 8), batch_size=2)
     sweep = nb.sweep(linear, batch, device="cpu", max_batch_size=1)
     comparison = nb.compare(linear, batch, devices="cpu", rounds=6, utilization_seconds=0)
     profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
@@ -129,7 +128,6 @@ def make_reports(folder):
         "release": nb.release(models=False, history=False, traceback=False),
         "holders": nb.training.find_tensor_referrers({"weights": torch.ones(1)}),
         "loader_settings": nb.training.loader.settings([1, 2], "cpu"),
-        "loader_check": nb.training.loader.check(loader, torch.nn.Linear(8, 1), "cpu", batches=3),
         "guards": nb.Guards(disable="labels"),
         "memory_limit": MemoryLimit("mps", 0.8, 12 << 30, 0.7),
         "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30, 0.7),

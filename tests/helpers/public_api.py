@@ -9,7 +9,7 @@ PUBLIC = {
     for name in sorted(namespace.__all__)
     if callable(value := getattr(namespace, name))
 }
-LOADER = {f"training.loader.{name}": getattr(nb.training.loader, name) for name in ("check", "settings")}
+LOADER = {"training.loader.settings": nb.training.loader.settings}
 
 # Errors are not called by users, and a cluster and a report start processes.
 EXCLUDED = {"OpenMedError", "OpenMedWarning", "cluster", "report"}

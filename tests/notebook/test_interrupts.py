@@ -37,7 +37,6 @@ OPERATIONS = {
     "handoff": "nb.handoff('bundle', 'bundled_small', steps=1000)",
     "report": "nb.report('reported', quick=True)",
     "release": "nb.release()",
-    "loader": "nb.training.loader.check([1.0] * 10**6, abs, batches=10**6)",
 }
 
 

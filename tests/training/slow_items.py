@@ -8,16 +8,10 @@ import torch
 class Items(torch.utils.data.Dataset):
     """Dataset of indexed items with labels."""
 
-    def __init__(self, count=24, broken=None):
-        self.count = count
-        self.broken = broken
-
     def __len__(self):
-        return self.count
+        return 24
 
     def __getitem__(self, index):
-        if index == self.broken:
-            raise ValueError("a broken item")
         return torch.full((4,), float(index)), index % 2
 
 

@@ -30,7 +30,7 @@ MAX_DATA_FRACTION = 0.25
 
 # Remedies for the phases that should not dominate.
 REMEDIES: Mapping[str, str] = {
-    DATA: "Use loader workers, preprocess the data once and cache it, or run nb.training.loader.check().",
+    DATA: "Use loader workers, preprocess the data once and cache it, or profile the loader with more workers: nb.runbook.profile(step, loader).",
     TRANSFER: "Copy less often: use a larger batch, and smaller dtypes for labels and masks.",
     DECODE: "Copy less to the host: labels and scores instead of all logits.",
 }

@@ -73,8 +73,8 @@ SYNTHETIC_TEXTS = (
 
 # Remedies for steps that wait for their data.
 MORE_WORKERS_REMEDY = (
-    "Use more loader workers with persistent_workers=True, preprocess the data once and cache it, "
-    "or run nb.training.loader.check()."
+    "Use more loader workers with persistent_workers=True, or preprocess the data once and cache it. "
+    "To compare numbers of workers, use nb.runbook.profile(step, loader)."
 )
 TOKENIZATION_REMEDY = (
     "Tokenize on more cores: nb.cluster(...) distributes texts over several computers. "

@@ -11,7 +11,6 @@ from ..._render.display import FAILED, OK, WARNING
 from ..._utils.text import short_type_name
 from ...errors import ConfigurationError
 from ...training.curve import MemoryCurve
-from ...training.loader import LoaderCheck
 from ..bench.comparison import Comparison
 from ..bench.profile import Profile
 from ..bench.sweep import SweepReport
@@ -42,7 +41,7 @@ def extract_metrics(report: Any) -> ReportMetrics:
         ConfigurationError: If the object is not a report for a logbook.
 
     Example:
-        >>> extract_metrics(LoaderCheck("cpu", 0.03, 0.01, 2, 20)).run.workers
+        >>> extract_metrics(SweepReport("mine", "annotation", "cpu", (), workers=2)).run.workers
         2
     """
     if not hasattr(type(report), "logbook_metrics"):
@@ -193,13 +192,6 @@ def _doctor_metrics(report: DoctorReport) -> ReportMetrics:
         for status in (OK, WARNING, FAILED)
     }
     return _collect(report, "doctor", "computer", values, verdict=report.status)
-
-
-@extract_metrics.register
-def _loader_metrics(report: LoaderCheck) -> ReportMetrics:
-    values = {name: getattr(report, name) for name in ("data_seconds", "step_seconds", "wait_fraction", "batches")}
-    run = Run(workers=report.workers)
-    return _collect(report, "loader", "batches", values, report.device, report.bottleneck, run)
 
 
 @extract_metrics.register

@@ -553,7 +553,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[VerdictRule
             Area.DATA,
             f"more than {gate['data_fraction']} of a step is spent waiting for data",
             () if is_annotation else slow_data,
-            "Prefetch, and tokenize once: see nb.training.loader.check(loader) and nb.runbook.profile(step, loader).",
+            "Prefetch, and tokenize once: see nb.runbook.profile(step, loader).",
             less_data_time,
         ),
         VerdictRule(

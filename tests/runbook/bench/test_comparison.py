@@ -156,7 +156,7 @@ def test_data_phase_overlaps_annotation_on_a_gpu(task, device, seconds, fraction
 
 
 def test_data_remedy_for_annotation_names_no_loader():
-    for task, command in (("annotation", "nb.cluster"), ("forward pass", "nb.training.loader.check()")):
+    for task, command in (("annotation", "nb.cluster"), ("forward pass", "nb.runbook.profile(step, loader)")):
         (finding,) = Comparison(
             "m",
             task,

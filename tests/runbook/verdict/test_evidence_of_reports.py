@@ -40,7 +40,6 @@ from openmed_nb.runbook.verdict.gates import gates
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import collect_evidence
 from openmed_nb.training.curve import INSUFFICIENT_DATA, MemoryCurve, MemorySample
-from openmed_nb.training.loader import LoaderCheck
 
 LOGBOOK_SNAPSHOT = Path(__file__).with_name("figures.json")
 MIB = 1 << 20
@@ -354,7 +353,6 @@ def extract_all():
         make_losses((1.0, 2.0)),
         make_curve(100, 110, 120),
         make_peak_curve(0.9),
-        LoaderCheck("cpu", 0.03, 0.01, 2, 20),
     )
     return [asdict(extract_metrics(report)) for report in (*reports, *training_reports)]
 

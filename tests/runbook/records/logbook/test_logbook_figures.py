@@ -5,11 +5,11 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.profile import Profile
+from openmed_nb.runbook.bench.sweep import SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
 from openmed_nb.runbook.records.logbook.logbook import report_device
 from openmed_nb.runbook.verdict.figures import extract_metrics
 from openmed_nb.training.curve import MemoryCurve, MemorySample
-from openmed_nb.training.loader import LoaderCheck
 
 
 def test_extract_metrics_contains_no_texts():
@@ -46,7 +46,7 @@ def test_extract_metrics_masks_names_that_are_sentences(name, subject):
 
 
 def test_report_device_is_normalized_and_unique():
-    first, second = (extract_metrics(LoaderCheck(device, 0.03, 0.01, 2, 20)) for device in ("cuda", "cpu"))
+    first, second = (extract_metrics(SweepReport("mine", "annotation", device, ())) for device in ("cuda", "cpu"))
 
     assert (report_device([first]), report_device([second, second]), report_device([])) == ("cuda:0", "cpu", None)
     with pytest.raises(ConfigurationError, match="cover several devices: cpu, cuda:0"):

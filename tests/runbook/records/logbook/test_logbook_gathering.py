@@ -16,6 +16,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModelError
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.records.logbook.gathering import resident_peak
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE
 from openmed_nb.runbook.records.logbook.privacy import hash_parameters, model_from_module
@@ -135,8 +136,6 @@ def test_logbook_fingerprints_pipelines_and_modules_in_memory():
 
 def test_logbook_takes_run_and_metrics_from_reports(home):
     """The metrics are the same if the report is added later."""
-    from openmed_nb.runbook.bench.sweep import Point, SweepReport
-
     sweep = SweepReport("mine", "annotation", home, (Point(4, 10.0, memory=5),), knee=4, length=64, workers=1)
     early = nb.logbook()
     late = nb.logbook(sweep, batch_size=2)
@@ -172,13 +171,11 @@ def test_logbook_stores_validation_status_of_a_reduced_dtype():
 
 
 def test_logbook_rejects_reports_of_other_devices(home):
-    from openmed_nb.training.loader import LoaderCheck
-
     for device in ("cuda:7", "xpu"):
         with pytest.raises(DeviceError):
-            nb.logbook(LoaderCheck(device, 0.03, 0.01, 2, 20))
+            nb.logbook(SweepReport("mine", "annotation", device, ()))
     with pytest.raises(ConfigurationError, match=f"the logbook is of {home}"):
-        nb.logbook().with_reports(LoaderCheck("cuda", 0.03, 0.01, 2, 20))
+        nb.logbook().with_reports(SweepReport("mine", "annotation", "cuda", ()))
 
 
 @pytest.mark.filterwarnings("ignore")
