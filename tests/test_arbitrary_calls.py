@@ -191,7 +191,6 @@ def test_flags_are_checked_before_models_are_loaded(value, tmp_path):
         lambda: nb.logbook(applications=value),
         lambda: nb.panel(show_text=value),
         lambda: nb.training.EpochHooks(live=value),
-        lambda: nb.training.adamw([torch.zeros(1)], scaled=value),
     )
     before = read_state()
     for call in calls:

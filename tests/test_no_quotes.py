@@ -120,7 +120,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "pipeline.__call__": ("aggregation_strategy", "ignore_labels", "stride", "batch_tokens", "batch_size", "num_workers",
                           "offset_mapping", "is_split_into_words", "delimiter"),
     "training.adamw": ("lr", "betas", "eps", "weight_decay", "fused", "foreach"),
-    "training.adamw.explain": ("lr", "betas", "eps", "weight_decay", "fused", "foreach"),
     "epochs": ("every_n_steps", "before", "after", "guards", "live", "growth_threshold"),
     "training.callback": ("every_n_steps", "before", "after", "live", "growth_threshold"),
     "Guards": ("num_labels", "vocab_size", "type_vocab_size", "max_position_embeddings", "position_offset"),
@@ -174,7 +173,6 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "training.MemoryCurve": {"device": lambda: "cpu"},
     "training.MemorySample": {"epoch": lambda: 1, "step": lambda: 1, "seconds": lambda: 1.0},
     "training.adamw": {"parameters": some_parameters},
-    "training.adamw.explain": {"parameters": some_parameters},
     "training.arguments": {"library": lambda: "trainer"},
     "training.callback": {"library": lambda: "trainer"},
     "training.checkpoint_activations": {

@@ -136,7 +136,6 @@ def make_reports(folder):
         ),
         "simulated_device": make_simulated_device(),
         "precision": nb.training.precision(device="cpu"),
-        "adamw": nb.training.adamw.explain(linear.parameters()),
         "dtype_choice": nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision,
     }
 

@@ -20,7 +20,6 @@ class Cpu(Device):
     pin_reason = "no data is copied to a GPU; on a Mac the loader would still pin memory for MPS, and warn"
     float32_reason = "16-bit types are slower than float32 on most CPUs"
     has_int8 = True
-    fused_adamw_since = "2.4"
     fused_adamw_types = ("float64", "float32", "float16", "bfloat16")
 
     def hardware_name(self, machine: MachineInfo, torch: TorchInfo) -> str:

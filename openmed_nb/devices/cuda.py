@@ -38,7 +38,6 @@ class Cuda(Device):
     pin_reason = "copies from pinned memory to the GPU are faster and can overlap with computation"
     batch_tokens = 32768
     max_batch_padding = 2048
-    fused_adamw_since = "2.0"
     fused_adamw_types = ("float64", "float32", "float16", "bfloat16")
 
     @property

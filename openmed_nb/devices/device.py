@@ -95,8 +95,7 @@ class Device:
     float32_reason = "reduced precision has not been validated for this model"
     has_int8 = False
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {}  # Replacements of the dtypes that the device does not support.
-    fused_adamw_since = ""  # First torch release with a fused AdamW for the device; empty if none is known.
-    fused_adamw_types: ClassVar[tuple[str, ...]] = ()
+    fused_adamw_types: ClassVar[tuple[str, ...]] = ()  # Types for which torch has a fused AdamW.
 
     @property
     def type(self) -> str:

@@ -69,8 +69,7 @@ class Mps(Device):
     recompiles_for_new_shapes = True  # MPS compiles a graph for each new shape (pytorch#132596).
     float32_reason = "MPS does not support float64, and reduced precision has not been validated for this model"
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
-    fused_adamw_since = "2.5"  # pytorch#127242
-    fused_adamw_types = ("float32", "float16", "bfloat16")
+    fused_adamw_types = ("float32", "float16", "bfloat16")  # pytorch#127242
 
     @classmethod
     def is_gpu_type_for(cls, machine: MachineInfo) -> bool:

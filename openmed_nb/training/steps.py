@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._render.display import Displayable, Report
 from .._utils.text import describe_error, describe_value, short_type_name
-from .._utils.validation import check_bool, check_integer, check_number, invalid_type
+from .._utils.validation import check_integer, check_number, invalid_type
 from .._utils.warning import warn
 from ..devices.backend import parse_release
 from ..devices.machine import MachineInfo
@@ -159,38 +159,22 @@ def select_precision(
 
 PARAMETERS_REMEDY = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
 # Arguments of torch.optim.AdamW that select the implementation.
-CONFLICTING_OPTIONS = ("fused", "foreach", "differentiable", "capturable")
+IMPLEMENTATIONS = ("fused", "foreach", "differentiable", "capturable")
 
 
-@dataclass(frozen=True, repr=False)
-class FusedSupport(Displayable):
-    """Whether AdamW runs fused, with the reason.
-
-    Attributes:
-        fused: Whether it runs fused.
-        reason: Reason in one sentence.
-    """
-
-    fused: bool
-    reason: str
-
-    def to_report(self) -> Report:
-        """Return the result with its reason."""
-        return Report(f"AdamW: {'fused' if self.fused else 'not fused'}", (self.reason,))
-
-
-def adamw(parameters: ParamsT, *, scaled: bool = False, **options: Any) -> torch.optim.AdamW:
+def adamw(parameters: ParamsT, **options: Any) -> torch.optim.AdamW:
     """Return ``torch.optim.AdamW``, fused if torch supports that for these parameters.
+
+    On MPS before torch 2.13 it is not fused, because the fused implementation ignores a ``GradScaler`` (pytorch#186360).
 
     Args:
         parameters: Parameters as for torch: tensors, pairs of name and tensor, or dicts with ``params``. Move the model
             to its device before. Each iterator is read once, and replaced in its dict by a list, as torch does.
-        scaled: Whether a ``GradScaler`` is used; on MPS before torch 2.13, the fused implementation ignores it
-            (pytorch#186360).
-        options: Other arguments of ``torch.optim.AdamW``, passed unchanged.
+        options: Other arguments of ``torch.optim.AdamW``, passed unchanged. ``fused``, ``foreach``, ``differentiable`` and
+            ``capturable`` select the implementation.
 
     Returns:
-        The optimizer. ``nb.training.adamw.explain`` returns the reason why it is fused or not.
+        The optimizer.
 
     Raises:
         ConfigurationError: If ``parameters`` is empty or has an unsupported type, or if ``AdamW`` rejects an argument.
@@ -204,84 +188,40 @@ def adamw(parameters: ParamsT, *, scaled: bool = False, **options: Any) -> torch
     import torch
 
     parameter_list = _to_lists(parameters)
-    support = explain_fused(parameter_list, scaled=scaled, **options)
+    kinds = _tensor_kinds(parameter_list)
+    is_selected = any(options.get(name) is not None for name in IMPLEMENTATIONS)
+    if not is_selected and supports_fused(kinds, parse_release(torch.__version__)):
+        options = {**options, "fused": True}
     try:
-        return torch.optim.AdamW(parameter_list, **{**options, "fused": True} if support.fused else options)
+        return torch.optim.AdamW(parameter_list, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         rejection = f"torch.optim.AdamW rejects its arguments: {describe_error(error)}."
     # Raised outside the handler, because the torch error quotes the arguments and would be the context of this error.
     raise ConfigurationError(rejection, "Pass arguments that help(torch.optim.AdamW) lists.")
 
 
-def explain_fused(parameters: ParamsT, *, scaled: bool = False, **options: Any) -> FusedSupport:
-    """Return whether :func:`adamw` runs fused with these arguments, with the reason.
+def supports_fused(tensors: Collection[tuple[str, str]], torch_release: tuple[int, ...]) -> bool:
+    """Return whether AdamW can run fused for parameters of these devices and types, such as ``("mps", "float32")``."""
+    for kind, dtype in tensors:
+        backend = get_device(kind)
+        if dtype not in backend.fused_adamw_types or backend.fused_step_ignores_found_inf(torch_release):
+            return False
+    return len(tensors) > 0
 
-    Args:
-        parameters: Parameters, as in :func:`adamw`; an iterator is exhausted afterwards.
-        scaled: Whether a ``GradScaler`` is used.
-        options: Options, as in :func:`adamw`.
 
-    Returns:
-        ``fused`` and the ``reason``.
-
-    Raises:
-        ConfigurationError: If :func:`adamw` does not support the parameters.
-
-    Example:
-        >>> import torch
-        >>> print(explain_fused(torch.nn.Linear(2, 1, dtype=torch.complex64).parameters()))
-        AdamW: not fused
-          torch supports it on cpu for float64, float32, float16, bfloat16, but there are parameters in complex64.
-    """
+def _tensor_kinds(parameters: Iterable[Any]) -> set[tuple[str, str]]:
+    """Return the devices and types of the parameters."""
     import torch
 
-    check_bool("scaled", scaled)
     kinds = set()
-    for group in _to_lists(parameters):
+    for group in parameters:
         for entry in group["params"] if isinstance(group, dict) else [group]:
             tensor = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry  # noqa: PLR2004 - name and tensor
             if not isinstance(tensor, torch.Tensor):
                 message = f"Parameters must be tensors, got a value of type {short_type_name(tensor)}."
                 raise ConfigurationError(message, PARAMETERS_REMEDY)
             kinds.add((tensor.device.type, str(tensor.dtype).removeprefix("torch.")))
-    return fused_support(kinds, parse_release(torch.__version__), options, scaled=scaled)
-
-
-adamw.explain = explain_fused  # type: ignore[attr-defined]  # nb.training.adamw.explain
-
-
-def fused_support(
-    tensors: Iterable[tuple[str, str]],
-    torch_release: tuple[int, ...],
-    options: Mapping[str, object],
-    *,
-    scaled: bool = False,
-) -> FusedSupport:
-    """Return whether AdamW runs fused for parameters of these devices and types, such as ``("mps", "float32")``.
-
-    An implementation that the user selects in the options is not changed.
-    """
-    selected = [name for name in CONFLICTING_OPTIONS if options.get(name) is not None]
-    if selected:
-        settings = ", ".join(f"{name}={describe_value(options[name])}" for name in selected)
-        return FusedSupport(bool(options.get("fused")), f"{settings} was set and is not changed.")
-    supported = []
-    for kind, dtype in sorted(set(tensors)):
-        backend = get_device(kind)
-        types = backend.fused_adamw_types
-        obstacle = ""
-        if not backend.fused_adamw_since:
-            obstacle = f"torch is not known to support it on {kind}."
-        elif dtype not in types:
-            obstacle = f"torch supports it on {kind} for {', '.join(types)}, but there are parameters in {dtype}."
-        elif scaled and backend.fused_step_ignores_found_inf(torch_release):
-            obstacle = f"{IGNORES_SCALER}."
-        if obstacle:
-            return FusedSupport(fused=False, reason=obstacle)
-        supported.append(f"{dtype} on {kind} since {backend.fused_adamw_since}")
-    if not supported:
-        return FusedSupport(fused=False, reason="There are no parameters.")
-    return FusedSupport(fused=True, reason=f"torch supports it for {', '.join(supported)}.")
+    return kinds
 
 
 def _to_lists(parameters: object) -> list[Any]:

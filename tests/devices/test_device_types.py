@@ -34,7 +34,6 @@ DECLARED = {
     "recompiles_for_new_shapes": (False, False, True, False),
     "has_int8": (True, False, False, False),
     "dtype_fallbacks": ({}, {}, {"float64": "float32", "complex128": "complex64"}, {}),
-    "fused_adamw_since": ("2.4", "2.0", "2.5", ""),
     "batch_tokens": (512, 32768, 8192, 512),
     "max_batch_padding": (64, 2048, 256, 64),
     "supports_index": (False, True, False, False),

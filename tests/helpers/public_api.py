@@ -13,7 +13,5 @@ LOADER = {"training.loader.settings": nb.training.loader.settings}
 
 # Errors are not called by users, and a cluster and a report start processes.
 EXCLUDED = {"OpenMedError", "OpenMedWarning", "cluster", "report"}
-CALLABLES = {name: value for name, value in {**PUBLIC, **LOADER}.items() if name not in EXCLUDED} | {
-    "training.adamw.explain": nb.training.adamw.explain
-}
+CALLABLES = {name: value for name, value in {**PUBLIC, **LOADER}.items() if name not in EXCLUDED}
 """All that a user can call without starting other processes."""

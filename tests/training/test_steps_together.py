@@ -25,7 +25,7 @@ def train(model, device, requested=None):
     """Train for one epoch, and return the losses and the number of steps."""
     model = nb.training.to_device(model.train(), device)
     precision = select_precision(device, (2, 13), MAC, requested, (9, 0))
-    optimizer = nb.training.adamw(model.parameters(), lr=1e-3, scaled=precision.needs_scaler)
+    optimizer = nb.training.adamw(model.parameters(), lr=1e-3)
     accumulation = nb.training.GradientAccumulation(optimizer, steps=3, max_norm=1.0, scaler=precision.scaler())
     checkpointing = nb.training.checkpoint_activations(model)
     torch.manual_seed(0)
