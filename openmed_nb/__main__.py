@@ -24,8 +24,7 @@ from ._events.activity import ProgressEvent
 from ._render.values import Json
 from ._utils.temporary import find_abandoned
 from ._utils.text import describe_error, parser_problem, short_type_name
-from .annotation.references import FileReference, raise_if_error, read_text
-from .annotation.tables import reader_by_name
+from .annotation.references import FileReference, raise_if_error, read_text, table_reader
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
@@ -229,8 +228,8 @@ def read_note(path: Path) -> str:
         ConfigurationError: If the file is a table.
         InvalidTextError: If the file is not UTF-8 text.
     """
-    if reader := reader_by_name(str(path)):
-        raise ConfigurationError("The note is a table.", f"Pass its column of texts to annotate(): {reader}.")
+    if reader := table_reader(str(path)):
+        raise ConfigurationError("The note is a table.", f"Pass its column of texts to annotate(), as in {reader}.")
     text: str = raise_if_error(read_text(FileReference.from_path(str(path)), 0))
     return text
 

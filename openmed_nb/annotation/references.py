@@ -24,11 +24,24 @@ from typing import Any, ClassVar, TypeVar
 from .._utils.text import short_type_name
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
-from .tables import reader_by_content, reader_by_name
 
 ResultT = TypeVar("ResultT")
 
 _SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
+
+# The pandas call that reads a table, by file suffix.
+_TABLE_READERS = {
+    "csv": "read_csv(path)",
+    "tsv": r"read_csv(path, sep='\t')",
+    "parquet": "read_parquet(path)",
+    "feather": "read_feather(path)",
+    "xlsx": "read_excel(path)",
+    "xls": "read_excel(path)",
+    "ods": "read_excel(path)",
+    "jsonl": "read_json(path, lines=True)",
+    "ndjson": "read_json(path, lines=True)",
+}
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")  # pandas decompresses these.
 
 # A character class with one letter or digit is useless in a pattern, but common in a name: ``note[1].txt`` never matches
 # ``note1.txt``.
@@ -42,6 +55,21 @@ _FILE_NAME_PATTERN = re.compile(
     r"[^\n]*(\.(txt|text|md|rst|rtf|pdf|docx?|html?|xml|json|ann|csv|tsv|jsonl|ndjson|parquet|xlsx?|gz|zip)|[/\\]\*+)",
     re.IGNORECASE,
 )
+
+
+def table_reader(path: str) -> str | None:
+    """Return the code that reads the texts of a table, or ``None`` if the file name is not that of a table.
+
+    Example:
+        >>> table_reader("notes.CSV"), table_reader("notes.txt")
+        ("pandas.read_csv(path)['text']", None)
+    """
+    name = path.lower()
+    for suffix in _COMPRESSED:
+        name = name.removesuffix(suffix)
+    stem, _, ending = name.rpartition(".")
+    reader = _TABLE_READERS.get(ending)
+    return f"pandas.{reader}['text']" if reader and stem else None
 
 
 class TextReference(abc.ABC):
@@ -110,8 +138,6 @@ class FileReference(TextReference):
             raise OSError(code, os.strerror(code))
         with open(self.path, "rb") as file:
             data = file.read()
-        if reader := reader_by_content(data):
-            raise _InvalidContentError("is a table", f"Pass its column of texts: {reader}.")
         text = data.decode()
         if (position := data.find(b"\0")) >= 0:  # UTF-16 without a byte order mark is valid UTF-8 that contains zeros.
             raise _InvalidContentError(f"is not text: byte {position} is zero, as in UTF-16", _SAVE_AS_UTF8)
@@ -245,9 +271,9 @@ def warn_if_file_name(text: str, index: int) -> bool:
         remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
     else:
         return False
-    if reader := reader_by_name(path):
+    if reader := table_reader(path):
         problem = "is the name of a table"
-        remedy = f"Pass its column of texts: {reader}."
+        remedy = f"Pass its column of texts, as in {reader}."
     warn(f"Text {index} {problem} but is processed as text. {remedy}")
     return True
 
@@ -287,11 +313,11 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
             )
             return ConfigurationError(message, "Make it readable, or pass the paths of the files.")
         for match in matches.values():
-            if reader := reader_by_name(match):
+            if reader := table_reader(match):
                 message = f"{subject} is a table on {host}."
                 if match != path:
                     message = f"One of the files that match {display_name} is a table on {host}."
-                return ConfigurationError(message, f"Pass its column of texts: {reader}.")
+                return ConfigurationError(message, f"Pass its column of texts, as in {reader}.")
         if is_folder or not matches:
             message = f"{subject} is a folder on {host}."
             if not is_folder:

@@ -30,10 +30,9 @@ from .._utils.validation import check_path
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..errors import ConfigurationError
 from ..models.loading import packed_layers
-from .json_lines import MAX_LINE_BYTES, append_checksum, to_json_line
+from .json_lines import MAX_LINE_BYTES, append_checksum, parse_json_line, to_json_line
 from .references import MISSING_FINGERPRINT
 from .results import DroppedSpan, FingerprintedResult, ResultStore, is_entity
-from .tables import parse_json_line
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline

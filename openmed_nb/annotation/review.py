@@ -20,10 +20,9 @@ from .boundaries import whole_words
 from .browsing import AnnotatedNotes, NoteListing
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .inputs import NOTE_COLUMN
-from .json_lines import append_checksum, parse_checked_line, to_json_line
+from .json_lines import append_checksum, parse_checked_line, parse_json_line, to_json_line
 from .matching import find_positions
 from .pages import LiveNotes
-from .tables import parse_json_line
 
 if TYPE_CHECKING:
     import pandas as pd
