@@ -1,7 +1,8 @@
 """Checks of the file of ``accelerate config`` against this machine.
 
-``accelerate launch`` reads the file whenever it exists. Here the file is read as data, so accelerate need not be installed. The
-effect of each setting is defined in commands/launch.py, utils/launch.py, state.py and accelerator.py of accelerate 1.15.
+``accelerate launch`` reads the file whenever it exists. Here the file is read as data, so accelerate need not be installed. What
+accelerate itself rejects with an error is left to it. The effect of each setting is defined in commands/launch.py,
+utils/launch.py, state.py and accelerator.py of accelerate 1.15.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from ....training.steps import select_precision
 
 NAME = "accelerate config"
 RECONFIGURE_REMEDY = "Run accelerate config again."
-DISABLE_MIXED_PRECISION_REMEDY = "Set mixed_precision: 'no'."
 SINGLE_PROCESS_REMEDY = "Set distributed_type: 'NO'."
 
 SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -69,36 +69,21 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
     elif torch.cuda_names:
         default_device = "cuda"
     device = "cpu" if settings.get("use_cpu") is True else default_device
-    precision = settings.get("mixed_precision", "no")
-    precision = precision.lower() if isinstance(precision, str) else precision
-    distributed_type = settings.get("distributed_type")
-    # YAML reads NO without quotes as false, which has the same effect as 'NO'.
-    distributed_type = "NO" if distributed_type is False else shorten(str(distributed_type or ""))
+    backend = get_device(device)
+    distributed_type = shorten(str(settings.get("distributed_type") or "NO"))  # YAML reads NO without quotes as false.
     num_processes = as_integer(settings.get("num_processes")) or 1
     num_machines = as_integer(settings.get("num_machines")) or 1
-    local_processes = num_processes // num_machines
-    gpus = len(torch.cuda_names or ())
-    joins_processes = get_device(device).supports_process_groups
-    supports_index = get_device(device).supports_index
-    no_backend = f"torch.distributed has no backend for {device.upper()}"
-    several = num_processes > 1
     # accelerate starts one process for these types. For MULTI_CPU, mpirun starts the others.
-    single = distributed_type in {"NO", "MULTI_CPU"}
-    # Setting, whether it has the problem, status, evidence and remedy. Only the first problem of a setting is reported.
-    rules: list[tuple[str, bool, str, str, str]] = [
+    is_single = distributed_type in {"NO", "MULTI_CPU"}
+    no_backend = f"torch.distributed has no backend for {device.upper()}"
+    # Setting, whether it has the problem, status, evidence and remedy.
+    rules = [
         (
             "use_cpu",
             device != default_device,
             WARNING,
             f"keeps scripts on the CPU, but this computer has {default_device}",
             "Set use_cpu: false, unless this is intended.",
-        ),
-        (
-            "distributed_type",
-            not distributed_type,
-            FAILED,
-            "missing, but accelerate launch requires it",
-            RECONFIGURE_REMEDY,
         ),
         (
             "distributed_type",
@@ -110,93 +95,38 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
         ),
         (
             "distributed_type",
-            distributed_type in SHARDED_TYPES and not joins_processes,
+            distributed_type in SHARDED_TYPES and not backend.supports_process_groups,
             FAILED,
-            f"{distributed_type} needs torch.distributed, which has no backend for {device.upper()}",
+            f"{distributed_type} needs process groups, but {no_backend}",
             SINGLE_PROCESS_REMEDY,
         ),
         (
             "num_processes",
-            not single and several and not supports_index,
+            num_processes > 1 and not is_single and not backend.supports_index,
             FAILED,
             f"requests {num_processes:,}; without CUDA GPUs, {distributed_type} trains an independent model in each process on {device}",
             "Set distributed_type: 'NO' and num_processes: 1.",
         ),
         (
-            "num_processes",
-            not single and supports_index and local_processes > gpus,
-            FAILED,
-            f"requests {local_processes:,} on this computer, but torch finds {pluralize(gpus, 'GPU')}",
-            "Set num_processes to the number of GPUs.",
-        ),
-        (
-            "num_processes",
-            single and several and not settings.get("mpirun_config"),
-            WARNING,
-            f"requests {num_processes:,}, but {distributed_type} starts only one",
-            "Set num_processes: 1, or run accelerate config again.",
-        ),
-        (
             "num_machines",
-            num_machines > 1 and not joins_processes,
+            num_machines > 1 and not backend.supports_process_groups,
             FAILED,
             f"requests {num_machines:,}, but {no_backend} to connect them",
             "Set num_machines: 1.",
         ),
-        (
-            "num_machines",
-            num_machines > 1 and not settings.get("main_process_ip"),
-            FAILED,
-            f"requests {num_machines:,}, but main_process_ip does not name the first machine",
-            "Set main_process_ip and main_process_port, or num_machines: 1.",
-        ),
-        (
-            "mixed_precision",
-            precision is False,
-            FAILED,
-            "YAML reads no without quotes as false, and accelerate launch raises an AttributeError",
-            DISABLE_MIXED_PRECISION_REMEDY,
-        ),
-        (
-            "mixed_precision",
-            precision not in (None, "no", "fp8", *REDUCED_DTYPES),  # A list, perhaps.
-            FAILED,
-            f"{shorten(repr(precision))} is not a valid value",
-            "Set it to 'no', 'fp16' or 'bf16'.",
-        ),
-        (
-            "mixed_precision",
-            precision == "fp8" and not supports_index,
-            FAILED,
-            f"fp8 requires an NVIDIA GPU, but scripts train on {device}",
-            DISABLE_MIXED_PRECISION_REMEDY,
-        ),
-        (
-            "mixed_precision",
-            precision == "fp16" and device == "cpu",
-            WARNING,
-            "fp16 has no effect on the CPU, where accelerate computes in float32",
-            DISABLE_MIXED_PRECISION_REMEDY,
-        ),
-        (
-            "mixed_precision",
-            precision == "bf16" and device == "mps" and (machine.macos_version or (14,)) < (14,),
-            FAILED,
-            # See is_bf16_available of accelerate (accelerate/utils/imports.py).
-            "accelerate does not support bf16 on MPS before macOS 14",
-            "Set mixed_precision: 'no', or update macOS.",
-        ),
     ]
-    problems: dict[str, Finding] = {}
-    for name, applies, status, evidence, remedy in rules:
-        if applies:
-            problems.setdefault(name, Finding(f"{NAME}: {name}", status, evidence, remedy))
-    if isinstance(precision, str) and precision in REDUCED_DTYPES and not supports_index:
-        problems.setdefault("mixed_precision", _reduced_dtype_finding(precision, device, machine, torch))
+    problems = [
+        Finding(f"{NAME}: {name}", status, evidence, remedy)
+        for name, applies, status, evidence, remedy in rules
+        if applies
+    ]
+    precision = str(settings.get("mixed_precision") or "no").lower()
+    if precision in REDUCED_DTYPES and not backend.supports_index:
+        problems.append(_reduced_dtype_finding(precision, device, machine, torch))
     if problems:
-        return tuple(problems.values())
+        return tuple(problems)
     processes = pluralize(num_processes, "process", "processes")
-    return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {precision or 'no'}"),)
+    return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {shorten(precision)}"),)
 
 
 def _reduced_dtype_finding(precision: str, device: str, machine: MachineInfo, torch: TorchInfo) -> Finding:

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from accelerate import Accelerator
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.state import AcceleratorState
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK
@@ -47,35 +45,17 @@ UNFIT = [
         "distributed_type: MULTI_GPU, num_processes: 2, use_cpu: true",
         "num_processes: failed, use_cpu: warning",
     ),
-    ("box", "distributed_type: MULTI_GPU, num_processes: 3", "num_processes: failed"),
-    (
-        "box",
-        "distributed_type: MULTI_GPU, num_processes: 8, num_machines: 2, main_process_ip: a",
-        "num_processes: failed",
-    ),
-    ("box", "num_processes: 2", "num_processes: warning"),
-    ("mac", "num_processes: 2", "num_processes: warning"),
-    ("plain", "distributed_type: MULTI_CPU, num_processes: 2", "num_processes: warning"),
     ("mac", "distributed_type: MPS", "distributed_type: failed"),
     ("mac", "distributed_type: FSDP", "distributed_type: failed"),
     ("mac", "distributed_type: DEEPSPEED, num_processes: 2", "distributed_type: failed, num_processes: failed"),
-    ("plain", "distributed_type: null", "distributed_type: failed"),
     ("mac", "use_cpu: true", "use_cpu: warning"),
     ("box", "use_cpu: true", "use_cpu: warning"),
     ("mac", "num_machines: 2, main_process_ip: 10.0.0.1", "num_machines: failed"),
-    ("plain", "num_machines: 2", "num_machines: failed"),
     ("plain", "mixed_precision: fp16", "mixed_precision: warning"),
     ("plain", "mixed_precision: BF16", "mixed_precision: warning"),
     ("mac", "mixed_precision: fp16", "mixed_precision: warning"),
     ("mac", "mixed_precision: bf16", "mixed_precision: warning"),
     ("mac", "mixed_precision: fp16, use_cpu: true", "mixed_precision: warning, use_cpu: warning"),
-    ("mac", "mixed_precision: fp8", "mixed_precision: failed"),
-    ("plain", "mixed_precision: fp8", "mixed_precision: failed"),
-    ("box", "mixed_precision: no", "mixed_precision: failed"),
-    ("box", "mixed_precision: true", "mixed_precision: failed"),
-    ("box", "mixed_precision: bf17", "mixed_precision: failed"),
-    ("box", "mixed_precision: 16", "mixed_precision: failed"),
-    ("box", "mixed_precision: [bf16]", "mixed_precision: failed"),
 ]
 """Machines, changes of the settings, and the status of each incompatible setting."""
 
@@ -110,7 +90,6 @@ def test_incompatible_setting_is_one_finding(computers, kind, changes, expected)
 @pytest.mark.parametrize(
     ("macos", "version", "precision", "words"),
     [
-        ((13, 6), "2.7.0", "bf16", "accelerate does not support bf16 on MPS before macOS 14"),
         ((15, 5), "2.7.0", "fp16", "float16 needs a GradScaler, which does not work on MPS with torch 2.7.0"),
         ((15, 5), "2.13.0", "fp16", "fp16 on mps: Its losses may differ from those of float32."),
         ((15, 5), "2.13.0", "bf16", "bf16 on mps: M2 computes bfloat16 in software"),
@@ -185,18 +164,7 @@ def test_doctor_reports_settings_of_file(computers, write, tmp_path):
     )
 
 
-REFUSED = [
-    ("distributed_type: MPS", ValueError),
-    ("distributed_type: null", ValueError),
-    ("num_machines: 2", AssertionError),
-    ("mixed_precision: no", AttributeError),
-    ("mixed_precision: bf17", ValueError),
-    ("mixed_precision: bf16", None),
-    ("distributed_type: NO", None),
-]
-
-
-@pytest.mark.parametrize(("changes", "error"), REFUSED)
+@pytest.mark.parametrize(("changes", "error"), [("distributed_type: MPS", ValueError), ("distributed_type: NO", None)])
 def test_accelerate_rejects_the_same_settings(changes, error, tmp_path, monkeypatch):
     """Regression: accelerate itself must raise for the settings that fail here, and accept the others."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -208,12 +176,3 @@ def test_accelerate_rejects_the_same_settings(changes, error, tmp_path, monkeypa
     with pytest.raises(error) if error else contextlib.nullcontext():
         arguments, *_ = _validate_launch_command(given)
         prepare_simple_launcher_cmd_env(arguments)
-
-
-def test_accelerate_ignores_fp16_on_cpu():
-    AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16")
-    state = accelerator.mixed_precision, accelerator.native_amp, accelerator.scaler
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-    assert state == ("fp16", False, None)
