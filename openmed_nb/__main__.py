@@ -3,8 +3,6 @@
 ``openmed-nb doctor`` diagnoses the machine; its exit status is 1 if a check failed.
 ``openmed-nb report`` benchmarks the machine and writes a report to a folder.
 ``openmed-nb bring-up`` brings up a model in five stages and stops at the first stage that does not pass.
-``openmed-nb data`` lists the files that the package keeps on this computer, and what killed runs left in a folder, and removes
-them with ``--clear``.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import contextlib
 import io
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,7 +19,6 @@ from . import __version__
 from ._annotate import annotate_text
 from ._events.activity import ProgressEvent
 from ._render.values import Json
-from ._utils.temporary import find_abandoned
 from ._utils.text import describe_error, parser_problem, short_type_name
 from .annotation.references import FileReference, raise_if_error, read_text, table_reader
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
@@ -58,7 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
         "doctor": run_doctor,
         "report": run_report,
         "bring-up": run_bring_up,
-        "data": run_data,
     }
     run = annotate
     if words and words[0] in commands:
@@ -98,8 +93,8 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
         PROGRAM,
         usage="%(prog)s [annotate] [note] [options], or %(prog)s COMMAND [options]",
         description="Annotate diseases in a note, offline.",
-        epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model, "
-        f"'data' lists and removes stored files. See '{PROGRAM} report --help'.",
+        epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model. "
+        f"See '{PROGRAM} report --help'.",
     )
     command.add_argument("--version", action="version", version=f"openmed_nb {__version__}")
     command.add_argument(
@@ -175,44 +170,6 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help=time_limit)
     result = bring_up(**vars(command.parse_args(arguments)))
     return str(result), result.exit_code
-
-
-def run_data(arguments: list[str]) -> tuple[str, int]:
-    """Return the files that the package keeps, or remove them; the exit status is 1 if the user does not confirm."""
-    command = _Parser(f"{PROGRAM} data", description="List the files that openmed_nb keeps on this computer.")
-    command.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path(),
-        help="folder in which runs may have been killed (default: this one)",
-    )
-    command.add_argument("--clear", action="store_true", help="remove the files after a confirmation")
-    command.add_argument("--yes", action="store_true", help="remove the files without a question")
-    options = command.parse_args(arguments)
-    from .models.records import StoredFiles, record_store
-
-    store = record_store(os.environ)
-    stored = store.stored_data()
-    # Such a folder may contain notes.
-    files = [file for folder in find_abandoned(options.folder) for file in folder.rglob("*") if file.is_file()]
-    left = StoredFiles("files of killed runs", len(files), sum(file.stat().st_size for file in files))
-    stored = replace(stored, kinds=(*stored.kinds, left))
-    if not options.clear or not stored.count:
-        return str(stored), 0
-    if not options.yes:
-        if not sys.stdin.isatty():
-            raise ConfigurationError("There is no terminal to confirm the removal.", "Add --yes.")
-        print(stored)
-        try:
-            answer = input("Remove these files? [y/N] ")
-        except (EOFError, KeyboardInterrupt):
-            answer = ""
-        if answer.strip().lower() not in ("y", "yes"):
-            return "Nothing was removed.", 1
-    store.clear()
-    find_abandoned(options.folder, remove=True)
-    return f"{stored}\n\nThe files were removed.", 0
 
 
 def print_progress(event: ProgressEvent | None) -> None:

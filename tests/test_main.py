@@ -166,11 +166,11 @@ def test_annotate_is_the_default_command(arguments, capsys):
 def test_file_named_like_a_command_is_passed_with_its_folder(tmp_path, monkeypatch, capsys):
     """The word alone is the command."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").write_text("She has asthma.", "utf-8")
+    (tmp_path / "doctor").write_text("She has asthma.", "utf-8")
 
-    assert main(["./data", "--model", "bundled_small"]) == 0
+    assert main(["./doctor", "--model", "bundled_small"]) == 0
     assert "[asthma](DISEASE)" in capsys.readouterr().out
-    assert main(["data"]) == 0
+    main(["doctor"])
     assert "asthma" not in capsys.readouterr().out
 
 
@@ -179,83 +179,6 @@ def test_version(capsys):
         main(["--version"])
 
     assert capsys.readouterr().out == f"openmed_nb {nb.__version__}\n"
-
-
-@pytest.fixture
-def data_folder(tmp_path, monkeypatch):
-    """Return the folder of stored data, with one file of each kind and one of the user."""
-    monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "openmed_nb"))
-    folder = tmp_path / "openmed_nb" / "validation_records"
-    folder.mkdir(parents=True)
-    (folder / f"{1:024x}.json").write_bytes(b"x" * 2048)
-    (folder / f"{2:024x}.batch_size").write_bytes(b"x" * 10)
-    (folder / "mine.txt").write_text("mine", "utf-8")
-    return folder
-
-
-def test_data_lists_what_is_stored(data_folder, capsys):
-    assert main(["data"]) == 0
-
-    printed = capsys.readouterr().out
-    assert str(data_folder) in printed
-    assert "2.0 KiB" in printed
-    assert "10 bytes" in printed
-    assert len(list(data_folder.iterdir())) == 3
-
-
-def test_data_is_removed_only_after_a_confirmation(data_folder, monkeypatch, capsys):
-    """The files are named before the question. Without a terminal, --yes is required. Files of the user stay."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-    assert main(["data", "--clear"]) == 2
-    assert "--yes" in capsys.readouterr().err
-
-    for answer, status, num_files in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 1)):
-        terminal = io.StringIO(answer)
-        terminal.isatty = lambda: True
-        monkeypatch.setattr(sys, "stdin", terminal)
-        assert main(["data", "--clear"]) == status
-        assert str(data_folder) in capsys.readouterr().out
-        assert len(list(data_folder.iterdir())) == num_files
-
-
-def test_data_lists_and_removes_files_of_killed_runs(data_folder, tmp_path, capsys):
-    left = tmp_path / f".openmed-{0:08x}-{0:032x}"
-    left.mkdir()
-    (left / "export").write_bytes(b"x" * 3072)
-    lock = tmp_path / f"{left.name}.lock"
-    lock.touch()
-    for path in (left / "export", left):
-        os.utime(path, (0, 0))
-
-    assert main(["data", str(tmp_path)]) == 0
-    assert "3.0 KiB" in capsys.readouterr().out
-    assert left.exists()
-    assert main(["data", str(tmp_path), "--clear", "--yes"]) == 0
-    assert (left.exists(), lock.exists(), len(list(data_folder.iterdir()))) == (False, False, 1)
-
-
-def test_clearing_data_keeps_files_of_the_user(data_folder, tmp_path):
-    """The folder may be one of the user, with JSON files, links and folders that the package did not write."""
-    outside = tmp_path / "outside.json"
-    outside.write_text("mine", "utf-8")
-    (data_folder / "notes.json").write_text("mine", "utf-8")
-    (data_folder / f"{3:024x}.json").symlink_to(outside)
-    (data_folder / f"{4:024x}.json").mkdir()
-    (data_folder / f"{5:024x}.json").symlink_to(tmp_path / "gone")
-
-    assert main(["data", "--clear", "--yes"]) == 0
-    kept = {file.name for file in data_folder.iterdir()}
-    assert kept == {"mine.txt", "notes.json", *(f"{number:024x}.json" for number in (3, 4, 5))}
-    assert outside.read_text("utf-8") == "mine"
-
-
-def test_clearing_data_leaves_no_empty_folder(data_folder, capsys):
-    (data_folder / "mine.txt").unlink()
-
-    assert main(["data", "--clear", "--yes"]) == 0
-    assert not data_folder.parent.exists()
-    assert main(["data", "--clear"]) == 0
-    assert "0 files" in capsys.readouterr().out
 
 
 def test_doctor_as_json(capsys):

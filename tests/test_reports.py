@@ -15,7 +15,7 @@ import openmed_nb as nb
 from openmed_nb._annotate import annotate_text
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
-from openmed_nb.models.records import ModelIdentity, StoredData, StoredFiles, ValidationMetrics, ValidationRecord
+from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
 from openmed_nb.runbook.records.report.record import SCHEMA, ReportSubject, StepOutcome
 from openmed_nb.runbook.records.report.report import DeviceReport
@@ -113,9 +113,6 @@ def make_reports(folder):
         "losses": nb.runbook.loss_parity(linear, [batch], device="cpu", steps=3),
         "precision_verdict": precision,
         "validation_record": make_validation_record(),
-        "stored_data": StoredData(
-            "data", (StoredFiles("validation records", 1, 2048), StoredFiles("batch sizes", 2, 90))
-        ),
         "forecast": forecast,
         "gates": nb.runbook.gates(speedup=0.3),
         "verdict": nb.verdict(parity, Evidence(no_gpu=True), task="annotation"),

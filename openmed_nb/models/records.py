@@ -14,13 +14,12 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, format_bytes, pluralize
+from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
 from .._utils.plain import Minimum, atomic_write, from_json_data, utc_timestamp
 from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.warning import warn
@@ -254,50 +253,6 @@ Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
 FILE_SUFFIXES = {ValidationRecord: ".json", TunedBatchSize: ".batch_size"}
 
 
-_KIND_NAMES = {ValidationRecord: "validation records", TunedBatchSize: "batch sizes"}
-
-
-@dataclass(frozen=True)
-class StoredFiles:
-    """Files of one kind in the data folder.
-
-    Attributes:
-        kind: Name of the files.
-        count: Number of files.
-        size: Total size in bytes.
-    """
-
-    kind: str
-    count: int
-    size: int
-
-
-@dataclass(frozen=True, repr=False)
-class StoredData(Displayable):
-    """Files that the package keeps on this computer after a session.
-
-    Attributes:
-        folder: Directory of the files.
-        kinds: Number and size of the files by kind.
-    """
-
-    folder: str
-    kinds: tuple[StoredFiles, ...]
-
-    @property
-    def count(self) -> int:
-        """Number of files."""
-        return sum(files.count for files in self.kinds)
-
-    def to_report(self) -> Report:
-        """Return the directory and a table of its files."""
-        models = "Downloaded models are in the cache of the Hugging Face Hub, which other programs use too."
-        rows = tuple((files.kind, f"{files.count:,}", format_bytes(files.size)) for files in self.kinds)
-        tables = (Table("Files", ("kind", "number", "size"), rows),) if self.count else ()
-        headline = f"{pluralize(self.count, 'file')} of openmed_nb on this computer"
-        return Report(headline, (f"Folder: {self.folder}", models), tables)
-
-
 class RecordStore:
     """The records of a user, one file each, in a directory that need not exist. Other files there are not touched."""
 
@@ -335,34 +290,6 @@ class RecordStore:
             record = _read(file, TunedBatchSize)
             if isinstance(record, TunedBatchSize):
                 yield record
-
-    def stored_data(self) -> StoredData:
-        """Return the number and size of the files of each kind."""
-        kinds = []
-        for kind in FILE_SUFFIXES:
-            sizes = [file.lstat().st_size for file in self._files(kind)]
-            kinds.append(StoredFiles(_KIND_NAMES[kind], len(sizes), sum(sizes)))
-        return StoredData(str(self.folder), tuple(kinds))
-
-    def clear(self) -> None:
-        """Delete all records, and the directories of the package that are then empty."""
-        try:
-            for kind in FILE_SUFFIXES:
-                for file in self._files(kind):
-                    file.unlink(missing_ok=True)
-        except OSError as error:
-            message = f"The files in {str(self.folder)!r} cannot be removed: {describe_error(error)}."
-            raise ConfigurationError(message, "Change the permissions of the folder.") from error
-        with contextlib.suppress(OSError):  # It has other files, or does not exist.
-            self.folder.rmdir()
-            if self.folder.parent.name == DATA_FOLDER:
-                self.folder.parent.rmdir()
-
-    def _files(self, kind: type[ValidationRecord | TunedBatchSize]) -> list[Path]:
-        """Return the files that :meth:`store` wrote. The user may keep other files in the directory."""
-        pattern = re.compile(rf"[0-9a-f]{{24}}{re.escape(FILE_SUFFIXES[kind])}")
-        files = self.folder.glob(f"*{FILE_SUFFIXES[kind]}")
-        return [file for file in files if pattern.fullmatch(file.name) and file.is_file() and not file.is_symlink()]
 
     def explain_missing(self, identity: ModelIdentity) -> str:
         """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""
