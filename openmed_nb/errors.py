@@ -15,7 +15,7 @@ OpenMedError
 │   └── InvalidModelError         a directory or file without a usable model
 ├── TrainingError
 │   ├── InvalidBatchError         a batch that causes silent errors on a device
-│   └── NonFiniteError            NaN or Inf in the loss or in the gradients
+│   └── NonFiniteError            NaN or Inf in the loss
 ├── InvalidTextError              a text that cannot be tokenized
 ├── ClusterError
 │   ├── ClusterUnavailableError   a cluster that does not start or has no remaining worker
@@ -148,7 +148,7 @@ class InvalidBatchError(TrainingError, ValueError):
 
 
 class NonFiniteError(TrainingError, FloatingPointError):
-    """The loss or the gradients contain NaN or Inf."""
+    """The loss is NaN or Inf."""
 
 
 class InvalidTextError(OpenMedError, ValueError):

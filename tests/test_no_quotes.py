@@ -120,7 +120,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "pipeline.__call__": ("aggregation_strategy", "ignore_labels", "stride", "batch_tokens", "batch_size", "num_workers",
                           "offset_mapping", "is_split_into_words", "delimiter"),
     "training.adamw": ("lr", "betas", "eps", "weight_decay", "fused", "foreach"),
-    "epochs": ("every_n_steps", "before", "after", "guards", "live", "growth_threshold"),
+    "epochs": ("every_n_steps", "before", "after", "live", "growth_threshold"),
     "training.callback": ("every_n_steps", "before", "after", "live", "growth_threshold"),
     "Guards": ("num_labels", "vocab_size", "type_vocab_size", "max_position_embeddings", "position_offset"),
     "runbook.gates": ("speedup", "utilization", "entity_agreement", "hours"),

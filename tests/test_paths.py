@@ -18,7 +18,6 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
     "logbook": lambda path: nb.logbook().save(path),
     "read": nb.runbook.Logbook.read,
     "handoff": lambda path: nb.handoff(path, "bundled_small", ["no"], device="cpu"),
-    "guards": lambda path: nb.Guards(folder=path),
 }
 
 

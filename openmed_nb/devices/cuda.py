@@ -26,7 +26,6 @@ class Cuda(Device):
 
     supports_async_copies = True
     uses_cudnn = True
-    has_multi_tensor_norm = True
     profiler_times_kernels = True
     sensor = "nvidia-smi"
     has_allocator = True

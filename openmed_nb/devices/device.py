@@ -64,7 +64,6 @@ class Device:
     profiler_times_kernels = False  # Whether torch's profiler records the kernels of the device and their duration.
     has_lstm_defects = False  # Whether LSTMs of some sizes and torch releases compute incorrect results.
     checkpoints_restore_rng = True  # Whether torch restores the random number state for a recomputed activation.
-    has_multi_tensor_norm = False  # Whether one kernel computes the norm of many tensors.
     sdpa_supports_dropout = True  # Whether scaled_dot_product_attention accepts dropout.
     sensor = ""  # Source of the utilization: "ioreg" or "nvidia-smi".
 

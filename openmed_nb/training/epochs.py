@@ -45,7 +45,7 @@ from .curve import (
     require_plotting,
     take_sample,
 )
-from .guards import Guards, validate_guards
+from .guards import Guards, check_loss, validate_guards
 from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers, named_referrers
 
 if TYPE_CHECKING:
@@ -94,7 +94,6 @@ class EpochHooks:
         before: Functions that run at the end of an epoch before memory is released; each receives the
             :class:`MemoryCurve` so far.
         after: Functions that run at the end of an epoch, with the new sample in the curve.
-        guards: :class:`Guards` of the same training; their recorded batches are released at the end of each epoch.
         live: Whether to display the growing curve in the notebook. With several processes, the first displays its
             curve.
         growth_threshold: Fraction of growth over ten epochs that indicates a leak.
@@ -124,7 +123,6 @@ class EpochHooks:
         every_n_steps: int | None = None,
         before: Iterable[Hook] = (),
         after: Iterable[Hook] = (),
-        guards: Guards | None = None,
         live: bool = False,
         growth_threshold: float = GROWTH_THRESHOLD,
         release_when: ReleasePolicy | None = DEFAULT_RELEASE,
@@ -133,7 +131,6 @@ class EpochHooks:
         if not isinstance(release_when, (ReleasePolicy, NoneType)):
             raise invalid_value("release_when", release_when, "Pass nb.training.ReleasePolicy(), or None.")
         self.release_when = release_when
-        self.guards = None if guards is None else validate_guards(guards)
         process = _current_process()
         name = SESSION.device(device).device
         if device is None:
@@ -287,8 +284,6 @@ class EpochHooks:
 
     def _free_memory(self) -> None:
         """Collect cycles before the cache is emptied, so that their memory can be released."""
-        if self.guards is not None:
-            self.guards.clear()
         gc.collect()
         get_device(self.device).empty_cache()
         self._releaser.note_empty_cache()
@@ -478,7 +473,7 @@ class GuardedTraining:
 
     def __init__(self, guards: Guards, device: DeviceArgument, options: dict[str, Any]) -> None:
         self.guards = guards
-        self.hooks = EpochHooks(device, guards=guards, **options)
+        self.hooks = EpochHooks(device, **options)
         self._selected_device = self.hooks.device
 
     @property
@@ -526,13 +521,8 @@ def _trainer_class() -> type[GuardedTraining]:
             **_objects: object,
         ) -> None:
             device = self.begin(args.device, int(state.epoch or 0), state.global_step, state.num_train_epochs)
-            self.guards.watch(model, device, SESSION.device_manager.machine, scaled=args.fp16)
+            self.guards.watch(model, device, SESSION.device_manager.machine)
             self.guards.watch_loader(train_dataloader)
-
-        def on_pre_optimizer_step(
-            self, _args: object, state: TrainerState, _control: object, *, model: PreTrainedModel, **_objects: object
-        ) -> None:
-            self.guards.after_backward(model, state.global_step + 1)
 
         def on_substep_end(self, *_state: object, **_objects: object) -> None:
             self.hooks.release_if_grown()
@@ -566,7 +556,7 @@ def _lightning_class() -> type[GuardedTraining]:
 
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
             device = self.begin(pl_module.device, trainer.current_epoch, trainer.global_step, trainer.max_epochs)
-            self.guards.watch(pl_module, device, SESSION.device_manager.machine, scaled=trainer.precision == "16-mixed")
+            self.guards.watch(pl_module, device, SESSION.device_manager.machine)
             prepare = pl_module.on_before_batch_transfer
 
             def check_and_prepare(batch: object, dataloader_idx: int) -> object:
@@ -577,10 +567,8 @@ def _lightning_class() -> type[GuardedTraining]:
             # Only this hook of the module receives a batch before it is moved; callbacks have no such hook.
             pl_module.on_before_batch_transfer = check_and_prepare
 
-        def on_before_optimizer_step(
-            self, trainer: Trainer, pl_module: LightningModule, _optimizer: torch.optim.Optimizer
-        ) -> None:
-            self.guards.after_backward(pl_module, trainer.global_step + 1)
+        def on_before_backward(self, _trainer: Trainer, _pl_module: LightningModule, loss: torch.Tensor) -> None:
+            check_loss(self.guards, loss)
 
         def on_train_batch_end(self, *_state: object) -> None:
             self.hooks.step()

@@ -6,20 +6,20 @@ its fields to ``RANGES`` in ``batch_checks.py``. If it checks a model, call it i
 
 from __future__ import annotations
 
-import math
+import cmath
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from .._render.display import Displayable, Report, Table
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import check_path, invalid_type, suggest
+from .._utils.validation import suggest
 from .._utils.warning import warn
-from ..devices.backend import TENSOR_LOCK, parse_release
+from ..devices.backend import parse_release
 from ..devices.machine import MachineInfo, apple_chip_generation, read_machine
-from ..devices.moving import unwrap_model
+from ..devices.moving import named_tensors, underlying_values, unwrap_model
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, NonFiniteError
 from .batch_checks import (
@@ -32,7 +32,6 @@ from .batch_checks import (
     infer_limits,
     validate_limits,
 )
-from .nonfinite import ForwardRecorder, all_finite, get_gradients, is_finite, locate_non_finite, save_batch
 
 if TYPE_CHECKING:
     import torch
@@ -83,22 +82,100 @@ class DropoutWatch:
         warn(advice)
 
 
+# Maximum number of recorded sums. A pass of BERT large calls about 400 modules.
+MAX_RECORDED_SUMS = 10_000
+WEIGHT_REMEDY = (
+    "Return to an earlier checkpoint, and train under torch.autograd.detect_anomaly(). It names the operation whose "
+    "gradient is NaN."
+)
+OUTPUT_REMEDY = "Lower the learning rate, or compute in float32."
+LOSS_REMEDY = "Check the inputs of the loss for an empty batch, labels that are all ignored, or a logarithm of zero."
+
+
+class LossWatch:
+    """Forward hooks that raise an error at the first loss that is NaN or infinite, in training with gradients.
+
+    In a copy of the model the hooks are inactive.
+    """
+
+    def __init__(self, make_error: Callable[[str, str | None], NonFiniteError] | None) -> None:
+        self._make_error = make_error
+        # Sums of the outputs of modules, by the name of the module.
+        self._sums: deque[tuple[str, torch.Tensor]] = deque(maxlen=MAX_RECORDED_SUMS)
+
+    def __reduce__(self) -> tuple[type[LossWatch], tuple[None]]:
+        return LossWatch, (None,)
+
+    def watch(self, model: torch.nn.Module, called: Iterable[str]) -> list[Callable[[], None]]:
+        """Check the losses that the named modules return; return the functions that remove the hooks."""
+        removers = []
+        for name, module in model.named_modules():
+            hook = self.check_output if name in called else partial(self.record_output, name)
+            removers.append(module.register_forward_hook(hook).remove)
+        return removers
+
+    def record_output(self, name: str, module: torch.nn.Module, _args: object, output: object) -> None:
+        """Record the sums of the tensors that a module returns, without waiting for the device."""
+        import torch
+
+        if self._make_error is not None and module.training:
+            for tensor in _iter_float_tensors(output):
+                self._sums.append((name, tensor.sum(dtype=torch.float32)))
+
+    def check_output(self, module: torch.nn.Module, _args: object, output: object) -> None:
+        """Check the loss that a model returns. If it returns no loss, check its other tensors for NaN."""
+        import torch
+
+        if module.training and torch.is_grad_enabled():
+            loss = get_loss(output)
+            if loss is not None:
+                self.check_loss(loss)
+            elif any(bool(tensor.isnan().any()) for tensor in _iter_float_tensors(output)):
+                self._fail("the output of the model is nan")
+        self._sums.clear()
+
+    def check_loss(self, loss: torch.Tensor) -> None:
+        """Raise an error if a loss is NaN or infinite; this waits for the device."""
+        number = loss.item()
+        if not cmath.isfinite(number):
+            self._fail(f"the loss is {number}")
+
+    def _fail(self, problem: str) -> None:
+        """Raise an error that names the first module whose output is NaN or infinite."""
+        name = next((name for name, total in self._sums if not total.isfinite()), None)
+        self._sums.clear()
+        if self._make_error is not None:
+            raise self._make_error(problem, name)
+
+
+def get_loss(output: object) -> torch.Tensor | None:
+    """Return the loss in the output of a model: its ``loss``, or its first value if that is a scalar."""
+    import torch
+
+    if isinstance(output, Mapping):  # A ModelOutput of transformers is a mapping.
+        loss = output.get("loss")
+    else:
+        loss = output[0] if isinstance(output, (tuple, list)) and output else getattr(output, "loss", output)
+    return loss if isinstance(loss, torch.Tensor) and loss.numel() == 1 else None
+
+
+def _iter_float_tensors(value: object) -> Iterator[torch.Tensor]:
+    """Yield the detached float tensors in a value; of sparse and nested tensors, yield the values."""
+    for _, tensor in named_tensors(value):
+        if tensor.is_floating_point() and not tensor.is_meta:
+            yield underlying_values(tensor.detach())
+
+
 # Description of each guard, with the issues that it is based on.
 GUARD_DESCRIPTIONS = {
     "labels": ("raises on labels outside the model's label range", "keras#23664, pytorch#187559"),
     "token_ids": ("raises on tokens, types, positions and rows that have no embedding", "pytorch#154235, #123119"),
     "large_batch_gradients": ("raises on steps of 32,767 tokens or more on an M1 or M2", "pytorch#177116, #195163"),
-    "nonfinite": ("raises if a loss or a gradient is NaN or infinite", ""),
+    "nonfinite": ("raises at the first loss that is NaN or infinite", ""),
     "dropout_without_gradients": ("warns about a pass in train mode without gradients", "pytorch#184126"),
     "lstm_dropout": ("warns about an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
 }
 GUARD_NAMES = tuple(GUARD_DESCRIPTIONS)
-
-# Directory for batches that produced NaN or infinity, in the current directory.
-FOLDER = "openmed_nonfinite"
-# Maximum number of consecutive steps that a GradScaler may skip. Its initial scale of 65,536 reaches 1 after 16
-# halvings, so 20 skipped steps indicate a real problem.
-MAX_SKIPPED_STEPS = 20
 
 # Guards by watched model. Both are referenced weakly, or the model would never be released. A failed training leaves
 # its guards here until the next training watches the model.
@@ -113,18 +190,18 @@ class Guards(Displayable):
     - ``labels`` and ``token_ids``: On MPS, invalid values give a loss near zero and rows of zeros, without an error.
     - ``large_batch_gradients``: The number of tokens is rows times length of ``input_ids`` or ``inputs_embeds``. Other
       batches are not counted.
-    - ``nonfinite``: The error names the layer, and the batch is saved. Trainer omits such losses from its log, see
+    - ``nonfinite``: The forward pass raises an error, which names the first module whose output is NaN or infinite. If a
+      model returns no loss, its output is checked for NaN. Trainer omits such losses from its log, see
       ``logging_nan_inf_filter``.
     - ``dropout_without_gradients`` and ``lstm_dropout``.
 
     Args:
         disable: Names of guards to disable.
-        folder: Directory for batches that produced NaN or infinity. They contain the inputs of the model.
         limits: Limits of the model, if they cannot be inferred: attributes of
             :class:`~openmed_nb.training.batch_checks.ModelLimits`, such as ``num_labels=10``.
 
     Raises:
-        ConfigurationError: If a guard or limit does not exist, or if the directory or a limit is not valid.
+        ConfigurationError: If a guard or limit does not exist, or if a limit is not valid.
 
     Example:
         >>> import torch
@@ -139,7 +216,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
 
     JSON_PROPERTIES = ("on",)
 
-    def __init__(self, disable: Iterable[str] = (), folder: str | Path = FOLDER, **limits: int | None) -> None:
+    def __init__(self, disable: Iterable[str] = (), **limits: int | None) -> None:
         names = disable if isinstance(disable, Iterable) and not isinstance(disable, str) else (disable,)
         disable = tuple(map(str, names))
         for name in disable:
@@ -148,16 +225,12 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
                     f"{describe_value(name)} is not the name of a guard.", suggest(name, GUARD_NAMES)
                 )
         self.on = tuple(name for name in GUARD_NAMES if name not in disable)
-        self.folder = check_path(folder, "folder")
         self._limits = validate_limits(limits)
         self._checks = BatchChecks(ModelLimits(**self._limits), self.on)
-        self._recorder: ForwardRecorder | None = None
+        self._loss_watch: LossWatch | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
-        self._scaled = False
-        self._skipped = 0
         self._batches = 0
-        self._steps = 0
 
     def to_report(self) -> Report:
         """Return the enabled guards with their descriptions and issues."""
@@ -174,7 +247,6 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         device: str | None = None,
         machine: MachineInfo | None = None,
         torch_release: tuple[int, ...] | None = None,
-        scaled: bool = False,
     ) -> Guards:
         """Infer the limits of a model and watch its forward passes until :meth:`unwatch`.
 
@@ -185,7 +257,6 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             device: Name of the device of the training, as torch spells it. If ``None``, use the device of the model.
             machine: Description of this machine. If ``None``, it is read on MPS.
             torch_release: Release of torch, such as ``(2, 13, 0)``. If ``None``, use the installed release.
-            scaled: Whether a ``GradScaler`` is in use, which skips steps with non-finite gradients.
 
         Returns:
             The guards, for a ``with`` statement.
@@ -222,16 +293,14 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
                     warn(f"{message} (pytorch#190056). {LSTM_REMEDY}")
         self._checks = BatchChecks(infer_limits(model, **self._limits), self.on, unsafe_sizes)
         self._watched = weakref.ref(model)
-        self._scaled = scaled
-        self._skipped = 0
         # A model inside another module may be called directly.
         called = ("", *find_inner_model(model))
         if "dropout_without_gradients" in self.on:
             watch = DropoutWatch(device)
             self._undo += [model.get_submodule(name).register_forward_pre_hook(watch).remove for name in called]
         if "nonfinite" in self.on:
-            self._recorder = ForwardRecorder(device)
-            self._undo += self._recorder.watch(model, called)
+            self._loss_watch = LossWatch(self._make_error)
+            self._undo += self._loss_watch.watch(model, called)
         return self
 
     def watch_loader(self, loader: object) -> bool:
@@ -268,68 +337,13 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             self.check(batch)
             yield batch
 
-    def check_loss(self, loss: torch.Tensor | float, step: int | None = None, batch: object = None) -> None:
-        """Raise an error if a loss is NaN or infinite; this waits for the device.
-
-        Args:
-            loss: Loss.
-            step: Step number for the error. If ``None``, use the number of the last checked batch.
-            batch: Batch that the loss was computed from, to be saved if the model was not watched.
-
-        Raises:
-            NonFiniteError: If the loss is not finite.
-        """
-        number = None
-        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-            number = float(loss.detach() if hasattr(loss, "detach") else loss)
-        # Raised outside the handler, because the Python error quotes the value.
-        if number is None:
-            raise invalid_type("loss", loss, "Pass a number, or a tensor with one.")
-        if "nonfinite" in self.on and not math.isfinite(number):
-            raise self._make_error(f"the loss is {number}", step, self._steps + 1, batch)
-
-    def after_backward(self, model: torch.nn.Module | None = None, step: int | None = None) -> None:
-        """Raise an error if a loss or gradient of this step is NaN or infinite; call it before the optimizer step.
-
-        It reads every gradient and waits for the device once.
-
-        Args:
-            model: Model. If ``None``, use the watched model.
-            step: Step number for the error. If ``None``, use the number of the last checked batch, or of this call if
-                no batch was checked.
-
-        Raises:
-            NonFiniteError: If a value is not finite. The error names the step, the layer and the file of the batch.
-        """
-        model = self._model if model is None else model
-        if "nonfinite" not in self.on or model is None:
-            return
-        self._steps += 1
-        losses = list(self._recorder.losses) if self._recorder else []
-        gradients = get_gradients(model.parameters())
-        with TENSOR_LOCK:
-            if all_finite(gradients, losses) or (is_finite(losses) and is_finite(gradients)):
-                self._skipped = 0
-            elif not is_finite(losses):
-                raise self._make_error("the loss is NaN or infinite", step, self._steps)
-            elif not self._scaled or self._skipped == MAX_SKIPPED_STEPS:
-                raise self._make_error("a gradient is NaN or infinite", step, self._steps)
-            else:
-                self._skipped += 1
-        self.clear()
-
-    def clear(self) -> None:
-        """Release the recorded batches of this step."""
-        if self._recorder is not None:
-            self._recorder.clear()
-
     def unwatch(self) -> None:
         """Remove all hooks and release the model; checks of batches remain active."""
         while self._undo:
             self._undo.pop()()
         if self._model is not None:
             WATCHED_MODELS.pop(self._model, None)
-        self._recorder = self._watched = None
+        self._loss_watch = self._watched = None
 
     def __enter__(self) -> Guards:  # noqa: PYI034 - Self came with Python 3.11
         return self
@@ -342,14 +356,21 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         """Watched model, as long as it is referenced elsewhere."""
         return None if self._watched is None else self._watched()
 
-    def _make_error(self, problem: str, step: int | None, call_number: int, batch: object = None) -> NonFiniteError:
-        """Return the error for a failed step, after saving its batch and releasing the recorded ones."""
-        if step is None:
-            step = self._batches or call_number
-        origin, failing_pass = locate_non_finite(self._model, self._recorder.passes if self._recorder else ())
-        saved = save_batch(failing_pass.named_arguments if batch is None and failing_pass else batch, self.folder, step)
-        self.clear()
-        return NonFiniteError(f"Step {step:,}: {problem}; {origin}. {saved}", origin.remedy)
+    def _make_error(self, problem: str, name: str | None) -> NonFiniteError:
+        """Return the error for a loss; ``name`` is the first module whose output is NaN or infinite."""
+        step = f"Step {self._batches:,}: " if self._batches else ""
+        if name is None or self._model is None:
+            return NonFiniteError(f"{step}{problem}; the outputs of all modules are finite.", LOSS_REMEDY)
+        weights = self._model.get_submodule(name).parameters(recurse=False)
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            return NonFiniteError(f"{step}{problem}; a weight of {name} is already NaN or infinite.", WEIGHT_REMEDY)
+        return NonFiniteError(f"{step}{problem}; it first appears in the output of {name}.", OUTPUT_REMEDY)
+
+
+def check_loss(guards: Guards, loss: torch.Tensor) -> None:
+    """Raise an error if a loss that was computed outside the watched model is NaN or infinite."""
+    if guards._loss_watch is not None:  # noqa: SLF001 - only the callback of Lightning receives such a loss
+        guards._loss_watch.check_loss(loss)  # noqa: SLF001
 
 
 def validate_guards(guards: Guards | None) -> Guards:

@@ -22,7 +22,6 @@ from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
 from .curve import read_device_memory, resident_bytes
-from .guards import WATCHED_MODELS
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -220,7 +219,6 @@ def release(
     if traceback:
         displayed = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
         sources["frames of the last error"] = partial(_clear_tracebacks, displayed)
-    sources["batches of guards"] = _clear_guard_batches
     sources["interrupted run"] = _forget_interrupted_run
     if models:
         sources["loaded models"] = SESSION.unload
@@ -273,14 +271,6 @@ def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any])
 def _forget_interrupted_run() -> None:
     if SESSION.interrupted_run is not None:
         SESSION.interrupted_run = None
-        gc.collect()
-
-
-def _clear_guard_batches() -> None:
-    guards = tuple(WATCHED_MODELS.values())
-    for guard in guards:
-        guard.clear()
-    if guards:
         gc.collect()
 
 

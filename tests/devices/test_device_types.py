@@ -23,7 +23,6 @@ DECLARED = {
     "profiler_times_kernels": (False, True, False, False),
     "has_lstm_defects": (False, False, True, False),
     "checkpoints_restore_rng": (True, True, False, True),
-    "has_multi_tensor_norm": (False, True, False, False),
     "sdpa_supports_dropout": (True, True, False, True),
     "sensor": ("", "nvidia-smi", "ioreg", ""),
     "has_allocator": (False, True, True, False),

@@ -122,12 +122,12 @@ def test_totals_are_sums_of_sources(planted):
 
     assert planted.value(CAUSES) == [
         *("unused blocks of the device", "variables", "history of outputs", "frames of the last error"),
-        *("batches of guards", "interrupted run", "loaded models"),
+        *("interrupted run", "loaded models"),
     ]
     assert planted.value("[one.tensors for one in report.freed][1:4]") == [1 << 20, 2 << 20, 4 << 20]
     assert planted.value("report.tensors == sum(one.tensors for one in report.freed) == 7 << 20")
     assert planted.value("report.to_dict()['freed'][1]['source']") == "variables"
-    assert planted.value("__import__('json').dumps(report.to_dict()).count('source')") == 7
+    assert planted.value("__import__('json').dumps(report.to_dict()).count('source')") == 6
 
 
 def test_unknown_name_releases_nothing(planted):

@@ -44,11 +44,11 @@ def tagger(tiny: ModuleType) -> Any:
 
 
 @pytest.fixture
-def guards(tmp_path: Path) -> Iterator[Any]:
-    """Guards that save batches in a directory of the test."""
+def guards() -> Iterator[Any]:
+    """Guards that are removed after the test."""
     from openmed_nb import Guards
 
-    with Guards(folder=tmp_path / "kept") as guards:
+    with Guards() as guards:
         yield guards
 
 
@@ -58,7 +58,7 @@ def poison() -> Callable[..., Any]:
 
     def poison(model: Any, factor: float = float("inf")) -> Any:
         layer = model.bert.encoder.layer[0].output.dense
-        return layer.register_forward_hook(lambda _layer, _args, output: output * factor)
+        return layer.register_forward_hook(lambda _layer, _args, output: output * factor, prepend=True)
 
     return poison
 

@@ -103,11 +103,9 @@ def test_nan_loss_stops_trainer_before_weights_change(guards, train_with_trainer
 
     tagger.register_forward_pre_hook(lambda _model, _args, given: passes.append(given["input_ids"]), with_kwargs=True)
     tagger.bert.encoder.layer[0].output.dense.register_forward_hook(spoil_the_third)
-    step = 2 if "gradient_accumulation_steps" in settings else 3
     origin = r"the output of bert\.encoder\.layer\.0\.output\.dense"
-    with pytest.raises(NonFiniteError, match=f"^Step {step}: the loss is NaN or infinite.*{origin}"):
+    with pytest.raises(NonFiniteError, match=rf"the loss is nan; it first appears in {origin}"):
         train_with_trainer(guards, **settings)
-    assert (guards.folder / f"step_{step}.safetensors").is_file()
     assert all(weight.isfinite().all() for weight in tagger.parameters())
 
 
@@ -132,8 +130,15 @@ def test_invalid_batch_stops_lightning(train_with_lightning, make_batch, field, 
         train_with_lightning(make_batch(), batch)
 
 
-def test_nan_in_lightning_names_layer(train_with_lightning, tagger, poison, make_batch, tmp_path):
+def test_nan_in_lightning_names_layer(train_with_lightning, tagger, poison, make_batch):
     poison(tagger, float("nan"))
     with pytest.raises(NonFiniteError, match=r"the output of model\.bert\.encoder\.layer\.0\.output\.dense"):
         train_with_lightning(make_batch())
-    assert (tmp_path / "kept" / "step_1.safetensors").is_file()
+
+
+def test_nan_loss_outside_model_stops_lightning(tagger, guards, fit, make_batch):
+    callback = nb.training.callback("lightning", "cpu", guards=guards)
+    loader = torch.utils.data.DataLoader([make_batch()], batch_size=None)
+    with pytest.raises(NonFiniteError, match="Step 1: the loss is inf; the outputs of all modules are finite"):
+        fit(tagger, lambda model, batch: model(**batch).loss / 0, loader, callback, max_epochs=1)
+    assert all(weight.isfinite().all() for weight in tagger.parameters())

@@ -57,13 +57,13 @@ def test_release_measures_sources_in_order(last_error):
 
     assert [(freed.source, freed.tensors) for freed in report.freed] == [
         *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
-        *(("frames of the last error", 8 * KIB), ("batches of guards", 0), ("interrupted run", 0)),
+        *(("frames of the last error", 8 * KIB), ("interrupted run", 0)),
     ]
     assert (variables, gone()) == ({"other": 1}, None)
     assert report.tensors == 12 * KIB
     assert str(report).startswith("Released 12.0 KiB of tensors")
-    assert ("frames of the last error" in str(report), "batches of guards" in str(report)) == (True, False)
-    assert "batches of guards" in report._repr_html_()
+    assert ("frames of the last error" in str(report), "interrupted run" in str(report)) == (True, False)
+    assert "interrupted run" in report._repr_html_()
     assert report.notes == (
         "%debug and %tb can no longer show the last error.",
         "The last error was an out-of-memory error on mps: 5.2 GiB allocated, 384.0 KiB in use by other allocations.",
@@ -179,13 +179,3 @@ def test_error_with_unrelated_exceptions_attribute(last_error):
     last_error(Odd())
 
     assert nb.release(namespace={}, models=False).freed[1].source == "frames of the last error"
-
-
-def test_release_clears_batches_of_guards():
-    device = nb.device().device  # A release measures the memory of the session's device.
-    model = torch.nn.Linear(KIB, 1).to(device)
-    with nb.Guards().watch(model, device):
-        model(torch.zeros(1, KIB, device=device))
-        report = nb.release(namespace={}, models=False)
-
-    assert {freed.source: freed.tensors for freed in report.freed}["batches of guards"] >= 4 * KIB

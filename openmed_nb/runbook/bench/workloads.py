@@ -35,7 +35,7 @@ from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.curve import GROWTH_EPOCHS, MemoryCurve
 from ...training.epochs import epochs, function_name
-from ...training.nonfinite import get_loss
+from ...training.guards import get_loss
 from ...training.steps import adamw
 from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
 
