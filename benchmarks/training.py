@@ -106,7 +106,7 @@ def measure(device: str, steps: int) -> dict[str, float]:
         run.bare()
     for _ in range(steps):
         bare.append(run.bare())
-        with guards.watch(run.model, device):
+        with guards.watch(run.model):
             for times, measured in zip((guarded, step, checks), run.guarded(hooks, guards), strict=True):
                 times.append(measured)
         guards.unwatch()

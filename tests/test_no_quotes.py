@@ -122,7 +122,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "training.adamw": ("lr", "betas", "eps", "weight_decay", "fused", "foreach"),
     "epochs": ("every_n_steps", "before", "after", "live", "growth_threshold"),
     "training.callback": ("every_n_steps", "before", "after", "live", "growth_threshold"),
-    "Guards": ("num_labels", "vocab_size", "type_vocab_size", "max_position_embeddings", "position_offset"),
     "runbook.gates": ("speedup", "utilization", "entity_agreement", "hours"),
     "runbook.parity": ("revision", "dtype", "aggregation_strategy", "cache_dir"),
     "runbook.profile": ("revision", "length"),

@@ -62,9 +62,7 @@ class Device:
     supports_process_groups = True  # Whether several processes can train together on devices of this type.
     uses_cudnn = False
     profiler_times_kernels = False  # Whether torch's profiler records the kernels of the device and their duration.
-    has_lstm_defects = False  # Whether LSTMs of some sizes and torch releases compute incorrect results.
     checkpoints_restore_rng = True  # Whether torch restores the random number state for a recomputed activation.
-    sdpa_supports_dropout = True  # Whether scaled_dot_product_attention accepts dropout.
     sensor = ""  # Source of the utilization: "ioreg" or "nvidia-smi".
 
     # Memory.

@@ -46,9 +46,7 @@ class Mps(Device):
     can_be_simulated = True
     has_fallbacks = True
     supports_process_groups = False  # Neither gloo nor nccl supports MPS (pytorch#160732).
-    has_lstm_defects = True
     checkpoints_restore_rng = False
-    sdpa_supports_dropout = False
     sensor = "ioreg"
     has_allocator = True
     has_unified_memory = True

@@ -481,13 +481,12 @@ class GuardedTraining:
         """Samples so far, with the verdict."""
         return self.hooks.curve
 
-    def begin(self, device: object, epoch: int, step: int, total_epochs: int | None) -> str:
-        """Start a curve on the device that the trainer uses, and return its name."""
+    def begin(self, device: object, epoch: int, step: int, total_epochs: int | None) -> None:
+        """Start a curve on the device that the trainer uses, and warn if that is not the selected one."""
         name = normalize_device(str(device))
         remedy = self.DEVICE_REMEDY.format(get_device(self._selected_device).type)
         warn_device_mismatch(self.LIBRARY, name, self._selected_device, remedy)
         self.hooks.begin(name, epoch, step, total_epochs)
-        return name
 
 
 def warn_device_mismatch(library: str, device: str, selected: str, remedy: str) -> None:
@@ -517,12 +516,14 @@ def _trainer_class() -> type[GuardedTraining]:
             _control: TrainerControl,
             *,
             model: PreTrainedModel,
-            train_dataloader: Iterable[object],
             **_objects: object,
         ) -> None:
-            device = self.begin(args.device, int(state.epoch or 0), state.global_step, state.num_train_epochs)
-            self.guards.watch(model, device, SESSION.device_manager.machine)
-            self.guards.watch_loader(train_dataloader)
+            def next_step() -> int:
+                return int(state.global_step) + 1
+
+            self.begin(args.device, int(state.epoch or 0), state.global_step, state.num_train_epochs)
+            # Trainer calls no callback with a batch.
+            self.guards.watch(model, next_step)
 
         def on_substep_end(self, *_state: object, **_objects: object) -> None:
             self.hooks.release_if_grown()
@@ -555,8 +556,8 @@ def _lightning_class() -> type[GuardedTraining]:
         DEVICE_REMEDY = "Pass accelerator={!r} to its Trainer."
 
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            device = self.begin(pl_module.device, trainer.current_epoch, trainer.global_step, trainer.max_epochs)
-            self.guards.watch(pl_module, device, SESSION.device_manager.machine)
+            self.begin(pl_module.device, trainer.current_epoch, trainer.global_step, trainer.max_epochs)
+            self.guards.watch(pl_module)
             prepare = pl_module.on_before_batch_transfer
 
             def check_and_prepare(batch: object, dataloader_idx: int) -> object:

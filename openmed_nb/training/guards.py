@@ -1,7 +1,10 @@
 """Guards that stop training at silent numerical errors.
 
+On MPS, a label outside the model's label range gives a loss near zero, without an error. A token outside the vocabulary
+gives a row of zeros (keras#23664, pytorch#144824, #154235; torch checks labels after 2.13, pytorch#187559).
+
 To add a guard, add its name, description and issues to ``GUARD_DESCRIPTIONS``. If it checks the values of a batch, add
-its fields to ``RANGES`` in ``batch_checks.py``. If it checks a model, call it in ``Guards.watch``.
+its fields to ``RANGES``. If it checks a model, call it in ``Guards.watch``.
 """
 
 from __future__ import annotations
@@ -10,86 +13,242 @@ import cmath
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from .._render.display import Displayable, Report, Table
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import suggest
-from .._utils.warning import warn
-from ..devices.backend import parse_release
-from ..devices.machine import MachineInfo, apple_chip_generation, read_machine
 from ..devices.moving import named_tensors, underlying_values, unwrap_model
-from ..devices.registry import get_device
-from ..errors import ConfigurationError, NonFiniteError
-from .batch_checks import (
-    BEFORE_2_14,
-    SINCE_2_14,
-    BatchChecks,
-    ModelLimits,
-    check_collation,
-    find_inner_model,
-    infer_limits,
-    validate_limits,
-)
+from ..errors import ConfigurationError, InvalidBatchError, NonFiniteError
+from ..models.files import find_position_embeddings, max_positions
 
 if TYPE_CHECKING:
     import torch
 
 Batch = TypeVar("Batch")
 
-# First release of torch in which MPS computes correct gradients for an LSTM with dropout (pytorch#190056). On M1 and
-# M2, it also fixes the gradients of steps with many tokens (pytorch#177116, #193487), except for a single size.
-LSTM_FIXED_IN = (2, 14)
-LSTM_REMEDY = "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14."
-# Names of the dropout of attention in the configurations of transformers.
-ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-
-
-class DropoutWatch:
-    """Forward pre-hook that warns once about a pass in train mode with dropout but without gradients.
-
-    In a copy of the model the hook is inactive.
-    """
-
-    def __init__(self, device: str | None) -> None:
-        self.device = device
-
-    def __reduce__(self) -> tuple[type[DropoutWatch], tuple[None]]:
-        return DropoutWatch, (None,)
-
-    def __call__(self, module: torch.nn.Module, _args: object) -> None:
-        import torch
-        from torch.nn.modules.dropout import _DropoutNd
-
-        if self.device is None or not module.training or torch.is_grad_enabled():
-            return
-        config = getattr(unwrap_model(module), "config", None)
-        in_attention = any(getattr(config, name, None) for name in ATTENTION_DROPOUT)
-        in_layers = (layer.p > 0 for layer in module.modules() if isinstance(layer, _DropoutNd) and layer.training)
-        if not in_attention and not any(in_layers):
-            return
-        message = "A forward pass ran in train mode with dropout but without gradients; its results are random."
-        opt_out = "use Guards(disable=('dropout_without_gradients',))"
-        sdpa = getattr(config, "_attn_implementation", None) == "sdpa"
-        if in_attention and sdpa and not get_device(self.device).sdpa_supports_dropout:
-            message += (  # Attention.mm
-                " On MPS attention raises an error here: scaled_dot_product_attention for MPS does not support dropout."
-            )
-            opt_out = "load the model with attn_implementation='eager'"
-        self.device = None
-        advice = f"{message} Call model.eval() first; if this is intended, {opt_out}."
-        warn(advice)
-
-
-# Maximum number of recorded sums. A pass of BERT large calls about 400 modules.
-MAX_RECORDED_SUMS = 10_000
+# Label that the loss functions of torch ignore (torch.nn.CrossEntropyLoss).
+IGNORE_INDEX = -100
+# Field names of labels.
+LABELS = ("labels", "label")
+LABELS_REMEDY = "Give the model as many labels as the data has (num_labels), or renumber the labels."
+TOKENIZER_REMEDY = "Use the tokenizer of this model"
+RESIZE_REMEDY = f"{TOKENIZER_REMEDY}, or resize its embeddings with model.resize_token_embeddings."
 WEIGHT_REMEDY = (
     "Return to an earlier checkpoint, and train under torch.autograd.detect_anomaly(). It names the operation whose "
     "gradient is NaN."
 )
 OUTPUT_REMEDY = "Lower the learning rate, or compute in float32."
 LOSS_REMEDY = "Check the inputs of the loss for an empty batch, labels that are all ignored, or a logarithm of zero."
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """Limits of a model; a limit of ``None`` is unknown and not checked.
+
+    Attributes:
+        num_labels: Number of labels; valid labels are from 0 to ``num_labels - 1``.
+        vocab_size: Number of tokens in the vocabulary.
+        type_vocab_size: Number of token types.
+        max_position_embeddings: Number of positions.
+        max_tokens: Maximum number of tokens in a row; less than the number of positions in models such as RoBERTa.
+        pad_token_id: Token that pads rows, if the model does not count it as a position.
+    """
+
+    num_labels: int | None = None
+    vocab_size: int | None = None
+    type_vocab_size: int | None = None
+    max_position_embeddings: int | None = None
+    max_tokens: int | None = None
+    pad_token_id: int | None = None
+
+
+def infer_limits(model: torch.nn.Module) -> ModelLimits:
+    """Return the limits of a model; outside transformers, they are inferred from the usual names of layers."""
+    import torch
+
+    model = unwrap_model(model)
+    for name in find_inner_model(model):
+        model = unwrap_model(model.get_submodule(name))
+    embeddings = {
+        name.rpartition(".")[2]: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Embedding)
+    }
+    token_types = embeddings.get("token_type_embeddings")
+    # Without a table of positions, rows that are longer than in pretraining are not an error.
+    table = find_position_embeddings(model)
+    padding = positions = max_tokens = None
+    if table is not None:
+        padding = table.padding_idx  # RoBERTa counts positions from here and skips padding.
+        positions = table.weight.shape[0] - getattr(table, "offset", 0)  # OPT and BART skip the first rows.
+        max_tokens = max_positions(model) or positions
+    return ModelLimits(
+        num_labels=_count_labels(model),
+        vocab_size=count_tokens(model),
+        type_vocab_size=None if token_types is None else token_types.num_embeddings,
+        max_position_embeddings=positions,
+        max_tokens=max_tokens,
+        pad_token_id=padding,
+    )
+
+
+def find_inner_model(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the name of the only model of transformers inside another module, such as a LightningModule."""
+    names: list[str] = []
+    for name, module in model.named_modules():
+        is_nested = any(name.startswith(f"{outer}.") for outer in names)
+        if not is_nested and hasattr(module, "config") and hasattr(module, "get_input_embeddings"):
+            if not name or module is unwrap_model(model):
+                return ()
+            names.append(name)
+    return tuple(names) if len(names) == 1 else ()
+
+
+def _count_labels(model: torch.nn.Module) -> int | None:
+    """Return the number of labels of a model, or ``None`` if it is unknown or the labels are not classes."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    # The labels of a language model are tokens.
+    if head is not None and hasattr(head, "weight"):
+        return int(head.weight.shape[0])
+    # Every configuration has num_labels, even if labels are positions in a text, choices or numbers. So the class
+    # decides. If the last layer was replaced by one of another size, neither number is used.
+    if not any(base.__name__.endswith("Classification") for base in type(model).__mro__):
+        return None
+    count = getattr(getattr(model, "config", None), "num_labels", None)
+    return count if count and count > 1 and count == get_head_width(model) else None  # A single label means regression.
+
+
+def get_head_width(model: torch.nn.Module) -> int | None:
+    """Return the output size of the last linear layer."""
+    import torch
+
+    widths = [layer.out_features for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
+    return widths[-1] if widths else None
+
+
+def count_tokens(model: torch.nn.Module) -> int | None:
+    """Return the number of tokens in the input embeddings of a model."""
+    import torch
+
+    try:
+        layer = getattr(model, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:  # transformers raises this error for models without input embeddings.
+        return None
+    return layer.num_embeddings if isinstance(layer, torch.nn.Embedding) else None
+
+
+class FieldRange(NamedTuple):
+    """Valid range of a field with integers from 0.
+
+    Attributes:
+        guard: Name of the guard that checks it.
+        limit: Name of its limit in :class:`ModelLimits`.
+        noun: Noun for its values in errors.
+        remedy: Remedy for values out of range.
+    """
+
+    guard: str
+    limit: str
+    noun: str
+    remedy: str
+
+
+RANGES = {
+    **dict.fromkeys(LABELS, FieldRange("labels", "num_labels", "labels", LABELS_REMEDY)),
+    "input_ids": FieldRange("token_ids", "vocab_size", "token ids", RESIZE_REMEDY),
+    "token_type_ids": FieldRange("token_ids", "type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
+    "position_ids": FieldRange(
+        "token_ids", "max_position_embeddings", "positions", "Omit position_ids, or shorten the rows."
+    ),
+}
+
+
+def _get_integer_fields(batch: object, prefix: str) -> dict[str, torch.Tensor]:
+    """Return the fields of a batch with integers that are checked, on the CPU."""
+    import torch
+
+    inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
+    raw_fields = dict(inputs) if isinstance(inputs, Mapping) else {}
+    if inputs is not batch:
+        raw_fields["labels"] = get_labels(batch)
+    fields = {}
+    for name in RANGES:
+        if not hasattr(raw_fields.get(name), "dtype"):
+            continue
+        try:
+            values = torch.as_tensor(raw_fields[name])
+        except (TypeError, ValueError):  # torch raises these for text and for objects.
+            message = f"{prefix}{name} is an array of {raw_fields[name].dtype}, not of numbers."
+            raise InvalidBatchError(message, "Pass numbers, such as the index of each label.") from None
+        if values.is_nested:
+            values = torch.nested.to_padded_tensor(values, 0)
+        elif values.layout != torch.strided:
+            values = values.to_dense()
+        is_integer = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+        if is_integer and values.numel() and not values.is_meta:
+            fields[name] = torch.atleast_1d(values.cpu().to(torch.int64))
+    return fields
+
+
+def get_labels(batch: object) -> object:
+    """Return the labels of a mapping or the second item of a pair, or ``None`` if the batch has no labels."""
+    if isinstance(batch, Mapping):
+        return next((batch[name] for name in LABELS if name in batch), None)
+    return batch[1] if isinstance(batch, (list, tuple)) and len(batch) == 2 else None  # noqa: PLR2004 - a pair
+
+
+def _check_length(fields: Mapping[str, torch.Tensor], limits: ModelLimits, prefix: str) -> None:
+    """Raise an error if a row has more tokens than the model has positions."""
+    if "input_ids" not in fields or "position_ids" in fields or limits.max_tokens is None:
+        return
+    tokens = fields["input_ids"]
+    longest = tokens.shape[-1]
+    if longest > limits.max_tokens and limits.pad_token_id is not None:
+        longest = int((tokens != limits.pad_token_id).sum(-1).max())
+    if longest > limits.max_tokens:
+        message = f"{prefix}The longest row has {longest:,} tokens, and the model has {limits.max_tokens:,} positions."
+        raise InvalidBatchError(message, f"Shorten the rows: truncation=True, max_length={limits.max_tokens}.")
+
+
+def _check_range(name: str, values: torch.Tensor, limits: ModelLimits, prefix: str) -> None:
+    """Raise an error if a value of a field is not from 0 to its limit minus 1; valid values cost one minmax."""
+    valid = RANGES[name]
+    count = getattr(limits, valid.limit)
+    if count is None:
+        return
+    exception = ""
+    if name in LABELS:
+        values = values.masked_fill(values == IGNORE_INDEX, 0)
+        exception = f"; {IGNORE_INDEX} is ignored"
+    low, high = values.aminmax()
+    if low >= 0 and high < count:
+        return
+    invalid = values[(values < 0) | (values >= count)]
+    low, high = invalid.aminmax()
+    verb = "is" if invalid.numel() == 1 else "are"
+    extremes = f"{int(low):,}" if low == high else f"from {int(low):,} to {int(high):,}"
+    numbers = f"{invalid.numel():,} of {values.numel():,} {valid.noun}"
+    message = f"{prefix}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{exception})."
+    raise InvalidBatchError(message, valid.remedy)
+
+
+class InputCheck:
+    """Forward pre-hook that checks the inputs of a model in training; in a copy of the model it is inactive."""
+
+    def __init__(self, check: Callable[[object], None] | None) -> None:
+        self._check = check
+
+    def __reduce__(self) -> tuple[type[InputCheck], tuple[None]]:
+        return InputCheck, (None,)
+
+    def __call__(self, model: torch.nn.Module, _args: object, inputs: dict[str, object]) -> None:
+        if self._check is not None and model.training:
+            self._check(inputs)
+
+
+# Maximum number of recorded sums. A pass of BERT large calls about 400 modules.
+MAX_RECORDED_SUMS = 10_000
 
 
 class LossWatch:
@@ -170,10 +329,7 @@ def _iter_float_tensors(value: object) -> Iterator[torch.Tensor]:
 GUARD_DESCRIPTIONS = {
     "labels": ("raises on labels outside the model's label range", "keras#23664, pytorch#187559"),
     "token_ids": ("raises on tokens, types, positions and rows that have no embedding", "pytorch#154235, #123119"),
-    "large_batch_gradients": ("raises on steps of 32,767 tokens or more on an M1 or M2", "pytorch#177116, #195163"),
     "nonfinite": ("raises at the first loss that is NaN or infinite", ""),
-    "dropout_without_gradients": ("warns about a pass in train mode without gradients", "pytorch#184126"),
-    "lstm_dropout": ("warns about an LSTM with dropout on MPS before torch 2.14", "pytorch#190056"),
 }
 GUARD_NAMES = tuple(GUARD_DESCRIPTIONS)
 
@@ -187,26 +343,23 @@ class Guards(Displayable):
 
     ``print(Guards())`` lists them with descriptions and issues:
 
-    - ``labels`` and ``token_ids``: On MPS, invalid values give a loss near zero and rows of zeros, without an error.
-    - ``large_batch_gradients``: The number of tokens is rows times length of ``input_ids`` or ``inputs_embeds``. Other
-      batches are not counted.
+    - ``labels`` and ``token_ids``: On MPS, invalid values give a loss near zero and rows of zeros, without an error. The
+      limits are those of the watched model.
     - ``nonfinite``: The forward pass raises an error, which names the first module whose output is NaN or infinite. If a
       model returns no loss, its output is checked for NaN. Trainer omits such losses from its log, see
       ``logging_nan_inf_filter``.
-    - ``dropout_without_gradients`` and ``lstm_dropout``.
 
     Args:
         disable: Names of guards to disable.
-        limits: Limits of the model, if they cannot be inferred: attributes of
-            :class:`~openmed_nb.training.batch_checks.ModelLimits`, such as ``num_labels=10``.
 
     Raises:
-        ConfigurationError: If a guard or limit does not exist, or if a limit is not valid.
+        ConfigurationError: If a guard does not exist.
 
     Example:
+        >>> import openmed_nb as nb
         >>> import torch
-        >>> tagger = torch.nn.Linear(2, 3)
-        >>> with Guards(num_labels=3).watch(tagger, device="cpu") as guards:
+        >>> tagger = nb.load_model("bundled_small", device="cpu")["model"]
+        >>> with Guards().watch(tagger) as guards:
         ...     guards.check({"labels": torch.tensor([0, 3])}, step=7)
         Traceback (most recent call last):
         ...
@@ -216,7 +369,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
 
     JSON_PROPERTIES = ("on",)
 
-    def __init__(self, disable: Iterable[str] = (), **limits: int | None) -> None:
+    def __init__(self, disable: Iterable[str] = ()) -> None:
         names = disable if isinstance(disable, Iterable) and not isinstance(disable, str) else (disable,)
         disable = tuple(map(str, names))
         for name in disable:
@@ -225,8 +378,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
                     f"{describe_value(name)} is not the name of a guard.", suggest(name, GUARD_NAMES)
                 )
         self.on = tuple(name for name in GUARD_NAMES if name not in disable)
-        self._limits = validate_limits(limits)
-        self._checks = BatchChecks(ModelLimits(**self._limits), self.on)
+        self._limits = ModelLimits()
         self._loss_watch: LossWatch | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
@@ -241,22 +393,15 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         html_sentences = (f"{len(rows)} of {len(GUARD_NAMES)} guards are on", *sentences)
         return Report(f"Guards: {len(rows)} on", sentences, (table,), html_sentences=html_sentences)
 
-    def watch(
-        self,
-        model: torch.nn.Module,
-        device: str | None = None,
-        machine: MachineInfo | None = None,
-        torch_release: tuple[int, ...] | None = None,
-    ) -> Guards:
-        """Infer the limits of a model and watch its forward passes until :meth:`unwatch`.
+    def watch(self, model: torch.nn.Module, get_step: Callable[[], int] | None = None) -> Guards:
+        """Infer the limits of a model and check the losses of its forward passes until :meth:`unwatch`.
 
         A model that was watched before is unwatched first.
 
         Args:
             model: Model in training.
-            device: Name of the device of the training, as torch spells it. If ``None``, use the device of the model.
-            machine: Description of this machine. If ``None``, it is read on MPS.
-            torch_release: Release of torch, such as ``(2, 13, 0)``. If ``None``, use the installed release.
+            get_step: Function that returns the step number, for a loop that cannot call :meth:`check`. With it, each
+                forward pass in training checks its inputs, which waits for the device.
 
         Returns:
             The guards, for a ``with`` statement.
@@ -275,43 +420,22 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         if model in WATCHED_MODELS:
             WATCHED_MODELS[model].unwatch()
         WATCHED_MODELS[model] = self
-        device = device or next((str(parameter.device) for parameter in model.parameters()), "cpu")
-        unsafe_sizes = None
-        if get_device(device).has_lstm_defects:
-            is_fixed = (torch_release or parse_release(torch.__version__))[:2] >= LSTM_FIXED_IN
-            # An unknown chip is assumed to be safe.
-            if apple_chip_generation(machine or read_machine()) in (1, 2):
-                unsafe_sizes = SINCE_2_14 if is_fixed else BEFORE_2_14
-            if not is_fixed and "lstm_dropout" in self.on:
-                layers = (
-                    name or "the model"
-                    for name, layer in model.named_modules()
-                    if isinstance(layer, torch.nn.LSTM) and layer.num_layers > 1 and layer.dropout > 0
-                )
-                if layer_name := next(layers, None):
-                    message = f"The gradients of an LSTM with dropout ({layer_name}) will be wrong: MPS ignores the dropout in the backward pass"
-                    warn(f"{message} (pytorch#190056). {LSTM_REMEDY}")
-        self._checks = BatchChecks(infer_limits(model, **self._limits), self.on, unsafe_sizes)
+        self._limits = infer_limits(model)
         self._watched = weakref.ref(model)
         # A model inside another module may be called directly.
         called = ("", *find_inner_model(model))
-        if "dropout_without_gradients" in self.on:
-            watch = DropoutWatch(device)
-            self._undo += [model.get_submodule(name).register_forward_pre_hook(watch).remove for name in called]
+        if get_step is not None:
+
+            def check_inputs(inputs: object) -> None:
+                self.check(inputs, get_step())
+
+            for name in called:
+                hook = model.get_submodule(name).register_forward_pre_hook(InputCheck(check_inputs), with_kwargs=True)
+                self._undo.append(hook.remove)
         if "nonfinite" in self.on:
             self._loss_watch = LossWatch(self._make_error)
             self._undo += self._loss_watch.watch(model, called)
         return self
-
-    def watch_loader(self, loader: object) -> bool:
-        """Let a loader check its batches when it collates them, even in worker processes, until :meth:`unwatch`.
-
-        Returns:
-            Whether the loader is checked; ``False`` for a value that is not a ``DataLoader``, which is left unchanged.
-        """
-        if undo := check_collation(loader, self._checks):
-            self._undo.append(undo)
-        return undo is not None
 
     def check(self, batch: object, step: int | None = None) -> None:
         """Check a batch before it is moved to the device.
@@ -321,17 +445,22 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             step: Step number for errors. If ``None``, batches are counted.
 
         Raises:
-            InvalidBatchError: If labels or token ids are outside the limits of the model, or if the batch has too many
-                tokens for an M1 or M2.
+            InvalidBatchError: If labels or token ids are outside the limits of the model.
         """
         self._batches = self._batches + 1 if step is None else step
-        self._checks(batch, f"Step {self._batches:,}: ")
+        prefix = f"Step {self._batches:,}: "
+        fields = _get_integer_fields(batch, prefix)
+        for name, values in fields.items():
+            if RANGES[name].guard in self.on:
+                _check_range(name, values, self._limits, prefix)
+        if "token_ids" in self.on:
+            _check_length(fields, self._limits, prefix)
 
     def checked(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader after checking each of them; their numbers continue from one loop to the next.
 
-        A loader that Accelerate prepared moves its batches to the device before they are checked here. Use
-        :meth:`watch_loader` for it instead.
+        A loader that Accelerate prepared moves its batches to the device before they are checked, so that each check
+        waits for the device.
         """
         for batch in loader:
             self.check(batch)

@@ -29,7 +29,7 @@ from ..devices.mps import IGNORES_SCALER
 from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from ..session import SESSION
-from .batch_checks import IGNORE_INDEX, get_labels
+from .guards import IGNORE_INDEX, get_labels
 
 if TYPE_CHECKING:
     import torch

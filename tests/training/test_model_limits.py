@@ -1,7 +1,6 @@
 """Limits of a model are inferred from its layers and configuration, only if they define them."""
 
 import runpy
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from transformers import (
 
 import openmed_nb as nb
 from openmed_nb.errors import InvalidBatchError
-from openmed_nb.training.batch_checks import ModelLimits, find_inner_model, infer_limits
+from openmed_nb.training.guards import ModelLimits, find_inner_model, infer_limits
 
 FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_families.py"))
 # These models have no table of positions; they use relative distances only.
@@ -45,11 +44,10 @@ def test_infer_limits_of_model_families(tagger, tiny):
     picture = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_labels=10)
     roberta = infer_limits(tiny.random_roberta())
 
-    assert infer_limits(tagger) == ModelLimits(3, tokens, 2, tiny.POSITIONS)
-    assert (roberta.num_labels, roberta.position_offset, roberta.pad_token_id) == (3, 1, 0)
-    assert roberta.max_position_embeddings == tiny.POSITIONS
+    assert infer_limits(tagger) == ModelLimits(3, tokens, 2, tiny.POSITIONS, tiny.POSITIONS)
+    assert roberta == ModelLimits(3, tokens, 2, tiny.POSITIONS, tiny.POSITIONS - 1, 0)
     assert infer_limits(filter_) == ModelLimits(filter_.config.num_labels, tokens)
-    assert infer_limits(distilled) == ModelLimits(2, 30, None, 12)
+    assert infer_limits(distilled) == ModelLimits(2, 30, None, 12, 12)
     assert infer_limits(ViTForImageClassification(picture)) == ModelLimits(10)
     tagger.resize_token_embeddings(40, mean_resizing=False)
     assert infer_limits(tagger).vocab_size == 40
@@ -73,7 +71,6 @@ def test_infer_limits_of_heads(kind, settings, labels):
 def test_replaced_head_has_unknown_labels(tagger):
     tagger.classifier = nn.Linear(tagger.config.hidden_size, 5)
     assert infer_limits(tagger).num_labels is None
-    assert infer_limits(tagger, num_labels=5).num_labels == 5
 
 
 class Around(nn.Module):
@@ -96,13 +93,8 @@ def test_infer_limits_of_inner_model(tagger, tiny):
     assert infer_limits(two).num_labels is None
 
 
-@pytest.mark.parametrize("limits", [{}, {"num_labels": 3, "ignore_index": -1}])
-def test_plain_module_has_explicit_limits_only(limits):
-    assert infer_limits(nn.Linear(2, 3), **limits) == ModelLimits(**limits)
-
-
-def test_explicit_limits_take_precedence(tagger):
-    assert infer_limits(tagger, num_labels=9, vocab_size=None) == replace(infer_limits(tagger), num_labels=9)
+def test_plain_module_has_no_limits():
+    assert infer_limits(nn.Linear(2, 3)) == ModelLimits()
 
 
 SMALL_PAIR = {
@@ -156,12 +148,6 @@ OTHER_FAMILIES = {
 }
 
 
-def count_allowed_tokens(model):
-    """Return the maximum number of tokens per row, or ``None`` if there is no limit."""
-    limits = infer_limits(model)
-    return None if limits.max_position_embeddings is None else limits.max_position_embeddings - limits.position_offset
-
-
 # One family for each method of counting positions.
 QUICK = ("bert", "roberta", "nystromformer", "roformer", "biogpt", "gpt2", "gpt_neo", "layoutlm", "luke")
 SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL"] if family not in QUICK]
@@ -171,14 +157,15 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL
 def test_infer_limits_matches_pipeline_positions(family, tiny):
     expected = None if family in WITHOUT_A_TABLE else FAMILIES["ALL"][family][0]
 
-    assert count_allowed_tokens(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)) == expected
+    assert infer_limits(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)).max_tokens == expected
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_infer_limits_uses_position_table_of_tokens(family):
     expected, settings = OTHER_FAMILIES[family]
 
-    assert count_allowed_tokens(AutoModel.from_config(AutoConfig.for_model(family, **settings))) == expected
+    model = AutoModel.from_config(AutoConfig.for_model(family, **settings))
+    assert infer_limits(model).max_tokens == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "biogpt", "opt"])
@@ -188,7 +175,7 @@ def test_guards_reject_rows_longer_than_positions(family, tiny):
     else:
         sizes = {"n_positions": 32} if family == "gpt2" else {}
         model = FAMILIES["model_of"](family, 30, tiny.LABELS, **{"max_position_embeddings": 32, **sizes})
-    with nb.Guards().watch(model, "cpu") as guards:
+    with nb.Guards().watch(model) as guards:
         guards.check({"input_ids": torch.full((2, 32), 5)})
         with pytest.raises(InvalidBatchError, match="40 tokens, and the model has 32 positions"):
             guards.check({"input_ids": torch.full((2, 40), 5)})

@@ -30,7 +30,7 @@ from ....errors import OpenMedError
 from ....models.config import normalize_dtype
 from ....models.loading import INT8, is_quantized
 from ....models.records import REDUCED_DTYPES, DtypeValidation
-from ....training.batch_checks import count_tokens, get_head_width
+from ....training.guards import count_tokens, get_head_width
 from ...records.signals import SystemStatus
 
 # Names of findings that the verdict reads as well.

@@ -38,8 +38,6 @@ from ....devices.memory import empty_cache
 from ....devices.registry import DEVICE_TYPES
 from ....devices.request import device_type
 from ....session import SESSION
-from ....training.batch_checks import REDUCTION_LIMIT
-from ....training.guards import LSTM_REMEDY
 from .probe_process import can_abort, start_probe
 
 Probe = Callable[..., Tensor]
@@ -52,6 +50,9 @@ DEFAULT_TOLERANCE = 1e-3
 
 RETRY_REMEDY = "Run nb.doctor() again while no other program is running."
 
+# From this number of terms, sums can be wrong on M1 and M2 (pytorch#177116, #193487).
+REDUCTION_LIMIT = 32_767
+
 # Remedies that several errors share, by their names in the table.
 REMEDIES = {
     "UPGRADE": f"Install a torch version without this error: python -m pip install {MAC_TORCH}.",
@@ -61,7 +62,7 @@ REMEDIES = {
     "CPU_FIRST": "Convert the dtype after the copy: tensor.cpu().to(dtype).",
     "CPU": "Compute on the CPU: %openmed_device cpu.",
     "EAGER": "Load the model with attn_implementation='eager', or use torch 2.14.",
-    "LSTM_REMEDY": LSTM_REMEDY,
+    "LSTM_REMEDY": "Set its dropout to 0, put nn.Dropout between LSTMs of one layer, or use torch 2.14.",
     "FEWER_PRODUCTS": f"Keep the reduced dimension in batched matrix products and einsum below {REDUCTION_LIMIT:,} elements.",
 }
 
