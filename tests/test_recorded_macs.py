@@ -96,7 +96,7 @@ def make_pages(folder, model):
         "verdict": nb.verdict(comparison, doctor, status),
         "logbook": book,
         "logbook_diff": book.diff(nb.logbook(model=model)),
-        "handoff": nb.handoff(folder / "bundle", model, ["He has asthma."], logbook=book, rounds=4, steps=1),
+        "handoff": nb.handoff(folder / "bundle", model, ["He has asthma."]),
         "report": make_report(),
     }
 

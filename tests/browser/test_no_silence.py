@@ -55,7 +55,7 @@ CELLS = (
     "nb.runbook.validate_precision({model!r}, NOTES[:20], device='cpu')",
     "where = nb.runbook.profile({model!r}, device='cpu', steps=3)",
     "nb.runbook.forecast({model!r}, training=True)",
-    "nb.handoff('bundle', {model!r}, device='cpu', batch_size=8, rounds=4, steps=1)",
+    "nb.handoff('bundle', {model!r}, device='cpu')",
     "nb.verdict(where, same)",
     "nb.system_status()",
     "%openmed_report reported --quick",

@@ -34,7 +34,7 @@ OPERATIONS = {
     "forecast": "nb.runbook.forecast('bundled_small', training=True)",
     "doctor": "nb.doctor('bundled')",
     "logbook": "nb.logbook()",
-    "handoff": "nb.handoff('bundle', 'bundled_small', steps=1000)",
+    "handoff": "nb.handoff('bundle', 'bundled_small')",
     "report": "nb.report('reported', quick=True)",
     "release": "nb.release()",
 }

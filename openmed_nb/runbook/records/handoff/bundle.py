@@ -1,19 +1,18 @@
 """``nb.handoff``: perform a golden run of a model, and write a bundle that repeats it on another machine.
 
-The bundle contains the pinned packages and a wheel of this package. ``smoke.py`` runs and evaluates the golden run.
+The bundle contains this package and the versions of all packages. ``smoke.py`` runs and evaluates the golden run.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import platform
 import shlex
 import shutil
 import string
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +44,9 @@ from ....training.curve import FLAT
 from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ...bench.workloads import validate_texts
 from ..logbook.gathering import DISTRIBUTION_NAME
-from ..logbook.logbook import SCHEMA_FILE, Logbook, escape_markdown
+from ..logbook.logbook import SCHEMA_FILE, escape_markdown
 from ..logbook.privacy import fingerprint_dataset, portable_variables, sanitize_path
-from .smoke import CHECKSUMS, GOLDEN, LOGBOOK, MODEL, REQUIREMENTS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
+from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
 # Synthetic texts without data of real patients, which every bundle may contain.
 SYNTHETIC_TEXTS = (
@@ -64,9 +63,7 @@ SYNTHETIC_TEXTS = (
 
 RUN = "run.sh"
 README = "README.md"
-WHEELS = "wheels"
-EVIDENCE = "evidence.json"
-SCHEMA_NAME = "logbook.schema.json"
+CHECKSUMS = "SHA256SUMS"
 TRACE_EXTENSIONS = (".json.gz", ".json")
 
 MAX_OWNER_LENGTH = 100
@@ -77,42 +74,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # Model card and license files.
 MODEL_CARD_PATTERNS = ("README*", "LICENSE*", "NOTICE*")
 
-# Description of each file of a bundle.
-FILE_DESCRIPTIONS = {
-    README: "the instructions",
-    RUN: "the golden command, which sets the environment variables and runs the smoke test",
-    "smoke.py": "the smoke test",
-    "openmed_nb.service": "the golden command as a systemd unit",
-    "openmed_nb.plist": "the golden command as a launchd job on macOS",
-    GOLDEN: "the golden run: model, device, dtype, batch size, environment variables and expected entities",
-    LOGBOOK: "the logbook of the golden run, with its metrics",
-    EVIDENCE: "the logbook of the original work",
-    SCHEMA_NAME: "the JSON Schema of logbooks",
-    **{
-        f"trace{extension}": "the trace of the torch profiler, which contains the host name of its machine"
-        for extension in TRACE_EXTENSIONS
-    },
-    TEXTS: "the texts of the golden run",
-    f"{MODEL}/": "the model",
-    REQUIREMENTS: "the versions of all packages",
-    f"{WHEELS}/": "the wheel of this version of openmed_nb",
-    CHECKSUMS: "the checksums of all files, for sha256sum -c or shasum -a 256 -c",
-}
-
+PACKAGE = Path(__file__).parents[3]
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-class _BundleTemplate(string.Template):
-    """Template with placeholders such as ``@@python``, because ``$`` is a character of the shell."""
-
-    delimiter = "@@"
-
-
-def write_checksums(bundle: Path) -> None:
-    """Write the checksums of all files of a bundle."""
-    files = sorted(file for file in bundle.rglob("*") if file.is_file() and file.name != CHECKSUMS)
-    lines = (f"{file_digest(file, 'sha256')}  {file.relative_to(bundle).as_posix()}\n" for file in files)
-    (bundle / CHECKSUMS).write_text("".join(lines), "utf-8")
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,55 +85,46 @@ class Handoff(Displayable):
     Attributes:
         folder: Directory of the bundle.
         golden: Golden run.
-        logbook: Logbook of the golden run, with its metrics.
         benchmark: Throughput and memory of the golden run.
         files: Name and size in bytes of each file.
     """
 
-    JSON_EXCLUDE = ("logbook",)
     JSON_PROPERTIES = ("simulated",)
 
     folder: Path
     golden: GoldenRun
-    logbook: Logbook
     benchmark: SmokeBenchmark
-    files: tuple[tuple[str, int], ...]
+    files: Mapping[str, int]
 
     @property
     def simulated(self) -> bool:
         """Whether the golden run was on a simulated device."""
-        return self.logbook.simulated
+        return self.benchmark.simulated
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bundle as JSON-compatible mappings, lists, strings and numbers."""
-        return {**super().to_dict(), "folder": str(self.folder), "files": dict(self.files)}
+        return {**super().to_dict(), "folder": str(self.folder)}
 
     def to_report(self) -> Report:
-        """Return the contents and the instructions. Only the HTML form contains sizes and times."""
+        """Return the contents and the instructions. Only the HTML form contains the throughput and the size."""
         golden = self.golden
         memory = self.benchmark.memory.verdict
         entities = pluralize(sum(map(len, golden.entities)), "entity", "entities")
         sentences = (
-            f"The golden run found {entities} in {pluralize(len(golden.entities), 'text')} on {self.logbook.device}.",
-            f"Memory over {golden.rounds} rounds: {memory}.",
+            f"Copy the directory to another machine and run sh {RUN} in it. Its {README} explains how, and names its files.",
+            f"The golden run found {entities} in {pluralize(len(golden.entities), 'text')} on {self.benchmark.device}.",
+            f"Memory over {NUM_ROUNDS} rounds: {memory}.",
             _describe_model(golden),
             _describe_texts(golden),
-            "See README.md for how to run it.",
         )
-        plain_sentences = tuple(sentence.replace("**", "").replace("`", "") for sentence in sentences)
-        # Names of files, and of directories with a slash.
-        names = {"".join(name.partition("/")[:2]) for name, _ in self.files}
-        rows = tuple((name, description) for name, description in FILE_DESCRIPTIONS.items() if name in names)
-        sizes = tuple((name, format_bytes(size)) for name, size in self.files)
+        rows = (
+            ("texts per second in the fastest round", f"{self.benchmark.fastest:.1f}"),
+            ("size of all files", format_bytes(sum(self.files.values()))),
+        )
         return Report(
             f"Handoff bundle {self.folder.name!r}",
-            plain_sentences,
-            (Table("", ("file", "description"), rows),),
-            metrics=(Table("Sizes", ("file", "size"), sizes, collapsed=True), *self.benchmark.to_report().metrics),
-            html_sentences=(
-                f"{self.folder.name!r} is ready: copy the directory and run sh {RUN} in it",
-                *plain_sentences,
-            ),
+            tuple(sentence.replace("**", "").replace("`", "") for sentence in sentences),
+            metrics=(Table("", ("name", "value"), rows),),
             status=OK if memory == FLAT else WARNING,
         )
 
@@ -180,7 +134,7 @@ def _describe_model(golden: GoldenRun) -> str:
         return f"The model is in `{MODEL}/`."
     return (
         f"The model `{golden.model}` is **not** included. The smoke test checks that its files are the same. Download it first, "
-        f"or pass its folder: `sh {RUN} --model FOLDER`."
+        f"or copy its folder into this folder as `{MODEL}`."
     )
 
 
@@ -196,23 +150,18 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     model: str | os.PathLike[str] | None = None,
     dataset: str | os.PathLike[str] | Iterable[object] | None = None,
     *,
-    logbook: Logbook | None = None,
     copy_model: bool = True,
     copy_dataset: bool = False,
     owner: str | None = None,
     trace: str | os.PathLike[str] | None = None,
-    batch_size: int = 32,
-    rounds: int = 10,
-    steps: int = 3,
-    device: str | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> Handoff:
     """Write a bundle that runs a model on another machine and checks that the results are the same.
 
-    The bundle contains the pinned packages, this version of openmed_nb, the model and a logbook with its schema. It also
-    contains the golden command with its environment variables, and a smoke test. ``sh run.sh`` checks files, packages, entities and
-    memory. It also checks the speed if the logbooks are comparable. The README.md describes how to run the bundle without
+    The bundle contains this version of openmed_nb, the versions of all packages, the model and a logbook with its schema. It
+    also contains the golden command with its environment variables, and a smoke test. ``sh run.sh`` checks device, entities
+    and memory. It also checks the speed if the logbooks are comparable. The README.md describes how to run the bundle without
     a network.
 
     Packages are pinned without a build suffix, such as ``+cpu``. The pins are constraints, so each machine installs only
@@ -224,21 +173,16 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         model: Name or directory of a model. If ``None``, use the bundled model.
         dataset: Dataset of the original work: texts, or the path of a file or a directory. The bundle contains only its
             checksum.
-        logbook: Logbook of the original work, which is added to the bundle.
         copy_model: Whether to copy the model files. If false, the bundle contains only the name of the model, without a
             path, and its checksum.
         copy_dataset: Whether to copy the texts of ``dataset`` and use them in the smoke test instead of synthetic texts.
         owner: Person or team that is responsible for the golden command, named in README.md and ``golden.json``.
         trace: Trace file of :func:`openmed_nb.runbook.profile`, which is added to the bundle.
-        batch_size: Number of texts per step of the smoke test.
-        rounds: Number of rounds for the memory check, after one warm-up round.
-        steps: Number of steps per round.
-        device: Device of the golden run. If ``None``, use the device of the session.
         progress: Whether to display the progress of operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``dtype``.
 
     Returns:
-        The bundle: ``folder``, ``files`` with sizes, ``golden``, ``logbook`` and ``benchmark``.
+        The bundle: ``folder``, ``files`` with sizes, ``golden`` and ``benchmark``.
 
     Raises:
         ConfigurationError: If the folder is not empty, an argument is not valid, the weights are in pickle files, or
@@ -246,12 +190,15 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         ModelError: If the model cannot be loaded.
         DeviceError: If the device is not available.
     """
-    load_arguments = {name: value for name, value in {"device": device, **arguments}.items() if value is not None}
     check_bool("copy_model", copy_model)
     check_bool("copy_dataset", copy_dataset)
     with SESSION.operation(progress):
-        _check_arguments(model, dataset, logbook, copy_dataset, owner)
-        files: dict[str, Path] = {}  # Copied files by their name in the bundle.
+        _check_arguments(model, dataset, copy_dataset, owner)
+        installed = distribution_of(DISTRIBUTION_NAME)
+        if installed is None:
+            message = "openmed_nb is not installed, so its dependencies are unknown."
+            raise ConfigurationError(message, "Install it: python -m pip install openmed-nb.")
+        files = dict(_package_files(installed))  # Copied files by their name in the bundle.
         if trace is not None:
             trace_file = check_path(trace, "the file of a trace")
             extension = next((end for end in TRACE_EXTENSIONS if trace_file.name.endswith(end)), None)
@@ -260,48 +207,46 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
                 raise ConfigurationError(message, "Pass the file of nb.runbook.profile(..., trace='trace.json').")
             files[f"trace{extension}"] = trace_file
         target = _check_new_folder(folder)
-        spec, golden_device = SESSION.load_spec(model, load_arguments)
+        spec, device = SESSION.load_spec(model, arguments)
         SESSION.notify(ProgressEvent("Preparing handoff", model_label(spec.reference.name)))
         # An uncopied model has its Hub id on another machine, or the name of its directory.
         name = sanitize_path(Path(spec.reference.name).name)
         portable_name = MODEL if copy_model or MASK in name else name
         if spec.reference.on_hub and not copy_model:
             portable_name = spec.reference.location
+        if copy_model:
+            files.update(_model_files(spec))
+        fingerprint = None if dataset is None else fingerprint_dataset(dataset)
+        texts = list(validate_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC_TEXTS)
+        if not all(isinstance(text, str) for text in texts):
+            raise ConfigurationError("The dataset contains items that are not texts.", "Pass a list of texts.")
+        book, benchmark, entities = record_golden_run(device, spec, texts)
         golden = GoldenRun(
             model=portable_name,
             copied=copy_model,
             model_hashes=hash_model_files(model_folder(spec)),
             dtype=spec.dtype,
-            device=golden_device,
-            batch_size=batch_size,
-            rounds=rounds,
-            steps=steps,
+            device=device,
             environment={**portable_variables(SESSION.device_manager.environ), **OFFLINE},
-            dataset=None if dataset is None else fingerprint_dataset(dataset),
+            dataset=fingerprint,
             dataset_copied=copy_dataset,
+            entities=entities,
             owner=owner,
         )
-        if copy_model:
-            files.update({f"{MODEL}/{name}": file for name, file in _model_files(spec)})
-        texts = list(validate_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC_TEXTS)
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigurationError("The dataset contains items that are not texts.", "Pass a list of texts.")
-        book, benchmark, entities = record_golden_run(golden, SESSION.device_manager, spec, spec.reference.name, texts)
-        golden = replace(golden, entities=entities)
         contents = {
             GOLDEN: to_json(golden),
             TEXTS: to_json(texts),
             LOGBOOK: to_json(book),
-            REQUIREMENTS: _requirements(),
+            "requirements.txt": _locked_versions(),
+            RUN: render_run_script(golden.environment),
+            README: _render_readme(golden, installed, book.simulated),
         }
-        if logbook is not None:
-            contents[EVIDENCE] = to_json(logbook)
         SESSION.notify(ProgressEvent("Writing", target.name))
         try:
             parent = target if target.is_dir() else target.parent
             target.parent.mkdir(parents=True, exist_ok=True)
             with temporary_folder(parent) as temporary:
-                _write_bundle(temporary, golden, files, contents, book.simulated)
+                _write_bundle(temporary, files, contents)
                 # An existing directory is not replaced, because it may be the working directory of a process.
                 target.mkdir(exist_ok=True)
                 for item in list(temporary.iterdir()):
@@ -310,19 +255,16 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
             message = f"The bundle {describe_file(target)} cannot be written: {describe_error(error)}."
             raise ConfigurationError(message, "Pass a folder on a writable disk with free space.") from None
         written = sorted(file for file in target.rglob("*") if file.is_file())
-        sizes = tuple((file.relative_to(target).as_posix(), file.stat().st_size) for file in written)
-        return Handoff(target, golden, book, benchmark, sizes)
+        sizes = {file.relative_to(target).as_posix(): file.stat().st_size for file in written}
+        return Handoff(target, golden, benchmark, sizes)
 
 
-def _check_arguments(model: object, dataset: object, logbook: object, copy_dataset: bool, owner: object) -> None:
+def _check_arguments(model: object, dataset: object, copy_dataset: bool, owner: object) -> None:
     """Raise ``ConfigurationError`` if an argument is not valid, before the model is loaded."""
     if not is_model_name(model):
         message = f"{short_type_name(model)} is not the name of a model and does not have files to copy."
         remedy = "Save the model and its tokenizer with save_pretrained(), and pass the folder."
         raise ConfigurationError(message, remedy)
-    if logbook is not None and not isinstance(logbook, Logbook):
-        message = f"{short_type_name(logbook)} is not a logbook."
-        raise ConfigurationError(message, "Pass the result of nb.logbook() or Logbook.read().")
     if owner is not None and not (
         isinstance(owner, str) and 0 < len(owner.strip()) <= MAX_OWNER_LENGTH and owner.isprintable()
     ):
@@ -336,10 +278,10 @@ def _check_arguments(model: object, dataset: object, logbook: object, copy_datas
 
 
 def _check_new_folder(folder: str | os.PathLike[str]) -> Path:
-    """Return the resolved path of a writable directory that is empty or does not exist.
+    """Return the resolved path of a directory that is empty or does not exist.
 
     Raises:
-        ConfigurationError: If the directory is not empty, is a file or is not writable.
+        ConfigurationError: If the directory is not empty or is a file.
     """
     target = Path(os.path.realpath(check_path(folder, "folder")))
     find_abandoned(target, remove=True)
@@ -351,10 +293,24 @@ def _check_new_folder(folder: str | os.PathLike[str]) -> Path:
         occupied = True
     if occupied:
         raise ConfigurationError(f"{describe_file(target)} already exists and is not empty.", "Pass a new folder.")
-    existing = next(parent for parent in (target, *target.parents) if parent.exists())
-    if not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigurationError(f"{describe_file(existing)} is not writable.", "Pass another folder.")
     return target
+
+
+def _package_files(installed: Distribution) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of each file of the running package, and of the metadata of the installed package.
+
+    A bundle contains the files instead of a wheel, so that ``smoke.py`` imports them from its folder without an installation.
+    """
+    for file in PACKAGE.rglob("*"):
+        relative = file.relative_to(PACKAGE.parent)
+        if file.is_file() and not any(part.startswith((".", "__pycache__")) for part in relative.parts):
+            yield relative.as_posix(), file
+    for metadata in installed.files or ():
+        if metadata.name == "METADATA" or "licenses" in metadata.parts:
+            yield metadata.as_posix(), Path(str(metadata.locate()))
+    yield "logbook.schema.json", SCHEMA_FILE
+    for name in ("smoke.py", "openmed_nb.service", "openmed_nb.plist"):
+        yield name, TEMPLATES / f"{name}.txt"
 
 
 def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
@@ -372,55 +328,44 @@ def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
         *weights,
         *match_files(folder, (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, *ADAPTER_PATTERNS, *MODEL_CARD_PATTERNS)),
     ):
-        yield os.path.relpath(file, folder), file
+        yield f"{MODEL}/{Path(os.path.relpath(file, folder)).as_posix()}", file
 
 
-def _write_bundle(
-    folder: Path, golden: GoldenRun, files: Mapping[str, Path], contents: Mapping[str, str], simulated: bool
-) -> None:
-    """Write the copied files and the generated files of a bundle."""
-    (folder / WHEELS).mkdir()
-    wheel = _write_wheel(folder / WHEELS)
-    for name, file in {**files, SCHEMA_NAME: SCHEMA_FILE}.items():
+def _write_bundle(folder: Path, files: Mapping[str, Path], contents: Mapping[str, str]) -> None:
+    """Write the copied files, the generated files and the checksums of a bundle."""
+    for name, file in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / name)
-    for name, text in {**contents, **render_scripts(golden)}.items():
+    for name, text in contents.items():
         (folder / name).write_text(text, "utf-8", newline="\n")
     (folder / RUN).chmod(0o755)
-    names = {f"{item.name}/" if item.is_dir() else item.name for item in folder.iterdir()} | {README, CHECKSUMS}
+    checksums = (f"{file_digest(folder / name, 'sha256')}  {name}\n" for name in sorted([*files, *contents]))
+    (folder / CHECKSUMS).write_text("".join(checksums), "utf-8", newline="\n")
+
+
+def render_run_script(environment: Mapping[str, str]) -> str:
+    """Return the golden command for a POSIX shell, which sets environment variables and runs the smoke test."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+    return (TEMPLATES / RUN).read_text("utf-8").replace("# exports\n", exports)
+
+
+def _render_readme(golden: GoldenRun, installed: Distribution, simulated: bool) -> str:
+    """Return the instructions of a bundle."""
+    direct = [requirement.name for requirement in map(Requirement, installed.requires or ()) if not requirement.marker]
     notice = "\nThe golden run used a **simulated** MPS device. Its times do not represent real MPS hardware.\n"
-    owner = f"\nThe owner of the golden command: {escape_markdown(golden.owner)}.\n" if golden.owner else ""
-    readme = _render_template(
-        README,
+    return string.Template((TEMPLATES / README).read_text("utf-8")).substitute(
         simulation=notice if simulated else "",
         python=".".join(platform.python_version_tuple()[:2]),
-        wheel=wheel.name,
+        packages=" ".join(direct),
         model=golden.model if golden.copied else shlex.quote(golden.model),
-        rounds=golden.rounds,
-        files="\n".join(
-            f"| `{name}` | {description} |" for name, description in FILE_DESCRIPTIONS.items() if name in names
-        ),
+        rounds=NUM_ROUNDS,
         model_description=_describe_model(golden),
         texts_description=_describe_texts(golden),
-        owner=owner,
+        owner=f"\nThe owner of the golden command: {escape_markdown(golden.owner)}.\n" if golden.owner else "",
     )
-    (folder / README).write_text(readme, "utf-8", newline="\n")
-    write_checksums(folder)
 
 
-def render_scripts(golden: GoldenRun) -> dict[str, str]:
-    """Return the golden command for a POSIX shell, the service files that start it, and the smoke test, by file name."""
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in golden.environment.items())
-    run = _render_template(RUN, description=f"{FILE_DESCRIPTIONS[RUN].capitalize()}.", exports=exports)
-    names = ("smoke.py", "openmed_nb.service", "openmed_nb.plist")
-    return {RUN: run, **{name: _render_template(f"{name}.txt") for name in names}}
-
-
-def _render_template(template: str, **values: object) -> str:
-    return _BundleTemplate((TEMPLATES / template).read_text("utf-8")).substitute(values)
-
-
-def _requirements() -> str:
+def _locked_versions() -> str:
     """Return the versions of this package and of its direct and indirect dependencies, without build suffixes."""
     versions: dict[str, str] = {}
     pending = [DISTRIBUTION_NAME]
@@ -430,40 +375,5 @@ def _requirements() -> str:
         if package is not None and name not in versions:
             versions[name] = package.version.partition("+")[0]
             pending += [Requirement(line).name for line in package.requires or ()]
-    environment = f"Python {platform.python_version()}, {platform.system()}, {len(versions)} packages"
-    lines = [f"{name}=={version}" for name, version in sorted(versions.items())]
-    return "\n".join([f"# The environment of this bundle, locked on {environment}.", *lines, ""])
-
-
-PACKAGE = Path(__file__).parents[3]
-
-
-def _write_wheel(folder: Path) -> Path:
-    """Build a wheel of the running package with the metadata of the installed package, and return its path.
-
-    ``pip wheel`` is not used, because it needs the source tree, which an installed package does not have.
-    """
-    installed = distribution_of(DISTRIBUTION_NAME)
-    if installed is None:
-        message = "openmed_nb is not installed, so its dependencies are unknown."
-        raise ConfigurationError(message, "Install it: python -m pip install openmed-nb.")
-    name = f"{PACKAGE.name}-{installed.version}"
-    metadata_folder = f"{name}.dist-info"
-    files = {}
-    for path in sorted(PACKAGE.rglob("*")):
-        relative = path.relative_to(PACKAGE.parent)
-        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in relative.parts):
-            files[relative.as_posix()] = path
-    for file in installed.files or ():
-        if file.parts[0] == metadata_folder and (file.name in {"METADATA", "WHEEL"} or "licenses" in file.parts):
-            files[file.as_posix()] = Path(str(file.locate()))
-    target = folder / f"{name}-py3-none-any.whl"
-    record = ""
-    # The wheel is not compressed: compression hardly reduces the size of weights and takes longer than all other steps.
-    with zipfile.ZipFile(target, "w", strict_timestamps=False) as wheel:
-        for archive_name, path in files.items():
-            wheel.write(path, archive_name)
-            digest = base64.urlsafe_b64encode(bytes.fromhex(file_digest(path, "sha256"))).decode().rstrip("=")
-            record += f"{archive_name},sha256={digest},{path.stat().st_size}\n"
-        wheel.writestr(f"{metadata_folder}/RECORD", f"{record}{metadata_folder}/RECORD,,\n")
-    return target
+    header = f"# The environment of this bundle, locked on Python {platform.python_version()}, {platform.system()}.\n"
+    return header + "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))

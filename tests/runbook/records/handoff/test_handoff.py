@@ -1,13 +1,11 @@
-"""``nb.handoff``: files, pins and wheel of a bundle, and invalid arguments."""
+"""``nb.handoff``: files and pins of a bundle, and invalid arguments."""
 
 import importlib.metadata
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from packaging.requirements import Requirement
@@ -15,17 +13,17 @@ from safetensors.torch import load_file
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, UntrustedModelError
+from openmed_nb.models.files import file_digest
 from openmed_nb.runbook.records.handoff import bundle as bundles
-from openmed_nb.runbook.records.handoff.smoke import changed_files, run_smoke_test
+from openmed_nb.runbook.records.handoff.smoke import run_smoke_test
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 NOTE = "the patient has diabetes mellitus , says John Smith ."
-QUICK = {"device": "cpu", "batch_size": 1, "rounds": 4, "steps": 1}
 
 
 def test_readme_names_all_files_of_the_bundle(keyword_handoff):
-    names = {name.partition("/")[0] for name, _ in keyword_handoff.files}
+    names = {name.partition("/")[0] for name in keyword_handoff.files}
     readme = (keyword_handoff.folder / "README.md").read_text("utf-8")
 
     assert names == {
@@ -34,25 +32,33 @@ def test_readme_names_all_files_of_the_bundle(keyword_handoff):
         "smoke.py",
         "golden.json",
         "logbook.json",
-        "evidence.json",
         "logbook.schema.json",
         "texts.json",
         "model",
+        "openmed_nb",
+        f"openmed_nb-{nb.__version__}.dist-info",
         "requirements.txt",
-        "wheels",
         "SHA256SUMS",
         "trace.json.gz",
         "openmed_nb.service",
         "openmed_nb.plist",
     }
-    assert all(f"`{name}" in readme for name in names)
+    assert all(f"`{name}" in readme for name in names if not name.endswith("-info"))
     assert [item.name for item in keyword_handoff.folder.parent.iterdir()] == ["bundle"]
-    assert changed_files(keyword_handoff.folder) == {}
-    assert nb.runbook.Logbook.read(keyword_handoff.folder / "evidence.json").metrics == ()
     assert (keyword_handoff.folder / "trace.json.gz").read_bytes() == b"a trace"
     assert keyword_handoff.golden.owner == "The <b>team"
     assert "golden command: The &lt;b&gt;team." in readme
     assert json.loads(json.dumps(keyword_handoff.to_dict()))["golden"]["copied"] is True
+
+
+def test_handoff_writes_checksums_of_all_files(tmp_path, keyword_model):
+    handoff = nb.handoff(tmp_path / "bundle", keyword_model, device="cpu")
+    lines = (handoff.folder / "SHA256SUMS").read_text("utf-8").splitlines()
+
+    assert lines == sorted(lines, key=lambda line: line[66:])
+    assert {line[66:]: line[:64] for line in lines} == {
+        name: file_digest(handoff.folder / name, "sha256") for name in handoff.files if name != "SHA256SUMS"
+    }
 
 
 def test_bundle_contains_checksum_but_no_text_of_the_dataset(keyword_handoff):
@@ -68,38 +74,31 @@ def test_requirements_pin_all_dependencies(keyword_handoff):
     lines = (keyword_handoff.folder / "requirements.txt").read_text("utf-8").splitlines()[1:]
     pins = dict(line.split("==") for line in lines)
     direct = [Requirement(text) for text in importlib.metadata.requires("openmed-nb")]
-    required = {requirement.name.lower() for requirement in direct if requirement.marker is None}
+    names = [requirement.name for requirement in direct if requirement.marker is None]
+    required = set(map(str.lower, names))
+    readme = (keyword_handoff.folder / "README.md").read_text("utf-8")
 
+    assert f"pip install -c requirements.txt {' '.join(names)}\n" in readme
     assert required | {"openmed-nb", "numpy"} <= pins.keys()
     assert pins["torch"] == importlib.metadata.version("torch").partition("+")[0]
     assert not [version for version in pins.values() if "+" in version]
 
 
-def test_wheel_contains_the_running_package(keyword_handoff):
-    (wheel,) = (keyword_handoff.folder / "wheels").iterdir()
-    metadata_folder = f"openmed_nb-{nb.__version__}.dist-info"
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        record = archive.read(f"{metadata_folder}/RECORD").decode()
-        metadata = archive.read(f"{metadata_folder}/METADATA").decode()
-
-    assert wheel.name == f"openmed_nb-{nb.__version__}-py3-none-any.whl"
+def test_bundle_contains_the_running_package_and_its_license(keyword_handoff):
     package = Path(nb.__file__).parent
     files = {path.relative_to(package.parent).as_posix() for path in package.rglob("*") if path.is_file()}
-    assert {name for name in names if name.startswith("openmed_nb/")} == {
+    metadata_folder = f"openmed_nb-{nb.__version__}.dist-info"
+
+    assert {name for name in keyword_handoff.files if name.startswith("openmed_nb/")} == {
         name for name in files if not name.endswith(".pyc")
     }
-    assert [line.split(",")[0] for line in record.splitlines()] == names
-    assert "Name: openmed-nb" in metadata
-    assert {f"{metadata_folder}/WHEEL", f"{metadata_folder}/licenses/LICENSE"} <= set(names)
+    assert {f"{metadata_folder}/METADATA", f"{metadata_folder}/licenses/LICENSE"} <= keyword_handoff.files.keys()
 
 
 def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path, tiny):
-    """Sizes may be NumPy integers."""
     model = tiny.save(tmp_path / "John `Smith` <b>", tiny.keyword_bert())
     (tmp_path / "bundle").mkdir()
-    sizes = {name: np.int64(QUICK[name]) for name in ("batch_size", "rounds", "steps")}
-    handoff = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu", **sizes)
+    handoff = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu")
     readme = (handoff.folder / "README.md").read_text("utf-8")
 
     assert json.loads((handoff.folder / "texts.json").read_text("utf-8")) == [NOTE]
@@ -107,13 +106,13 @@ def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path, tiny):
     assert "contains the texts of the dataset" in readme
     assert "Smith" not in str(handoff) + handoff._repr_html_() + json.dumps(handoff.to_dict()["golden"]) + readme
     assert (handoff.golden.model, (handoff.folder / "model").exists()) == ("model", False)
-    with pytest.raises(ConfigurationError, match="--model FOLDER"):
+    with pytest.raises(ConfigurationError, match="Copy its folder"):
         run_smoke_test(handoff.folder)
-    tiny.change_json(model / "config.json", initializer_range=0.5)
-    renamed_model = model.rename(tmp_path / "renamed")
-    assert [
-        finding.name for finding in run_smoke_test(handoff.folder, model=renamed_model).findings if finding.remedy
-    ] == ["model"]
+    copied_model = Path(shutil.copytree(model, handoff.folder / "model"))
+    assert run_smoke_test(handoff.folder).passed
+    tiny.change_json(copied_model / "config.json", initializer_range=0.5)
+    with pytest.raises(ConfigurationError, match="differ from the golden run"):
+        run_smoke_test(handoff.folder)
 
 
 def save_with_index(tiny, folder, shard):
@@ -131,15 +130,15 @@ def test_handoff_rejects_weights_outside_the_model_directory(tmp_path, tiny, sha
     model = save_with_index(tiny, tmp_path / "model", shard.format(folder=tmp_path / "model"))
 
     with pytest.raises(UntrustedModelError):
-        nb.handoff(tmp_path / "bundle", model, **QUICK)
+        nb.handoff(tmp_path / "bundle", model, device="cpu")
     assert not (tmp_path / "bundle").exists()
 
 
 def test_handoff_copies_weights_in_subdirectories(tmp_path, tiny):
     model = save_with_index(tiny, tmp_path / "model", "parts/one.safetensors")
-    handoff = nb.handoff(tmp_path / "bundle", model, **QUICK)
+    handoff = nb.handoff(tmp_path / "bundle", model, device="cpu")
 
-    assert "model/parts/one.safetensors" in dict(handoff.files)
+    assert "model/parts/one.safetensors" in handoff.files
     assert run_smoke_test(handoff.folder).passed
 
 
@@ -162,7 +161,7 @@ def test_handoff_does_not_replace_an_existing_empty_folder(tmp_path):
     (tmp_path / "bundle").symlink_to(tmp_path / "target", target_is_directory=True)
     (tmp_path / "dangling").symlink_to(tmp_path / "new", target_is_directory=True)
     for name in ("bundle", "dangling"):
-        nb.handoff(tmp_path / name, "bundled_small", copy_model=False, **QUICK)
+        nb.handoff(tmp_path / name, "bundled_small", copy_model=False, device="cpu")
         assert (tmp_path / name / "run.sh").is_file()
 
     assert (tmp_path / "target").stat().st_ino == before
@@ -175,17 +174,13 @@ def test_failed_handoff_leaves_no_files(tmp_path, monkeypatch, name):
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(bundles, "SCHEMA_FILE", tmp_path / "no such file")
     with pytest.raises(ConfigurationError):
-        nb.handoff(tmp_path / name, "bundled_small", **QUICK)
+        nb.handoff(tmp_path / name, "bundled_small", device="cpu")
 
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
 INVALID_ARGUMENTS = [
     {"model": torch.nn.Linear(1, 1)},
-    {"batch_size": 0},
-    {"rounds": 3},
-    {"steps": True},
-    {"logbook": "run.json"},
     {"dataset": NOTE},
     {"copy_dataset": True},
     {"dataset": "texts.json", "copy_dataset": True},

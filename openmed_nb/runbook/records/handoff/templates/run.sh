@@ -1,5 +1,5 @@
 #!/bin/sh
-# @@description
+# The golden command, which sets the environment variables and runs the smoke test.
 set -eu
 script=$0
 while [ -L "$script" ]; do
@@ -7,4 +7,5 @@ while [ -L "$script" ]; do
   case $link in /*) script=$link ;; *) script=$(dirname -- "$script")/$link ;; esac
 done
 CDPATH= cd -- "$(dirname -- "$script")"
-@@{exports}exec "${PYTHON:-$(command -v python || command -v python3 || echo python)}" smoke.py "$@"
+# exports
+exec "${PYTHON:-$(command -v python || command -v python3 || echo python)}" smoke.py
