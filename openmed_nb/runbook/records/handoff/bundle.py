@@ -44,7 +44,7 @@ from ....training.curve import FLAT
 from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ...bench.workloads import validate_texts
 from ..logbook.gathering import DISTRIBUTION_NAME
-from ..logbook.logbook import SCHEMA_FILE, escape_markdown
+from ..logbook.logbook import escape_markdown
 from ..logbook.privacy import fingerprint_dataset, portable_variables, sanitize_path
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
@@ -123,7 +123,7 @@ class Handoff(Displayable):
         )
         return Report(
             f"Handoff bundle {self.folder.name!r}",
-            tuple(sentence.replace("**", "").replace("`", "") for sentence in sentences),
+            sentences,
             metrics=(Table("", ("name", "value"), rows),),
             status=OK if memory == FLAT else WARNING,
         )
@@ -131,18 +131,18 @@ class Handoff(Displayable):
 
 def _describe_model(golden: GoldenRun) -> str:
     if golden.copied:
-        return f"The model is in `{MODEL}/`."
+        return f"The model is in {MODEL}/."
     return (
-        f"The model `{golden.model}` is **not** included. The smoke test checks that its files are the same. Download it first, "
-        f"or copy its folder into this folder as `{MODEL}`."
+        f"The model {golden.model} is not included. The smoke test checks that its files are the same. Download it first, "
+        f"or copy its folder into this folder as {MODEL}."
     )
 
 
 def _describe_texts(golden: GoldenRun) -> str:
     if golden.dataset_copied:
-        return f"**`{TEXTS}` contains the texts of the dataset. The same data protection rules apply to this folder.**"
-    checksum = f" The dataset of the original work has SHA-256 `{golden.dataset.checksum}`." if golden.dataset else ""
-    return f"The texts in `{TEXTS}` are synthetic. This folder does not contain text of a dataset.{checksum}"
+        return f"{TEXTS} contains the texts of the dataset. The same data protection rules apply to this folder."
+    checksum = f" The dataset of the original work has SHA-256 {golden.dataset.checksum}." if golden.dataset else ""
+    return f"The texts in {TEXTS} are synthetic. This folder does not contain text of a dataset.{checksum}"
 
 
 def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the user
@@ -159,7 +159,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
 ) -> Handoff:
     """Write a bundle that runs a model on another machine and checks that the results are the same.
 
-    The bundle contains this version of openmed_nb, the versions of all packages, the model and a logbook with its schema. It
+    The bundle contains this version of openmed_nb, the versions of all packages, the model and a logbook. It
     also contains the golden command with its environment variables, and a smoke test. ``sh run.sh`` checks device, entities
     and memory. It also checks the speed if the logbooks are comparable. The README.md describes how to run the bundle without
     a network.
@@ -308,7 +308,6 @@ def _package_files(installed: Distribution) -> Iterator[tuple[str, Path]]:
     for metadata in installed.files or ():
         if metadata.name == "METADATA" or "licenses" in metadata.parts:
             yield metadata.as_posix(), Path(str(metadata.locate()))
-    yield "logbook.schema.json", SCHEMA_FILE
     for name in ("smoke.py", "openmed_nb.service", "openmed_nb.plist"):
         yield name, TEMPLATES / f"{name}.txt"
 

@@ -135,7 +135,9 @@ def test_check_entities_requires_equal_entities(entities, status):
 
 
 def test_check_entities_counts_missing_and_additional_entities():
-    assert "1 missing, 0 additional" in check_entities(((ENTITY, OTHER),), ((ENTITY,),)).evidence
+    evidence = check_entities(((ENTITY, OTHER), ()), ((ENTITY,), ())).evidence
+
+    assert "1 text (0): 1 missing, 0 additional" in evidence
 
 
 CURVES = {
