@@ -492,8 +492,8 @@ class Session:
 # - the thread that imports torch in the background (``notebook.preload``);
 # - cached facts of torch, signatures and files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
 #   ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.operators.table``);
-# - changes of clusters to the process while they run (``distributed.starting``, ``distributed.ssh``), and in a worker the
-#   model of the last run and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
+# - changes of clusters to the process while they run (``distributed.starting``), and in a worker the model of the last run
+#   and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()
 
 device = SESSION.device

@@ -154,8 +154,8 @@ NUMBERS = itertools.count()
 VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "": {"model": lambda: "bundled_small", "device": lambda: "cpu", "texts": TEXTS.copy, "progress": lambda: False},
     "annotate": {"texts": TEXTS.copy},
-    # What stands for certificates is refused after all else was checked, before a process starts.
-    "cluster": {"hosts": lambda: ["127.0.0.1"], "port": lambda: 1, "security": object},
+    # The number of workers on this machine is refused together with hosts, before a process starts.
+    "cluster": {"n": lambda: 1, "hosts": lambda: ["127.0.0.1"]},
     "compare": {"data": lambda: TEXTS * 4, "rounds": lambda: 1, "seconds": lambda: 0.01, "utilization_seconds": lambda: 0.01},
     "compat.MpsTuning": {"env": dict},
     "compat.refine_spans": {"text": lambda: TEXTS[0], "entities": list},

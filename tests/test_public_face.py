@@ -94,7 +94,7 @@ def test_parameters_have_the_same_meaning_everywhere():
 
 
 LONG_RUNNING_FUNCTIONS = {
-    *("annotate", "cluster", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
+    *("annotate", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
     *("release", "report", "sweep"),
     *(f"runbook.{name}" for name in ("forecast", "bring_up", "parity", "profile", "validate_precision")),
 }
@@ -111,7 +111,10 @@ def test_long_running_functions_accept_progress():
         name for name, function in functions.items() if "progress" in inspect.signature(function).parameters
     }
 
-    assert functions_with_progress >= LONG_RUNNING_FUNCTIONS | functions_with_operation - {"training.limit_memory"}
+    assert functions_with_progress >= LONG_RUNNING_FUNCTIONS | functions_with_operation - {
+        "cluster",
+        "training.limit_memory",
+    }
 
 
 def test_reports_are_rendered_in_one_place():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,29 +83,6 @@ def _check_worker_count(
     """Raise ``ConfigurationError`` if ``n`` is larger than ``max_workers``."""
     if n is not None and n > max_workers:
         raise ConfigurationError(f"n={n} is not possible with {resources}.", f"Use n={max_workers}{alternative}.")
-
-
-def plan_hosts(
-    hosts: Sequence[str], gpus: Mapping[str, Sequence[str]], device: str | None, threads: int | None
-) -> tuple[WorkerSpec, ...]:
-    """Return the workers on hosts: one for each host name, with separate CUDA GPUs if a host has several.
-
-    Args:
-        hosts: Names of the hosts. A repeated name gets several workers.
-        gpus: Names of the GPUs of each host for ``CUDA_VISIBLE_DEVICES``. If a host is missing, its worker selects a GPU.
-        device: Name of the device, or ``None`` for the best device of each host.
-        threads: Number of CPU threads per worker, or ``None`` for the default of torch.
-
-    Raises:
-        ConfigurationError: If a host does not have enough GPUs.
-    """
-    for host, count in Counter(hosts).items():
-        num_gpus = len(gpus.get(host, ())) or count
-        if count > num_gpus:
-            message = f"{host} is named {count} times but has {pluralize(num_gpus, 'GPU')}."
-            raise ConfigurationError(message, f"Name it at most {num_gpus} times, or use device='cpu'.")
-    free = {host: iter(names) for host, names in gpus.items()}
-    return tuple(WorkerSpec(device, next(free.get(host, iter(())), None), threads) for host in hosts)
 
 
 def visible_gpu_ids(count: int, visible_devices: str | None) -> tuple[str, ...]:

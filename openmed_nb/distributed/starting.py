@@ -8,19 +8,22 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import re
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._events.activity import ProgressEvent
 from .._render.display import Displayable, Report
-from .._utils.text import describe_error, short_type_name
-from .._utils.validation import check_optional_integer
+from .._utils.text import describe_error
+from .._utils.validation import check_optional_integer, invalid_value
 from .._utils.warning import warn
 from ..devices.environment import preserve_variables
 from ..devices.machine import import_psutil, is_mps_simulated
@@ -29,17 +32,6 @@ from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
 from .client import call_on_workers, require_extra
 from .members import WorkerList, WorkerSpec, plan_workers, visible_gpu_ids
-from .ssh import (
-    ALLOWED_FAILURES,
-    DASHBOARD_DISABLED,
-    NETWORK_REMEDY,
-    START_TIMEOUT,
-    SshLogin,
-    ssh_cluster,
-    startup_settings,
-    validate_hosts,
-    wait_with_timeout,
-)
 
 if TYPE_CHECKING:
     from distributed import Client, Nanny, Security, SpecCluster
@@ -47,55 +39,63 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
+ALLOWED_FAILURES = 2  # Number of workers that a text may crash. Dask gives up the text after one more crash.
+
+START_TIMEOUT = 120.0  # Seconds from the start of a worker until the scheduler responds to it.
+CONNECT_TIMEOUT = 15.0  # Seconds to wait for a connection over SSH.
+
+START_SETTINGS: dict[str, object] = {
+    # By default, Dask sets the number of threads of every process to 1, including this one. WorkerSpec sets it per worker.
+    "distributed.nanny.pre-spawn-environ": {},
+    # The dashboard is disabled. Dask still opens its port, which DASHBOARD_DISABLED binds to the loopback interface.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    # The results of the profiler, which samples the stack of a worker every 10 ms, are only visible in the dashboard.
+    "distributed.worker.profile.enabled": False,
+    # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can
+    # contain thousands of notes.
+    "distributed.admin.low-level-log-length": 0,
+}
+
+DASHBOARD_DISABLED = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+
+START_LOCK = threading.Lock()  # Held while a start changes the settings of Dask, which are global in a process.
+LOCK_POLL_INTERVAL = 0.02  # Seconds between two attempts to acquire START_LOCK.
+
 REGISTRATION_TIMEOUT = 10.0  # Seconds from the start of the workers until the scheduler knows them.
 SHUTDOWN_TIMEOUT = 30.0  # Seconds to wait for a shutdown, which continues in its thread after the timeout.
 CANCEL_POLL_INTERVAL = 0.1  # Seconds between two checks of a cancelled start.
 
+HOST_PATTERN = re.compile(r"[\w:][\w.:%-]*")  # Host name or address. Whether the host exists is checked on connection.
+SSH_SETTINGS = "Set user names, ports and keys in ~/.ssh/config"
+
 MAIN_GUARD = "In a script, call it under if __name__ == '__main__', because workers import the script."
 
 
-def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the user
-    n: int | None = None,
-    hosts: Iterable[str] | None = None,
-    *,
-    device: str | None = None,
-    threads: int | None = None,
-    user: str | None = None,
-    key: str | os.PathLike[str] | None = None,
-    port: int | None = None,
-    known_hosts: str | os.PathLike[str] | None = None,
-    remote_python: str | os.PathLike[str] | None = None,
-    security: Security | None = None,
-    progress: bool = True,
+def cluster(
+    n: int | None = None, hosts: Iterable[str] | None = None, *, device: str | None = None, threads: int | None = None
 ) -> Cluster:
     """Start workers for :func:`openmed_nb.annotate` on this machine, or on several hosts over SSH.
 
-    Each worker is a process that loads the model once. Its device is selected by the same rules as in a notebook. All
-    connections are encrypted with TLS certificates that exist only for this cluster. A worker that crashes is restarted,
-    and its texts are processed again. An interrupt (Ctrl-C) stops the current operation of this process, but not the
-    workers on this machine. A cluster on hosts shuts down after 8 hours without work. ``client`` becomes the default
-    client of Dask.
+    Each worker is a process that loads the model once. Its device is selected by the same rules as in a notebook. A worker
+    that crashes is restarted, and its texts are processed again. An interrupt (Ctrl-C) stops the current operation of this
+    process, but not the workers. ``client`` becomes the default client of Dask.
+
+    The connections on this machine are encrypted and need a certificate of this cluster. On hosts, Dask's ``SSHCluster``
+    starts the processes. They exchange the texts without encryption, and accept code from every machine that reaches their
+    ports, so use it in a trusted network only. A cluster on hosts shuts down after 8 hours without work.
 
     Args:
         n: Number of workers on this machine. If ``None``, start one worker for each CUDA GPU, or one for MPS or the CPU.
             More than one worker needs as many CUDA GPUs, or ``device="cpu"`` and as many cores. Two workers are always
             allowed on the CPU.
-        hosts: Names of hosts that are reachable over SSH. Each gets one worker, and the first also runs the scheduler of
-            Dask. Each host needs the same openmed_nb with its ``cluster`` extra, a known host key, and ports that the
-            other hosts and this machine can reach. A host that is named twice gets two workers, each with a separate
-            CUDA GPU if the host has several.
+        hosts: Names of hosts to which ``ssh`` connects without a prompt. Each gets one worker, and the first also runs the
+            scheduler of Dask. Each host needs the same openmed_nb with its ``cluster`` extra in a Python at the same path
+            as this one, and ports that the other hosts and this machine can reach. User names, ports and keys are read from
+            ``~/.ssh/config``.
         device: Device of all workers. If ``None``, use the device of the session, or the best device of each host.
         threads: Number of CPU threads per worker. If ``None``, the workers share the cores of this machine, and hosts use
             the default of torch.
-        user: User name on the hosts. If ``None``, use the SSH configuration. This also applies to ``key``, ``port`` and
-            ``known_hosts``.
-        key: Path of a private key.
-        port: SSH port.
-        known_hosts: Path of a known-hosts file.
-        remote_python: Python executable on the hosts. If ``None``, use the path of this Python.
-        security: Custom TLS certificates, as files that exist on every host. If ``None``, create certificates for this
-            cluster.
-        progress: Whether to display the progress of operations that take longer than half a second.
 
     Returns:
         A context manager. Pass its ``client`` to ``annotate``. Its ``workers`` list the host, the device and the reason
@@ -103,35 +103,25 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
 
     Raises:
         ConfigurationError: If Dask is not installed, or an argument is not valid.
-        ClusterError: If the cluster fails to start. The message names the host.
+        ClusterError: If the cluster fails to start. The message names the hosts.
         DeviceError: If the device is not available.
 
     Example::
 
         with nb.cluster() as cluster:
             annotations = nb.annotate(notes, client=cluster.client)
-        with nb.cluster(hosts=["mac1", "mac2"], user="me") as cluster:
+        with nb.cluster(hosts=["mac1", "mac2"]) as cluster:
             annotations = nb.annotate(notes, "disease_detection_tiny", client=cluster.client)
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker imports the script. multiprocessing would also raise an error for new processes here.
         raise SystemExit(f"A worker tried to start another cluster. {MAIN_GUARD}")
-    with SESSION.operation(progress):
+    with SESSION.operation():
         SESSION.notify(ProgressEvent("Starting", "workers"))
         require_extra("distributed", "A cluster needs Dask")
         check_optional_integer("n", n, otherwise=", or pass host names as hosts=[...]")
         check_optional_integer("threads", threads)
         if hosts is None:
-            ssh_options = {
-                "user": user,
-                "key": key,
-                "port": port,
-                "known_hosts": known_hosts,
-                "remote_python": remote_python,
-            }
-            if names := [name for name, value in ssh_options.items() if value is not None]:
-                message = f"{', '.join(names)} can only be used with hosts."
-                raise ConfigurationError(message, "Pass the host names as hosts=[...].")
             if is_mps_simulated():
                 raise ConfigurationError("A SIMULATED Mac does not support clusters.", "End the simulation first.")
             from dask.system import CPU_COUNT
@@ -141,7 +131,7 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
                 len(SESSION.device_manager.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES")
             )
             plans = plan_workers(choice.device, n, gpus, CPU_COUNT, threads)
-            tls = validate_security(security)
+            tls = create_certificates()
             main = sys.modules["__main__"]
             if not hasattr(main, "__spec__"):  # The magic %reset deletes it, and multiprocessing.spawn reads it.
                 main.__spec__ = None
@@ -152,14 +142,123 @@ def cluster(  # noqa: PLR0913 - each parameter is an independent setting of the 
         if n is not None:
             remedy = "Remove n. A host that is named twice gets two workers."
             raise ConfigurationError("n can only be used without hosts.", remedy)
-        host_names = validate_hosts(hosts)
-        login = SshLogin.from_arguments(user, key, port, known_hosts, remote_python)
+        host_names = _validate_hosts(hosts)
         requested = None if device is None else DeviceRequest.parse(device, "argument").value
         require_extra("asyncssh", "A cluster over SSH needs asyncssh")
-        tls = validate_security(security, ("client",))
         reason = requested and f"{requested!r} was requested by {source_name('argument')}."
-        remote_cluster = ssh_cluster(host_names, login, requested, threads, tls)
-        return start_cluster(remote_cluster, tls, len(host_names), reason, NETWORK_REMEDY)
+        remedy = f"Check that this machine and {', '.join(host_names)} can reach each other's ports."
+        options = WorkerSpec(requested, threads=threads).options
+        return _start(lambda: _ssh_cluster(host_names, options), len(host_names), reason, remedy)
+
+
+def _validate_hosts(hosts: object) -> tuple[str, ...]:
+    """Validate host names and return them as a tuple.
+
+    Raises:
+        ConfigurationError: If the argument is not an iterable of valid host names.
+    """
+    names = tuple(hosts) if isinstance(hosts, Iterable) and not isinstance(hosts, str) else ()
+    if names and all(isinstance(name, str) and HOST_PATTERN.fullmatch(name) for name in names):
+        return names
+    raise invalid_value("hosts", hosts, f"Pass a list of host names, such as ['mac1', 'mac2']. {SSH_SETTINGS}.")
+
+
+def _ssh_cluster(hosts: Sequence[str], worker_options: Mapping[str, object]) -> SpecCluster:
+    """Start a cluster on hosts: the scheduler on the first host, and one worker for each host name.
+
+    Raises:
+        ClusterUnavailableError: If a host is not reachable, or cannot run Dask.
+    """
+    import asyncssh
+    from distributed import SSHCluster
+
+    workers = {
+        **DASHBOARD_DISABLED,
+        # The memory of a host is divided among its workers.
+        "memory_limit": 1 / max(Counter(hosts).values()),
+        # If the start fails on another host, the scheduler exits, and a worker waits for it without a limit.
+        "death_timeout": START_TIMEOUT,
+        **worker_options,
+    }
+    # An idle scheduler exits, because it does not notice that this process was killed.
+    scheduler = {**DASHBOARD_DISABLED, "allowed_failures": ALLOWED_FAILURES, "idle_timeout": "8 hours"}
+    try:
+        cluster = SSHCluster(
+            [hosts[0], *hosts],
+            connect_options={"connect_timeout": CONNECT_TIMEOUT},
+            worker_options=workers,
+            scheduler_options=scheduler,
+            remote_python=shlex.quote(sys.executable),
+            silence_logs=LOG_LEVEL,
+        )
+    except Exception as error:  # Dask raises bare exceptions if a process does not start.
+        cause = error.__cause__ or error  # Dask wraps the error of a scheduler.
+        remedy = f"Install openmed-nb[cluster] in {sys.executable} on each host."
+        if isinstance(cause, (asyncssh.Error, OSError)):
+            remedy = f"Check that ssh connects to each host without a prompt. {SSH_SETTINGS}."
+        message = f"The cluster failed to start on {', '.join(hosts)}: {describe_error(cause)}."
+        raise ClusterUnavailableError(message, remedy) from error
+
+    async def discard_output() -> None:
+        for process in (cluster.scheduler, *cluster.workers.values()):
+            await process.proc.redirect(stdout=asyncssh.DEVNULL, stderr=asyncssh.DEVNULL)
+
+    cluster.sync(discard_output)  # A process blocks when the pipe of its output is full.
+    return cluster
+
+
+def _start(create: Callable[[], SpecCluster], count: int, reason: str | None, remedy: str) -> Cluster:
+    """Start a cluster, and return it after its workers have registered. If the start fails, stop all its processes.
+
+    Args:
+        create: Function that starts the processes.
+        count: Number of workers.
+        reason: Reason for the device of the workers, if this process selected it.
+        remedy: Suggested action if Dask fails to start.
+
+    Raises:
+        ClusterUnavailableError: If the cluster fails to start.
+    """
+    import dask.config
+    from distributed import Client
+
+    from .worker import describe_worker  # This module imports numpy, which is imported only on demand.
+
+    def start() -> Cluster:
+        with START_LOCK, dask.config.set(START_SETTINGS):
+            dask_cluster = create()
+        with contextlib.ExitStack() as stack:
+            stack.callback(dask_cluster.close)
+            client = stack.enter_context(Client(dask_cluster))
+            client.wait_for_workers(count, timeout=REGISTRATION_TIMEOUT)
+            infos = call_on_workers(client, describe_worker)
+            stack.pop_all()
+        if reason is not None:
+            infos = [replace(info, reason=reason) for info in infos]
+
+        def stop() -> None:
+            # Failures become warnings, because the caller may already handle another error.
+            for close in (client.close, dask_cluster.close):
+                try:
+                    close()
+                except Exception as error:  # noqa: BLE001, PERF203 - Dask raises many types, and both calls must run
+                    message = f"The cluster did not shut down cleanly: {describe_error(error)}."
+                    warn(f"{message} Check for remaining processes of the cluster.")
+
+        return Cluster(client, WorkerList(tuple(infos)), stop)
+
+    with ThreadPoolExecutor(1, "openmed_nb cluster") as executor:
+        starting = executor.submit(start)
+        try:
+            return starting.result()
+        except KeyboardInterrupt:
+            if starting.exception() is None:
+                starting.result().close()
+            raise
+        except (OpenMedError, ImportError):
+            raise
+        except Exception as error:  # noqa: BLE001 - Dask raises bare exceptions
+            raise ClusterUnavailableError(f"The cluster failed to start: {describe_error(error)}.", remedy) from None
 
 
 class Cluster(Displayable):
@@ -184,7 +283,7 @@ class Cluster(Displayable):
         self.close()
 
     def close(self) -> None:
-        """Stop all processes of the cluster and wait for their exit. After an interrupt, call it again to continue waiting."""
+        """Stop all processes of the cluster. After an interrupt, call it again to continue waiting."""
         self.closed = True
         self._stop()
 
@@ -199,38 +298,12 @@ class Cluster(Displayable):
         return replace(report, title=title, html_sentences=(title,)) if self.closed else report
 
 
-ROLES = ("client", "scheduler", "worker")  # Process roles of Dask. Each role has a TLS certificate.
-
-
-def validate_security(security: object, roles: Iterable[str] = ROLES) -> Security:
-    """Validate custom TLS certificates, or create new ones if there are none.
-
-    Args:
-        security: ``distributed.Security``, or ``None``.
-        roles: Roles of the processes on this machine, whose certificate files are checked.
-
-    Raises:
-        ConfigurationError: If the certificates are incomplete or unreadable.
-    """
+def create_certificates() -> Security:
+    """Return TLS certificates for the connections of a cluster on this machine."""
     from distributed import Security
 
-    if security is None:
-        require_extra("cryptography", "TLS certificates need cryptography")
-        return Security.temporary()
-    if not isinstance(security, Security):
-        message = f"Invalid type for security: {short_type_name(security)}."
-        raise ConfigurationError(message, "Pass a distributed.Security or None.")
-    fields = ("tls_ca_file", *(f"tls_{role}_cert" for role in ROLES))
-    if missing := [field for field in fields if not getattr(security, field)]:
-        remedy = "Set a file for each field, or remove security."
-        raise ConfigurationError(f"security does not have {', '.join(missing)}.", remedy)
-    for role in roles:
-        try:
-            security.get_connection_args(role)
-        except OSError as error:  # noqa: PERF203 - at most three roles; errors of ssl are also OSError
-            message = f"The TLS certificate for the {role} is not usable: {describe_error(error)}."
-            raise ConfigurationError(message, "Set existing PEM files, or remove security.") from error
-    return security
+    require_extra("cryptography", "TLS certificates need cryptography")
+    return Security.temporary()
 
 
 def start_cluster(
@@ -313,7 +386,7 @@ async def local_cluster(
     scheduler = {"cls": Scheduler, "options": {**shared, "port": 0, "allowed_failures": ALLOWED_FAILURES}}
     cluster = SpecCluster(workers, scheduler, security=security, asynchronous=True)
     try:
-        async with startup_settings({}):
+        async with startup_settings():
             start = asyncio.ensure_future(cluster)
             try:
                 await wait_with_timeout(start, timeout)
@@ -330,6 +403,31 @@ async def local_cluster(
         yield cluster
     finally:
         await cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def startup_settings() -> AsyncIterator[None]:
+    """Context manager that changes the settings of Dask during the start of one cluster.
+
+    The start of another cluster waits here and can be cancelled.
+    """
+    import dask.config
+
+    while not START_LOCK.acquire(blocking=False):  # noqa: ASYNC110 - each start has a separate event loop
+        await asyncio.sleep(LOCK_POLL_INTERVAL)
+    try:
+        with dask.config.set(START_SETTINGS):
+            yield
+    finally:
+        START_LOCK.release()
+
+
+async def wait_with_timeout(start: asyncio.Future[SpecCluster], timeout: float) -> None:
+    """Wait for a start and raise its error. The start continues after the timeout and after a cancellation."""
+    done, _ = await asyncio.wait([start], timeout=timeout)
+    if not done:
+        raise TimeoutError(f"not started within {timeout:g} s")
+    start.result()
 
 
 class BackgroundContext(Generic[Value]):
@@ -436,9 +534,6 @@ class QuietDask:
         from distributed.utils import silence_logging_cmgr
 
         settings = {
-            # Dask stores the last messages of each connection for debugging (``BatchedSend.recent_message_log``), which can
-            # contain thousands of notes.
-            "distributed.admin.low-level-log-length": 0,
             # Dask does not restore this setting correctly if two clients are closed in the order of their creation.
             "scheduler": dask.config.get("scheduler", None),
         }

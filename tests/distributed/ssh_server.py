@@ -37,10 +37,8 @@ import asyncio, asyncssh, os, signal, subprocess, sys
 folder, port = sys.argv[1], int(sys.argv[2])
 
 async def run(process):
-    ends = process.get_extra_info("peername")[:2] + process.get_extra_info("sockname")[:2]
     child = await asyncio.create_subprocess_shell(
-        process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "SSH_CONNECTION": " ".join(map(str, ends))})  # In the format of sshd: ssh(1).
+        process.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
     ended = asyncio.create_task(child.wait())
     try:
@@ -72,15 +70,22 @@ class SshServer:
     port: int
     pid: int
 
-    @property
-    def login(self) -> dict[str, object]:
-        """Arguments of ``openmed_nb.cluster`` for the login."""
-        return {
-            "port": self.port,
-            "key": self.folder / "user",
-            "known_hosts": self.folder / "known_hosts",
-            "user": getpass.getuser(),
+    def write_settings(self, home: Path, **changes: object) -> None:
+        """Write the SSH settings of a user with the port, the key and the known hosts of this server.
+
+        Args:
+            home: Home directory of the user.
+            changes: Settings that differ from those of this server.
+        """
+        settings = {
+            "Port": self.port,
+            "User": getpass.getuser(),
+            "IdentityFile": self.folder / "user",
+            "UserKnownHostsFile": self.folder / "known_hosts",
         }
+        (home / ".ssh").mkdir(exist_ok=True)
+        lines = [f"{name} {value}\n" for name, value in {**settings, **changes}.items()]
+        (home / ".ssh" / "config").write_text("".join(lines))
 
 
 def find_free_port() -> int:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,6 @@ from ...._render.display import FAILED, to_plain_data, worst_status
 from ...._utils.clock import current_time
 from ...._utils.plain import atomic_write, from_json_data, utc_timestamp
 from ...._utils.text import describe_error, short_type_name
-from ....distributed.tethered import exit_on_stdin_close
 from ....errors import OpenMedError
 from ....session import SESSION
 from ..runner import merge_evidence, read_reports
@@ -39,6 +39,9 @@ ANSWER_FILE = "answer.json"
 
 # Time that a killed process may take to exit. A process that waits for a GPU may never exit.
 EXIT_GRACE_SECONDS = 10.0
+
+# Time for a regular exit of a process after SIGTERM when its report has ended.
+TERMINATION_GRACE_SECONDS = 3.0
 
 # A process prints a traceback each time this fraction of its time limit has passed, so that the last traceback shows where it hangs.
 TRACEBACK_FRACTION = 0.3
@@ -172,7 +175,7 @@ def main(directory: str, function: str, limit: float) -> None:
 
     report: ReportData = from_json_data(ReportData, json.loads(sys.stdin.readline()))
     tempfile.tempdir = directory
-    threading.Thread(target=exit_on_stdin_close, daemon=True).start()
+    threading.Thread(target=_exit_on_stdin_close, daemon=True).start()
     faulthandler.dump_traceback_later(TRACEBACK_FRACTION * limit, repeat=True)
     try:
         answer = _run_function(function, report)
@@ -186,6 +189,15 @@ def main(directory: str, function: str, limit: float) -> None:
         else:
             raise
     atomic_write(Path(directory, ANSWER_FILE), json.dumps(redact(answer), allow_nan=False))
+
+
+def _exit_on_stdin_close() -> None:
+    """Terminate this process when its standard input closes, first with SIGTERM."""
+    while os.read(0, 1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(TERMINATION_GRACE_SECONDS)
+    os._exit(1)
 
 
 def _run_function(function: str, previous: ReportData) -> dict[str, Any]:
