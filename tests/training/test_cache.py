@@ -180,6 +180,7 @@ def test_restart_forgets_releases():
     assert hooks.releases == NO_RELEASES
 
 
+@pytest.mark.usefixtures("long_steps")
 def test_trainer_releases_between_accumulated_batches(make_trainer):
     """Eight batches in four steps, whose gradients are accumulated; the smallest excess is released."""
     with nb.simulated_mps("8 GiB") as mps:
