@@ -26,13 +26,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
+from distributed import Client, LocalCluster
 
 import openmed_nb as nb
 
@@ -64,7 +66,7 @@ def main(count, model):
             peak[0] = max(peak[0], process.memory_info().rss)
             time.sleep(0.02)
 
-    with nb.cluster(n=2, device="cpu", threads=1) as cluster:
+    with nb.cluster(n=2, device="cpu") as cluster:
         threading.Thread(target=watch, daemon=True).start()
         texts = (f"Visit {number}." for number in range(count))
         found = nb.annotate(texts, model, client=cluster.client, progress=False)
@@ -84,19 +86,28 @@ def note(number: int) -> str:
     return f"Note {number}. {' '.join(sentences)}"
 
 
+@contextmanager
+def single_threaded(n: int) -> Iterator[SimpleNamespace]:
+    """Run workers with one CPU thread each. ``nb.cluster`` gives one worker all cores."""
+    options = {"threads_per_worker": 1, "memory_limit": 0, "dashboard_address": None}
+    with LocalCluster(n_workers=n, **options) as cluster, Client(cluster) as client:
+        yield SimpleNamespace(client=client)
+
+
 def throughput(device: str, texts: list[str], rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield for each type the median times of one process, of one worker and of several, alternately, and what they find."""
-    options = {"device": "cpu", "threads": 1} if device == "cpu" else {"device": "cuda"}
     counts = [n for n in (1, 2, 4) if n <= (2 if device == "cpu" else torch.cuda.device_count())]
-    ways: dict[str, Any] = {f"{n} workers": lambda n=n: nb.cluster(n=n, **options) for n in counts}
+    ways: dict[str, Any] = {f"{n} workers": lambda n=n: nb.cluster(n=n, device=device) for n in counts}
     if device == "cuda":
         ways["one process"] = nullcontext
+    else:
+        ways = {f"{n} workers": lambda n=n: single_threaded(n) for n in counts}
     dtypes = ("float32", "bfloat16") if device == "cuda" else ("float32",)
     found, times = {}, {(dtype, name): [] for dtype in dtypes for name in ways}
     for _round in range(rounds):
         for name, way in ways.items():
             with way() as cluster:  # Each alone: the processes of an idle cluster take some of the CPU.
-                where = {"device": "cuda"} if cluster is None else {"client": cluster.client}
+                where = {"device": device, "client": None if cluster is None else cluster.client}
                 for dtype in dtypes:
                     nb.annotate(texts[:100], dtype=dtype, progress=False, **where)
                     begin = time.perf_counter()

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .._render.display import Displayable, Report, Table, pluralize, to_plain_data
-from .._utils.validation import check_optional_integer
 from ..annotation.resume import changed_settings
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, WorkerMismatchError
@@ -18,63 +17,49 @@ from ..errors import ConfigurationError, WorkerMismatchError
 MIN_CPU_WORKERS = 2
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
-    """Start options of a worker.
+def worker_options(device: str | None, threads: int | None = None, gpu: str | None = None) -> dict[str, object]:
+    """Return the options of Dask's ``Nanny`` for a worker.
 
-    Attributes:
+    Args:
         device: Device name in the worker. If ``None``, use the best device of its machine.
-        visible_devices: Value of ``CUDA_VISIBLE_DEVICES``, which selects one GPU. If ``None``, it is not set.
         threads: Number of CPU threads. If ``None``, use the default of torch.
+        gpu: Name of a GPU for ``CUDA_VISIBLE_DEVICES``. If ``None``, all GPUs are visible.
     """
-
-    device: str | None
-    visible_devices: str | None = None
-    threads: int | None = None
-
-    @property
-    def options(self) -> dict[str, object]:
-        """Options for Dask's ``Nanny``."""
-        variables = {
-            "OPENMED_TORCH_DEVICE": self.device,
-            "CUDA_VISIBLE_DEVICES": self.visible_devices,
-            "OMP_NUM_THREADS": self.threads and str(self.threads),
-        }
-        # With more than one thread, the worker tokenizes a chunk while it computes another one.
-        tasks = 1 if self.threads == 1 else 2
-        return {"nthreads": tasks, "env": {name: value for name, value in variables.items() if value is not None}}
+    variables = {
+        "OPENMED_TORCH_DEVICE": device,
+        "CUDA_VISIBLE_DEVICES": gpu,
+        "OMP_NUM_THREADS": threads and str(threads),
+    }
+    # With more than one thread, the worker tokenizes a chunk while it computes another one.
+    tasks = 1 if threads == 1 else 2
+    return {"nthreads": tasks, "env": {name: value for name, value in variables.items() if value is not None}}
 
 
-def plan_workers(
-    device: str, n: int | None, gpus: Sequence[str], cores: int, threads: int | None = None
-) -> tuple[WorkerSpec, ...]:
-    """Return the workers for a device of this machine: one for each CUDA GPU, one for MPS, at least one for the CPU.
+def plan_workers(device: str, n: int | None, gpus: Sequence[str], cores: int) -> list[dict[str, object]]:
+    """Return the options of the workers on this machine: one for each CUDA GPU, one for MPS, at least one for the CPU.
 
     Args:
         device: Name of the device.
         n: Number of workers. If ``None``, use the default of the device.
         gpus: Names of the GPUs for ``CUDA_VISIBLE_DEVICES``.
-        cores: Number of CPU cores.
-        threads: Number of CPU threads per worker. If ``None``, several workers share the cores.
+        cores: Number of CPU cores, which several workers share.
 
     Raises:
         ConfigurationError: If there are not enough devices or cores for ``n`` workers.
     """
-    check_optional_integer("n", n)
-    check_optional_integer("threads", threads)
     target = get_device(device)
     if not target.is_accelerator:
         count = n or 1
         _check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
-        default_threads = None if count == 1 else max(1, cores // count)
-        return (WorkerSpec(target.type, threads=threads or default_threads),) * count
+        threads = None if count == 1 else max(1, cores // count)
+        return [worker_options(target.type, threads)] * count
     if not target.supports_index:
         _check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
-        return (WorkerSpec(target.type, threads=threads),)
+        return [worker_options(target.type)]
     index = device.partition(":")[2]
     selected = gpus if not index else gpus[int(index) : int(index) + 1]
     _check_worker_count(n, len(selected), f"{pluralize(len(selected), 'GPU')} for {device!r}")
-    return tuple(WorkerSpec(target.type, gpu, threads) for gpu in selected[:n])
+    return [worker_options(target.type, gpu=gpu) for gpu in selected[:n]]
 
 
 def _check_worker_count(

@@ -53,7 +53,7 @@ def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - only its setup
     """
     import openmed_nb
 
-    with openmed_nb.cluster(n=2, device="cpu", threads=1) as cluster:
+    with openmed_nb.cluster(n=2, device="cpu") as cluster:
         yield cluster
 
 

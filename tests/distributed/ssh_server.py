@@ -63,12 +63,10 @@ class SshServer:
     Attributes:
         folder: Directory of its files.
         port: Port of the server.
-        pid: Process id of the server, which is the parent of all processes that it starts.
     """
 
     folder: Path
     port: int
-    pid: int
 
     def write_settings(self, home: Path, **changes: object) -> None:
         """Write the SSH settings of a user with the port, the key and the known hosts of this server.
@@ -121,7 +119,7 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
         process = subprocess.Popen(command, stderr=log, env={**os.environ, "PYTHONPATH": path})
         try:
             wait_for_port(port, process)
-            yield SshServer(folder, port, process.pid)
+            yield SshServer(folder, port)
         finally:
             process.terminate()
             process.wait(timeout=20)

@@ -572,7 +572,7 @@ class TestMissingWorkers:
         file = tmp_path / "run.jsonl"
         read = []
         if closed == "with its cluster":
-            context = nb.cluster(n=1, device="cpu", threads=1)
+            context = nb.cluster(n=1, device="cpu")
         else:
             context = open_client(request.getfixturevalue("pool"))
         with context as closeable:
