@@ -266,7 +266,7 @@ def test_release_sends_events(listener):
     nb.release(namespace={})
     remove()
 
-    sources = [f"source {number} of 5" for number in range(1, 6)] + ["5 sources"]
+    sources = [f"source {number} of 4" for number in range(1, 5)] + ["4 sources"]
     assert listener.events == ["Releasing: memory", *(f"Releasing: memory ({source})" for source in sources), None]
     assert loaded == [0]
 
