@@ -133,7 +133,7 @@ def is_inside_word(text: str, position: int) -> bool:
         return False
     left = text[before]
     right = text[position]
-    if is_ignorable(right) or text[position - 1] == JOINER:
+    if is_ignorable(right) or (text[position - 1] == JOINER and not right.isspace()):
         return not left.isspace()
     if _is_word_character(left) and _is_word_character(right):
         return True
