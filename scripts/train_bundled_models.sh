@@ -9,6 +9,8 @@ data=$1
 work=$2
 shift 2
 stages=${*:-prepare encoders first second one two}
+first="$work/first-0.npz $work/first-1.npz $work/first-2.npz"
+second="$work/second-3.npz $work/second-4.npz"
 
 train() {
   # shellcheck disable=SC2086 # Several options.
@@ -49,27 +51,24 @@ COMMANDS
       ;;
     # The second teachers also learn from the first.
     second)
-      soft="--soft-labels $work/first-0.npz $work/first-1.npz $work/first-2.npz"
-      again="--epochs 4 --batch-size 128 --learning-rate 2e-4"
+      again="--soft-labels $first --epochs 4 --batch-size 128 --learning-rate 2e-4"
       together << COMMANDS
-teach $data $work/teacher $work/second-3.npz --seed 3 $soft $again
-teach $data $work/teacher $work/second-4.npz --seed 4 $soft $again
+teach $data $work/teacher $work/second-3.npz --seed 3 $again
+teach $data $work/teacher $work/second-4.npz --seed 4 $again
 COMMANDS
       ;;
     # The students learn from the gold labels and from the second teachers, in two rounds.
-    one | two)
-      soft="--soft-labels $work/second-3.npz $work/second-4.npz"
-      if [ "$stage" = one ]; then
-        together << COMMANDS
-distil $data $work/default $work/one-default --size default $soft
-distil $data $work/small $work/one-small --size small $soft
+    one)
+      together << COMMANDS
+distil $data $work/default $work/one-default --size default --soft-labels $second
+distil $data $work/small $work/one-small --size small --soft-labels $second
 COMMANDS
-      else
-        together << COMMANDS
-distil $data $work/one-default $work/disease --size default $soft --epochs 9 --learning-rate 3e-4
-distil $data $work/one-small $work/disease_small --size small $soft --epochs 9 --learning-rate 8e-4
+      ;;
+    two)
+      together << COMMANDS
+distil $data $work/one-default $work/disease --size default --soft-labels $second --epochs 9 --learning-rate 3e-4
+distil $data $work/one-small $work/disease_small --size small --soft-labels $second --epochs 9 --learning-rate 8e-4
 COMMANDS
-      fi
       ;;
     *)
       echo "There is no stage $stage." >&2

@@ -45,7 +45,7 @@ def file_lock(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def temporary_folder(parent: Path) -> Iterator[Path]:
     """Create a hidden folder in another folder for a with block, after removing those that killed processes left there."""
-    find_abandoned(parent, remove=True)
+    remove_abandoned(parent)
     folder = parent / f".openmed-{_host()}-{uuid.uuid4().hex}"
     lock = Path(f"{folder}.lock")
     with contextlib.ExitStack() as stack:
@@ -58,13 +58,8 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
             _remove(folder, lock)
 
 
-def find_abandoned(parent: Path, remove: bool = False) -> list[Path]:
-    """Return the temporary folders whose process was killed.
-
-    Args:
-        parent: Folder that contains them.
-        remove: Whether to remove them.
-    """
+def remove_abandoned(parent: Path) -> list[Path]:
+    """Remove the temporary folders in a folder whose process was killed, and return their paths."""
     abandoned = []
     for lock in parent.glob(".openmed-*.lock"):
         folder = lock.with_suffix("")
@@ -74,8 +69,7 @@ def find_abandoned(parent: Path, remove: bool = False) -> list[Path]:
             if match and (match[1] == _host() or _idle_seconds(folder) > MAX_IDLE_SECONDS):
                 with file_lock(lock):
                     abandoned.append(folder)
-                    if remove:
-                        _remove(folder, lock)
+                    _remove(folder, lock)
     return abandoned
 
 

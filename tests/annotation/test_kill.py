@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import run_python
-from openmed_nb._utils.temporary import find_abandoned, temporary_folder
+from openmed_nb._utils.temporary import remove_abandoned, temporary_folder
 
 pytestmark = [
     pytest.mark.real_computer,  # Each run is in a process of its own.
@@ -168,8 +168,8 @@ def test_export_keeps_files_of_living_exports(tmp_path):
         Path(f"{foreign}.lock").touch()
         (tmp_path / ".openmed-of-the-user").mkdir()
 
-        assert find_abandoned(tmp_path, remove=True) == []
+        assert remove_abandoned(tmp_path) == []
         assert (living / "export").exists()
         os.utime(foreign, (0, 0))
-        assert find_abandoned(tmp_path, remove=True) == [foreign]
+        assert remove_abandoned(tmp_path) == [foreign]
     assert [path.name for path in tmp_path.iterdir()] == [".openmed-of-the-user"]

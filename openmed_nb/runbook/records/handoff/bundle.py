@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from ...._events.activity import ProgressEvent
 from ...._render.display import OK, WARNING, Displayable, Report, Table, format_bytes, pluralize
 from ...._utils.plain import to_json
-from ...._utils.temporary import find_abandoned, temporary_folder
+from ...._utils.temporary import remove_abandoned, temporary_folder
 from ...._utils.text import describe_error, describe_file, describe_value, model_label, short_type_name
 from ...._utils.validation import check_bool, check_path
 from ....devices.machine import distribution_of
@@ -284,7 +284,7 @@ def _check_new_folder(folder: str | os.PathLike[str]) -> Path:
         ConfigurationError: If the directory is not empty or is a file.
     """
     target = Path(os.path.realpath(check_path(folder, "folder")))
-    find_abandoned(target, remove=True)
+    remove_abandoned(target)
     try:
         occupied = any(target.iterdir())
     except FileNotFoundError:
