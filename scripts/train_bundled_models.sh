@@ -2,8 +2,8 @@
 # Train both bundled models: sh scripts/train_bundled_models.sh DATA WORK [STAGE ...]
 #
 # DATA and WORK are the folders that scripts/train_bundled_model.py describes. WORK/disease and WORK/disease_small are the models.
-# Stages, in this order: prepare, encoders, first, second, one, two. Without a stage, all of them run. On one H200, each takes
-# four to six minutes, and prepare takes one. OPTIONS is added to each command, for a quick trial: OPTIONS="--limit 300".
+# Stages, in this order: prepare, encoders, first, second, one, two. Without a stage, all of them run. On an H200, each takes
+# three to five minutes, and prepare takes one. OPTIONS is added to each command, for a quick trial: OPTIONS="--limit 300".
 set -eu
 data=$1
 work=$2
@@ -51,7 +51,7 @@ COMMANDS
       ;;
     # The second teachers also learn from the first.
     second)
-      again="--soft-labels $first --epochs 4 --batch-size 128 --learning-rate 2e-4"
+      again="--soft-labels $first --epochs 4 --batch-size 128"
       together << COMMANDS
 teach $data $work/teacher $work/second-3.npz --seed 3 $again
 teach $data $work/teacher $work/second-4.npz --seed 4 $again
@@ -66,8 +66,8 @@ COMMANDS
       ;;
     two)
       together << COMMANDS
-distil $data $work/one-default $work/disease --size default --soft-labels $second --epochs 9 --learning-rate 3e-4
-distil $data $work/one-small $work/disease_small --size small --soft-labels $second --epochs 9 --learning-rate 8e-4
+distil $data $work/one-default $work/disease --size default --soft-labels $second --epochs 4 --learning-rate 3e-4
+distil $data $work/one-small $work/disease_small --size small --soft-labels $second --epochs 4 --learning-rate 8e-4
 COMMANDS
       ;;
     *)

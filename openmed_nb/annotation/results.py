@@ -1308,7 +1308,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             Labels: DISEASE (1 entity)
             Entities
               label    score  characters  text
-              DISEASE  0.99   8-14        asthma
+              DISEASE  1.00   8-14        asthma
         """
         return NotePages(self) if number is None else self.at(self._locate(number))
 
