@@ -29,7 +29,7 @@ from openmed_nb.annotation.export.registry import FORMATS
 from openmed_nb.devices import environment
 from openmed_nb.notebook import magics
 from openmed_nb.runbook.checks.doctor import checks, silent_errors
-from openmed_nb.runbook.verdict.gates import SYMPTOMS
+from openmed_nb.runbook.verdict.metrics import SYMPTOMS
 from source_calls import ELLIPSIS, Call, find_calls
 
 ROOT = Path(__file__).parents[2]

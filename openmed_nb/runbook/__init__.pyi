@@ -21,6 +21,6 @@ from .records.logbook.logbook import Logbook as Logbook
 from .records.logbook.logbook import LogbookDiff as LogbookDiff
 from .records.report.report import DeviceReport as DeviceReport
 from .records.signals import SystemStatus as SystemStatus
-from .verdict.gates import Gates as Gates
-from .verdict.gates import gates as gates
+from .verdict.metrics import Gates as Gates
+from .verdict.metrics import gates as gates
 from .verdict.verdict import Verdict as Verdict

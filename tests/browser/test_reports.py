@@ -20,8 +20,7 @@ from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.verdict.gates import Gates
-from openmed_nb.runbook.verdict.metrics import Evidence
+from openmed_nb.runbook.verdict.metrics import Evidence, Gates
 from openmed_nb.runbook.verdict.verdict import evaluate
 
 pytestmark = pytest.mark.slow
@@ -65,7 +64,13 @@ REPORTS = {
     ),
     "verdict": evaluate(
         Evidence(
-            *(("m",), "mps", "annotation", 2.9, 3.1, 3.3, 0.7, {"data": 0.4, "transfer": 0.1, "forward": 0.5}),
+            device="mps",
+            task="annotation",
+            speedup_low=2.9,
+            speedup=3.1,
+            speedup_high=3.3,
+            utilization=0.7,
+            phase_fractions={"data": 0.4, "transfer": 0.1, "forward": 0.5},
             entity_agreement=1.0,
             headroom=0.4,
             fallback_time=0.01,

@@ -376,7 +376,7 @@ def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle 
     is_last = stage is STAGES[-1]
     for reason in verdict.reasons:
         if reason.precedence in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.metrics or is_last):
-            metrics = "; ".join(metric.description for metric in reason.metrics)
+            metrics = verdict.describe_metrics(reason)
             details = f" ({metrics})" if metrics else ""
             return Obstacle(f"{'; '.join(reason.conditions)}{details}.", " ".join(reason.actions))
     if is_last:
@@ -384,7 +384,7 @@ def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle 
     for requirement in verdict.missing_requirements:
         if requirement.is_needed and requirement.precedence in stage.areas and requirement.is_blocking:
             longer = f"seconds={2 * seconds:g} (--seconds {2 * seconds:g} on the command line)"
-            remedy = f"Repeat the bring-up with {longer}, or run {requirement.first_command}."
+            remedy = f"Repeat the bring-up with {longer}, or run {requirement.command}."
             return Obstacle(f"missing measurement: {requirement.name}.", remedy)
     return None
 

@@ -225,7 +225,7 @@ def merge_evidence(subject: ReportSubject, device: str | None, stored: Iterable[
             values[name] = tuple(value) if isinstance(value, list) else value
     values["device"] = device or "cpu"
     values["task"] = TRAINING if subject.training else ANNOTATION
-    values["simulated"] = subject.simulated
+    values["simulated"] = subject.simulated or None
     return Evidence(**values)
 
 
@@ -246,9 +246,9 @@ class StageReadings:
 
 def read_reports(reports: Sequence[Displayable], known: Evidence) -> StageReadings:
     """Return the metrics of reports, given the evidence of previous stages."""
-    from ..verdict.figures import extract_metrics
+    from ..verdict.metrics import extract_metrics
     from ..verdict.verdict import collect_evidence
 
-    evidence = collect_evidence(known, *reports, task=known.task)
-    new_evidence = {name: value for name, value in evidence.measured.items() if name not in known.measured}
+    evidence = collect_evidence(known, *reports, task=known["task"])
+    new_evidence = {name: value for name, value in evidence.items() if name not in known}
     return StageReadings(tuple(map(extract_metrics, reports)), new_evidence, evidence)

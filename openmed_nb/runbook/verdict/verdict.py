@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..._render.display import (
-    FAILED,
-    NOT_APPLICABLE,
     OK,
-    SEVERITY,
     SIMULATED_SUFFIX,
     WARNING,
     Displayable,
-    JsonMixin,
-    JsonObject,
     Report,
     Table,
     pluralize,
 )
-from ..._render.drawing import Chart, StatusIndicator
 from ..._utils.text import describe_value, short_type_name
-from ..._utils.validation import invalid_type
+from ..._utils.validation import invalid_type, is_finite_number
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError, UnknownModelError
@@ -34,37 +28,29 @@ from ..checks.precision.policy import AcceptanceCriteria
 from ..checks.precision.report import ParityReport
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.logbook.sections import ReportMetrics, finite_numbers
-from ..records.signals import SystemStatus
-from .figures import extract_metrics
-from .gates import Gates
-from .lanes import CPU as CPU_LANE
-from .lanes import LANE_BY_DEVICE_TYPE, Lanes
-from .lanes import MLX as MLX_LANE
-from .lanes import REMOTE as REMOTE_LANE
 from .metrics import (
     GATES,
-    HOURS,
     INFERENCE,
     METRICS,
     REPORTS,
     TRAINING,
     Area,
+    Context,
     Evidence,
-    EvidenceContext,
-    format_with_unit,
+    Gates,
+    format_rows,
+    format_value,
+    read_report,
 )
 from .rules import (
-    CPU,
     FALL_BACK,
     KEEP_DEVICE,
-    MLX,
-    REMOTE,
     EvidenceCase,
-    MetricValues,
+    Reason,
     Recommendation,
     Requirement,
-    VerdictRule,
     build_decision_matrix,
+    list_requirements,
 )
 
 # Task of each type of measured step; a custom step may belong to any task.
@@ -73,9 +59,6 @@ TASK_BY_STEP = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: 
 # Classes that wrap a model, and do not identify it.
 WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
-# Detail of the status indicator of an area that does not affect the verdict.
-NOT_RELEVANT = "not relevant"
-
 UNKNOWN_MODULE_PARITY = (
     "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
 )
@@ -83,35 +66,56 @@ HARMLESS_SYNCHRONIZATIONS = "A step waits for the device at locations that nb.ru
 SIMULATED_EVIDENCE_NOTICE = (
     "The evidence is simulated: this verdict illustrates the procedure and does not apply to real MPS hardware."
 )
+REVIEW_AFTER_TWO_WEEKS = "If the same operators still dominate Profile.diff(...) after two weeks, move this work to another lane or accept it."
+
+# Execution targets of a workload, with their strengths, risks and typical workloads.
+LANES = (
+    (
+        "CPU",
+        "supports every PyTorch operator; the reference for all comparisons",
+        "slow for large models and long texts",
+        "small models, short texts, checks, and work that another lane computes incorrectly",
+    ),
+    (
+        "MPS",
+        "runs the same PyTorch code on the GPU of a Mac; notes stay on the machine",
+        "operators that fall back or have silent errors; memory shared with all programs",
+        "annotation in full batches, and fine-tuning of models that fit in memory",
+    ),
+    (
+        "MLX",
+        "built for Apple GPUs, with fast text generation",
+        "different code and weights, which require full validation",
+        "language models that generate text on a Mac",
+    ),
+    (
+        "remote pool",
+        "throughput scales with the number of computers; continues while the laptop sleeps",
+        "notes leave this computer; different drivers and versions; queueing",
+        "work of more than a day, services, and models that do not fit on this computer",
+    ),
+)
 
 
-@dataclass(frozen=True)
-class Reason(JsonMixin):
-    """A recommendation with its conditions and supporting metrics.
+@dataclass(frozen=True, repr=False)
+class Lanes(Displayable):
+    """Comparison of the lanes CPU, MPS, MLX and remote pool. A lane is an execution target of a workload.
 
     Attributes:
-        recommendation: The recommendation.
-        precedence: Area of the recommendation, which determines its precedence.
-        conditions: Conditions that hold, as text.
-        metrics: Supporting metrics, with their gates.
-        actions: Suggested actions.
-        reconsider_when: Measurements that would change the recommendation.
+        recommendation: Recommendation of the verdict.
     """
 
-    JSON_EXCLUDE = ("precedence",)
-    JSON_PROPERTIES = ("area",)
+    SCHEMA = "openmed_nb/lanes/1"
 
     recommendation: Recommendation
-    precedence: Area
-    conditions: tuple[str, ...]
-    metrics: MetricValues
-    actions: tuple[str, ...]
-    reconsider_when: tuple[str, ...]
 
-    @property
-    def area(self) -> str:
-        """Area: ``"correctness"``, ``"memory"``, ``"data"``, ``"batch"``, ``"fallbacks"`` or ``"speed"``."""
-        return self.precedence.name.lower()
+    def to_report(self) -> Report:
+        """Return a report with a row for each lane."""
+        table = Table("Lanes", ("lane", "strengths", "risks", "best for"), LANES)
+        return Report(f"Lanes: {self.recommendation}", (REVIEW_AFTER_TWO_WEEKS,), (table,))
+
+    def __str__(self) -> str:
+        return format_rows(self.to_report())
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,13 +130,13 @@ class Verdict(Displayable):
 
     Example:
         >>> verdict = evaluate(Evidence(device="mps", task="annotation", entity_agreement=0.9))
-        >>> verdict.recommendation, verdict.is_conclusive, [metric.value for metric in verdict.reason.metrics]
-        ('compute on the CPU', True, [0.9])
+        >>> verdict.recommendation, verdict.is_conclusive, verdict.reason.metrics
+        ('compute on the CPU', True, ('entity_agreement',))
     """
 
     SCHEMA = "openmed_nb/verdict/1"
     JSON_EXCLUDE = ("missing_requirements",)
-    JSON_PROPERTIES = ("recommendation", "is_conclusive", "simulated", "slow_conditions", "warnings", "break_even")
+    JSON_PROPERTIES = ("recommendation", "is_conclusive", "simulated", "warnings", "not_known", "break_even")
 
     evidence: Evidence
     gates: Gates
@@ -148,12 +152,6 @@ class Verdict(Displayable):
     def recommendation(self) -> Recommendation:
         """Recommendation, such as ``"keep this device"``; :func:`openmed_nb.verdict` lists all of them."""
         return self.reason.recommendation
-
-    @property
-    def alternatives(self) -> tuple[Reason, ...]:
-        """Other applicable recommendations in order of precedence, each with its first reason."""
-        first_reasons = {reason.recommendation: reason for reason in reversed(self.reasons)}
-        return tuple(reason for reason in self.reasons[1:] if first_reasons[reason.recommendation] is reason)
 
     @property
     def blocking_requirements(self) -> tuple[Requirement, ...]:
@@ -172,16 +170,11 @@ class Verdict(Displayable):
     @property
     def simulated(self) -> bool:
         """Whether any of the evidence comes from a simulated device."""
-        return self.evidence.simulated
-
-    @property
-    def slow_conditions(self) -> tuple[str, ...]:
-        """Conditions of the computer that affect timings."""
-        return self.evidence.slow_conditions or ()
+        return bool(self.evidence["simulated"])
 
     @property
     def _case(self) -> EvidenceCase:
-        return EvidenceCase(self.evidence, vars(self.gates))
+        return EvidenceCase(self.evidence, self.gates)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -189,26 +182,21 @@ class Verdict(Displayable):
         evidence = self.evidence
         case = self._case
         warnings = []
-        if evidence.refused_dtype:
-            warnings.append(f"The entities of the model change in {evidence.refused_dtype}: use float32.")
-        if evidence.silent_errors:
-            names = ", ".join(evidence.silent_errors)
+        if evidence["refused_dtype"]:
+            warnings.append(f"The entities of the model change in {evidence['refused_dtype']}: use float32.")
+        if evidence["silent_errors"]:
+            names = ", ".join(evidence["silent_errors"])
             warnings.append(
                 f"Known silent errors were detected on this device ({names}); see nb.doctor() for remedies."
             )
-        if evidence.models and len(evidence.models) > 1:
-            names = ", ".join(evidence.models)
-            warnings.append(
-                f"The reports use several names for the model ({names}): make sure that they refer to the same model."
-            )
-        if evidence.task == INFERENCE and case.on_accelerator and not case.is_correctness_known():
+        if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(UNKNOWN_MODULE_PARITY)
-        if evidence.synchronizations and not case.find_blocking_synchronizations():
+        if evidence["synchronizations"] and not case.find_blocking_synchronizations():
             warnings.append(HARMLESS_SYNCHRONIZATIONS)
         if case.is_speedup_possible(1.0):
             warnings.append("No significant difference in speed from the CPU.")
-        if case.is_speedup_possible(1 + self.gates.speedup):
-            warnings.append("The confidence interval of the speedup includes its threshold; measure more rounds.")
+        if case.is_speedup_possible(case.get_threshold("speedup")):
+            warnings.append("The confidence interval of the speedup includes its threshold; measure longer.")
         return tuple(warnings)
 
     @property
@@ -228,7 +216,7 @@ class Verdict(Displayable):
         if not blocking:
             return ""
         names = ", ".join(requirement.name for requirement in blocking)
-        command = f"Run {blocking[0].first_command}."
+        command = f"Run {blocking[0].command}."
         is_suggested = any(command in action for action in self.reason.actions)
         return f"Not measured, and could change the verdict: {names}.{'' if is_suggested else f' {command}'}"
 
@@ -244,144 +232,72 @@ class Verdict(Displayable):
         if self._case.on_accelerator:
             return ()
         sentences = [*(self.break_even.sentences if self.break_even else ())]
-        if evidence.knee:
-            at_least = "at least " if evidence.knee_gain is None else ""
-            sentences.append(f"The best batch size is {at_least}{pluralize(evidence.knee, 'row')}.")
-        if evidence.hours is not None and evidence.num_texts:
-            duration = format_with_unit(HOURS, evidence.hours)
-            sentences.append(f"On this computer, {pluralize(evidence.num_texts, 'note')} take {duration}.")
+        if evidence["knee"]:
+            at_least = "at least " if evidence["knee_gain"] is None else ""
+            sentences.append(f"The best batch size is {at_least}{pluralize(evidence['knee'], 'row')}.")
+        if evidence["hours"] is not None and evidence["num_texts"]:
+            duration = format_value("hours", evidence["hours"])
+            sentences.append(f"On this computer, {pluralize(evidence['num_texts'], 'note')} take {duration}.")
         return tuple(sentences)
 
     @property
     def lanes(self) -> Lanes:
-        """Comparison of CPU, MPS, MLX and a remote pool, with the measurements and the lane of this verdict."""
-        lane = {CPU: CPU_LANE, MLX: MLX_LANE, REMOTE: REMOTE_LANE}.get(self.recommendation, "")
-        if self.recommendation == KEEP_DEVICE:
-            lane = LANE_BY_DEVICE_TYPE.get(self.evidence.device_type or "", "")
-        return Lanes(self.evidence, self.gates, self.recommendation, lane)
+        """Comparison of CPU, MPS, MLX and a remote pool."""
+        return Lanes(self.recommendation)
 
-    @property
-    def title(self) -> str:
-        """Device and recommendation in one line, with the operators that should fall back."""
-        device = self.evidence.device or "an unknown device"
-        operators = (self.evidence.refused_operators or ()) + (self.evidence.fallback_operators or ())
-        suffix = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
-        return f"Verdict on {device}{SIMULATED_SUFFIX if self.simulated else ''}: {self.recommendation}{suffix}"
-
-    def to_dict(self) -> JsonObject:
-        """Return the verdict as JSON-compatible data."""
-        not_known = [
-            {
-                "name": requirement.name,
-                "command": requirement.command,
-                "could_change_verdict": requirement in self.blocking_requirements,
-            }
-            for requirement in self.missing_requirements
-        ]
-        return {**super().to_dict(), "not_known": not_known}
-
-    @property
-    def indicators(self) -> tuple[StatusIndicator, ...]:
-        """Status of each area: beyond its gates, within its gates, not measured, or not relevant."""
-        indicators = []
-        for area in Area:
-            reasons = [
-                reason for reason in self.reasons if reason.precedence == area and reason.recommendation != KEEP_DEVICE
-            ]
-            beyond = [metric for reason in reasons for metric in reason.metrics]
-            gates = [name for name in METRICS if name in GATES and GATES[name].area == area]
-            gated = list(map(self._case.get_gated_metric, gates))
-            measured = [metric for metric in gated if metric.value is not None]
-            detail = next((metric.measured for metric in beyond + measured), "")
-            if beyond:
-                status = FAILED
-            elif any(
-                requirement.precedence == area and requirement.is_needed for requirement in self.missing_requirements
-            ):
-                status = NOT_APPLICABLE
-                detail = detail or "not measured"
+    def describe_metrics(self, reason: Reason) -> str:
+        """Return the metrics of a reason with their gates and named items, without values that differ between runs."""
+        limits = self.gates.format_values()
+        descriptions = []
+        for name in reason.metrics:
+            label, unit = METRICS[name]
+            if unit == "names":
+                descriptions.append(f"{label}: {format_value(unit, self.evidence[name])}")
             else:
-                status = OK if measured else NOT_APPLICABLE
-            indicators.append(StatusIndicator(area.name.lower(), status, detail or NOT_RELEVANT))
-        return tuple(indicators)
+                descriptions.append(f"{label} (gate {name}: {limits[name]})" if name in limits else label)
+        return "; ".join(descriptions)
 
     def to_report(self) -> Report:
-        """Return a report of the recommendation and its reasons; measured values are in tables of metrics."""
+        """Return a report of the recommendation and its reason; measured values are in a table of metrics."""
+        evidence = self.evidence
         reason = self.reason
-        notices = (SIMULATED_EVIDENCE_NOTICE,) if self.simulated else ()
-        reasons = (*notices, f"Reason: {'; '.join(reason.conditions)}.")
-        actions = (
-            f"Suggested action: {' '.join(reason.actions)}",
-            f"What could change this: {' '.join(reason.reconsider_when)}",
-        )
-        descriptions = "; ".join(metric.description for metric in reason.metrics)
-        supporting = (f"Metrics: {descriptions}.",) if descriptions else ()
-        missing = (self.missing_summary,) if self.missing_summary else ()
-        conditions = tuple(f"Condition during the measurement: {condition}" for condition in self.slow_conditions)
-        remarks = (*conditions, *self.warnings, *self.gates.changes)
-        alternatives = tuple(
-            (alternative.recommendation, "; ".join(alternative.conditions), "; ".join(alternative.actions))
-            for alternative in self.alternatives
-        )
-        supporting_rows = tuple(
-            (metric.row[0], reason.recommendation, *metric.row[1:])
-            for reason in self.reasons
-            for metric in reason.metrics
-        )
-        supporting_names = {row[0] for row in supporting_rows}
-        other_rows = tuple(row for row in self.evidence.rows() if row[0] not in supporting_names)
-        missing_rows = tuple(
-            (requirement.name, "yes" if requirement in self.blocking_requirements else "no", requirement.command)
-            for requirement in self.missing_requirements
-        )
-        relevant = (indicator for indicator in self.indicators if indicator.detail != NOT_RELEVANT)
-        indicators = tuple(sorted(relevant, key=lambda indicator: SEVERITY.index(indicator.status), reverse=True))
-        metrics = (
-            Table(
-                "Supporting metrics",
-                ("metric", "recommendation", "value", "gate", "threshold"),
-                supporting_rows,
-                collapsed=True,
-            ),
-            Table(
-                "Missing measurements",
-                ("measurement", "could change the verdict", "how to measure"),
-                missing_rows,
-                collapsed=True,
-            ),
-            Table("Other measurements", ("metric", "value"), other_rows, collapsed=True),
+        operators = (evidence["refused_operators"] or ()) + (evidence["fallback_operators"] or ())
+        suffix = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
+        device = f"{evidence['device'] or 'an unknown device'}{SIMULATED_SUFFIX if self.simulated else ''}"
+        sentences = [*self.answer]
+        if self.simulated:
+            sentences.append(SIMULATED_EVIDENCE_NOTICE)
+        sentences.append(f"Reason: {'; '.join(reason.conditions)}.")
+        if reason.metrics:
+            sentences.append(f"Metrics: {self.describe_metrics(reason)}.")
+        if self.missing_summary:
+            sentences.append(self.missing_summary)
+        sentences.append(f"Suggested action: {' '.join(reason.actions)}")
+        conditions = evidence["slow_conditions"] or ()
+        sentences += [f"Condition during the measurement: {condition}" for condition in conditions]
+        limits = self.gates.format_values()
+        rows = tuple(
+            (
+                metric.label,
+                format_value(metric.unit, evidence[name]),
+                f"at {'least' if GATES[name].is_minimum else 'most'} {limits[name]}" if name in limits else "",
+            )
+            for name, metric in METRICS.items()
+            if evidence[name] is not None
         )
         return Report(
-            title=self.title,
-            sentences=(
-                *self.answer,
-                *reasons,
-                *supporting,
-                *missing,
-                *actions,
-                *remarks,
-            ),
-            tables=(
-                Table(
-                    "Other applicable recommendations",
-                    ("recommendation", "reason", "suggested action"),
-                    alternatives,
-                ),
-            ),
-            metrics=metrics,
-            html_sentences=(self.title, *self.answer, *reasons, *missing, *actions, *remarks),
+            title=f"Verdict on {device}: {self.recommendation}{suffix}",
+            sentences=(*sentences, *self.warnings, *self.gates.changes),
+            metrics=(Table("Measurements", ("metric", "value", "gate"), rows, collapsed=True),),
             status=OK if self.recommendation == KEEP_DEVICE and self.is_conclusive else WARNING,
-            charts=(Chart("Gates of this verdict", indicators=indicators),),
         )
 
     def logbook_metrics(self) -> ReportMetrics:
         """Return the numeric evidence for a logbook."""
         evidence = self.evidence
-        values = finite_numbers(
-            {**evidence.measured, "reasons": len(self.reasons), "not_known": len(self.missing_requirements)}
-        )
-        subject = evidence.task or "computer"
-        return ReportMetrics("verdict", subject, evidence.device, self.recommendation, self.simulated, values)
+        values = finite_numbers({**evidence, "not_known": len(self.missing_requirements)})
+        subject = evidence["task"] or "computer"
+        return ReportMetrics("verdict", subject, evidence["device"], self.recommendation, self.simulated, values)
 
 
 def verdict(
@@ -405,12 +321,10 @@ def verdict(
         - ``recommendation``: ``"keep this device"``, ``"speed up the input pipeline"``, ``"fix the batch"``,
           ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``, ``"move to MLX"``,
           ``"move to a remote pool"``, ``"compute on the CPU"`` or ``"measure first"``.
-        - ``reason``: supporting metrics with their gates, suggested actions, and measurements that could change it.
-        - ``alternatives``: other applicable recommendations.
+        - ``reason``: conditions, names of the supporting metrics, and suggested actions.
         - ``missing_requirements``: relevant measurements that are missing.
         - ``is_conclusive``: whether none of them could change the verdict.
         - ``lanes``: comparison of CPU, MPS, MLX and a remote pool.
-
         - ``break_even``: on the CPU, its notes per hour, and the notes per hour from which a GPU is worth using: the rate of
           the CPU, increased by the gate ``speedup``, 22% by default (source: the runbook).
 
@@ -419,7 +333,7 @@ def verdict(
 
     Raises:
         ConfigurationError: If an object is not a report, two reports have the same type, or reports are of different
-            devices, models or tasks. If a name and a class may denote the same model, the verdict has a warning instead.
+            devices, models or tasks.
 
     The decision matrix is part of ``print(nb.runbook.gates())``. Incorrect results take precedence, then memory, data, batch
     size, fallbacks, and speed. Metrics that were not measured are never guessed.
@@ -432,9 +346,9 @@ def verdict(
     if gates is not None and not isinstance(gates, Gates):
         raise invalid_type("gates", gates, "Pass nb.runbook.gates(speedup=0.3).")
     evidence = collect_evidence(*reports, gates=gates, task=task, num_texts=num_texts)
-    device = evidence.device or (None if reports else "cpu")
-    if evidence.no_gpu is None and device == "cpu" and _has_no_gpu():
-        evidence = replace(evidence, device=device, no_gpu=True)
+    device = evidence["device"] or (None if reports else "cpu")
+    if evidence["no_gpu"] is None and device == "cpu" and _has_no_gpu():
+        evidence = Evidence(**{**evidence, "device": device, "no_gpu": True})
     return evaluate(evidence, gates)
 
 
@@ -452,32 +366,18 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
         ('measure first', 'checkpoint / accumulate')
     """
     gates = Gates() if gates is None else gates
-    case = EvidenceCase(evidence, vars(gates))
-    missing = case.find_missing_requirements()
+    case = EvidenceCase(evidence, gates)
+    missing = tuple(requirement for requirement in list_requirements(case) if requirement.is_missing)
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)
-    command = first_missing.first_command if first_missing else "nb.doctor()"
-    *rules, keep, tentative_keep, keep_cpu, measure = build_decision_matrix(case, command)
+    problems, conclusions = build_decision_matrix(case, first_missing.command if first_missing else "nb.doctor()")
     # Rules of the same precedence and recommendation form one reason.
-    groups: dict[tuple[Area, Recommendation], list[VerdictRule]] = {}
-    for rule in rules:
+    reasons: dict[tuple[Area, Recommendation], Reason] = {}
+    for rule in problems:
         if rule.metrics:
-            groups.setdefault((rule.precedence, rule.recommendation), []).append(rule)
-    if not groups:
-        rule = next((rule for rule in (keep, tentative_keep, keep_cpu) if rule.metrics), measure)
-        groups[rule.precedence, rule.recommendation] = [rule]
-    return Verdict(evidence, gates, tuple(map(_merge_rules, groups.values())), missing)
-
-
-def _merge_rules(rules: Sequence[VerdictRule]) -> Reason:
-    """Return rules with the same recommendation as one reason without duplicates."""
-    return Reason(
-        rules[0].recommendation,
-        rules[0].precedence,
-        tuple(dict.fromkeys(rule.condition for rule in rules)),
-        tuple(dict.fromkeys(metric for rule in rules for metric in rule.metrics)),
-        tuple(dict.fromkeys(rule.action for rule in rules)),
-        tuple(dict.fromkeys(rule.reconsider_when for rule in rules)),
-    )
+            key = (rule.precedence, rule.recommendation)
+            reasons[key] = reasons[key].merge(rule) if key in reasons else rule
+    conclusion = next((rule for rule in conclusions if rule.metrics), conclusions[-1])
+    return Verdict(evidence, gates, tuple(reasons.values()) or (conclusion,), missing)
 
 
 def collect_evidence(
@@ -485,42 +385,33 @@ def collect_evidence(
 ) -> Evidence:
     """Return the metrics of reports, in any order. An :class:`Evidence` among them has precedence."""
     reports_by_type = _group_by_type(reports)
-    user_evidence: Evidence = reports_by_type.pop(Evidence, Evidence())
-    summaries = [extract_metrics(report) for report in reports_by_type.values() if not isinstance(report, SystemStatus)]
-    device = user_evidence.device or _find_device(summaries, reports_by_type.get(Comparison))
-    if task is None:
-        task = user_evidence.task or _find_task(summaries)
-    models = user_evidence.models or _find_model_names(reports_by_type.values()) or None
-    dtypes = (summary.run.dtype for summary in summaries if summary.run.dtype)
+    evidence = Evidence(**reports_by_type.pop(Evidence, {}))
+    gates = gates or Gates()
+    summaries = [read_report(report, Context()) for report in reports_by_type.values()]
+    _check_models(reports_by_type.values())
+    dtypes = [summary.run.dtype for summary in summaries]
     _single_value("a model in several dtypes", dtypes, "Pass reports of one dtype.")
-    # A forecast runs on the CPU and does not depend on a simulation; the system status describes the computer only.
-    is_simulated = any(summary.simulated for summary in summaries if summary.report != "forecast")
-    is_simulated = is_simulated or getattr(reports_by_type.get(SystemStatus), "simulated", False)
-    context = EvidenceContext(device, task, gates or Gates(), user_evidence.measured)
-    sources: list[object] = []
+    values = {
+        **evidence,
+        "device": evidence["device"] or _find_device(summaries, reports_by_type.get(Comparison)),
+        "task": task or evidence["task"] or _find_task(summaries),
+        "num_texts": evidence["num_texts"] if num_texts is None else num_texts,
+        "simulated": evidence["simulated"] or any(summary.simulated for summary in summaries) or None,
+    }
     parity = reports_by_type.get(ParityReport)
     if parity is not None and parity.dtype != "float32":
         # Parity in a reduced dtype is evidence about the device only if the entities are kept. It has precedence over a
         # precision verdict in the same dtype.
         del reports_by_type[ParityReport]
-        sources.append(PrecisionVerdict(parity, AcceptanceCriteria()))
-    sources += reports_by_type.values()
-    if Comparison in reports_by_type:
-        sources.append(reports_by_type[Comparison].for_device(device or "cpu"))
-    for name, metric in METRICS.items():
-        if name not in context.values and (value := metric.read(sources, context)) is not None:
-            context.values[name] = value
-    return replace(
-        user_evidence,
-        **{
-            **context.values,
-            "models": models,
-            "device": device,
-            "task": task,
-            "num_texts": user_evidence.num_texts if num_texts is None else num_texts,
-            "simulated": user_evidence.simulated or is_simulated,
-        },
-    )
+        reports_by_type[PrecisionVerdict] = PrecisionVerdict(parity, AcceptanceCriteria())
+    for report_type in REPORTS:
+        if report_type in reports_by_type:
+            context = Context(Evidence(**values), gates)
+            for name, value in read_report(reports_by_type[report_type], context).values.items():
+                is_known = value is not None and (not isinstance(value, float) or is_finite_number(value))
+                if name in METRICS and is_known and values.get(name) is None:
+                    values[name] = value
+    return Evidence(**values)
 
 
 def _group_by_type(reports: Iterable[object]) -> dict[type, Any]:
@@ -544,13 +435,13 @@ def _group_by_type(reports: Iterable[object]) -> dict[type, Any]:
     return reports_by_type
 
 
-def _single_value(description: str, values: Iterable[str], remedy: str) -> str | None:
+def _single_value(description: str, values: Iterable[str | None], remedy: str) -> str | None:
     """Return the value that reports agree on, or ``None`` if there is none.
 
     Raises:
         ConfigurationError: If there are different values.
     """
-    unique = sorted(set(values))
+    unique = sorted({value for value in values if value})
     if len(unique) > 1:
         raise ConfigurationError(f"The reports cover {description}: {', '.join(unique)}.", remedy)
     return unique[0] if unique else None
@@ -558,9 +449,7 @@ def _single_value(description: str, values: Iterable[str], remedy: str) -> str |
 
 def _find_device(summaries: Iterable[ReportMetrics], comparison: Comparison | None) -> str | None:
     """Return the device of the reports; for a comparison alone, the fastest device other than the CPU."""
-    devices = (
-        summary.canonical_device for summary in summaries if summary.canonical_device and summary.report != "comparison"
-    )
+    devices = (summary.canonical_device for summary in summaries if summary.report != "comparison")
     device = _single_value("several devices", devices, "Pass reports of one device.")
     if device is not None or comparison is None:
         return device
@@ -571,48 +460,34 @@ def _find_device(summaries: Iterable[ReportMetrics], comparison: Comparison | No
 
 def _find_task(summaries: Sequence[ReportMetrics]) -> str | None:
     """Return the task of the reports; a memory curve alone implies a training."""
-    tasks = {TASK_BY_STEP[summary.run.task] for summary in summaries if summary.run.task in TASK_BY_STEP}
+    tasks = (TASK_BY_STEP.get(summary.run.task or "") for summary in summaries)
     task = _single_value("several tasks", tasks, "Pass reports of one task, or select it with task=.")
     return TRAINING if task is None and any(summary.report == "memory" for summary in summaries) else task
 
 
-def _find_model_names(reports: Iterable[object]) -> tuple[str, ...]:
-    """Return the names of the model in the reports, in alphabetical order.
+def _check_models(reports: Iterable[object]) -> None:
+    """Raise an error if two reports certainly cover different models.
 
-    Raises:
-        ConfigurationError: If two names certainly denote different models.
+    The name of a class and the name from which a model is loaded may denote the same model, and so may a wrapper.
     """
-    model_reports = [getattr(report, "parity", report) for report in reports]  # The parity of a precision verdict.
-    names_and_tasks = sorted(
-        {
-            (getattr(report, "model", "") or getattr(report, "name", ""), getattr(report, "task", ""))
-            for report in model_reports
-        }
-    )
-    for is_comparable in (_is_class_name, _is_loadable):
-        names = [name for name, task in names_and_tasks if name and task != CUSTOM_STEP and is_comparable(name)]
-        different = [name for name in names if _canonical_name(name) != _canonical_name(names[0])]
-        if different:
-            models = f"{describe_value(names[0])} and {describe_value(different[0])}"
-            raise ConfigurationError(
-                f"The reports cover different models: {models}.", "Pass reports of one model, under one name."
-            )
-    return tuple(dict.fromkeys(name for name, _ in names_and_tasks if name))
+    classes = set()
+    loaded: dict[object, str] = {}
+    for report in reports:
+        subject = getattr(report, "parity", report)  # The parity of a precision verdict.
+        name = getattr(subject, "model", "") or getattr(subject, "name", "")
+        if not name or name in WRAPPERS or getattr(subject, "task", "") == CUSTOM_STEP:
+            continue
+        if name in BUNDLED or not name.isidentifier():
+            loaded.setdefault(_locate_model(name), name)
+        elif name != name.lower():
+            classes.add(name)
+    for names in (classes, loaded.values()):
+        _single_value("several models", map(describe_value, names), "Pass reports of one model, under one name.")
 
 
-def _is_class_name(name: str) -> bool:
-    """Return whether a name is the class of a model object, not a name from which a model is loaded."""
-    return name.isidentifier() and name != name.lower() and name not in WRAPPERS
-
-
-def _is_loadable(name: str) -> bool:
-    """Return whether a model can be loaded from a name: a bundled model, a hub id, or a path."""
-    return name in BUNDLED or not name.isidentifier()
-
-
-def _canonical_name(name: str) -> object:
-    """Return the name of a class, or the location of a model, to compare names of models."""
+def _locate_model(name: str) -> object:
+    """Return the location of a model, to compare names of models."""
     try:
-        return name if _is_class_name(name) else find_model(name)
+        return find_model(name)
     except UnknownModelError:
         return name

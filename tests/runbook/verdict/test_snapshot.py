@@ -1,11 +1,10 @@
 """Snapshot of the reports and JSON of a verdict. Run pytest with ``--record`` to update ``snapshot.json``."""
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
-from openmed_nb.runbook.verdict.gates import gates
-from openmed_nb.runbook.verdict.metrics import METRICS, Evidence
+from openmed_nb.runbook.verdict.metrics import METRICS, Evidence, gates
 from openmed_nb.runbook.verdict.verdict import evaluate
 
 SNAPSHOT = Path(__file__).with_name("snapshot.json")
@@ -17,24 +16,22 @@ VALUES = {
     "fraction": 0.7149,
     "difference": 3e-6,
     "rate": 1234.5,
+    "hours": 2.5,
     "count": 2_952_000,
     "boolean": True,
     "phases": {"data": 0.1, "transfer": 0.2, "forward": 0.7},
 }
-ALL_METRICS = {field.name: VALUES[METRICS[field.name].unit] for field in fields(Evidence)}
 
 
 def render_reports():
     """Return the snapshot as JSON text."""
-    limits = gates(speedup=0.3)
-    evidence = Evidence(**{**ALL_METRICS, "task": "inference", "device": "mps", "simulated": False})
-    verdict = evaluate(evidence, limits)
+    evidence = {name: VALUES[metric.unit] for name, metric in METRICS.items()}
+    verdict = evaluate(Evidence(**evidence | {"task": "inference", "device": "mps"}), gates(speedup=0.3))
     reports = {
-        "gates": [str(limits).splitlines(), limits.to_dict()],
-        "evidence": [asdict(evidence.to_report()), evidence.to_dict()],
+        "gates": str(verdict.gates).splitlines(),
         "nothing": asdict(evaluate(Evidence()).to_report()),
-        "everything": [asdict(verdict.to_report()), verdict.to_dict(), asdict(verdict.logbook_metrics())],
-        "lanes": [str(verdict.lanes).splitlines(), verdict.lanes.to_dict()],
+        "everything": [asdict(verdict.final_report()), verdict.to_dict(), asdict(verdict.logbook_metrics())],
+        "lanes": str(verdict.lanes).splitlines(),
     }
     return json.dumps(reports, indent=1, sort_keys=True) + "\n"
 

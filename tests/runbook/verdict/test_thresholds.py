@@ -3,7 +3,6 @@ import inspect
 import json
 import operator
 import re
-from dataclasses import fields
 
 import pytest
 
@@ -12,12 +11,10 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import HEADROOM_FRACTION
 from openmed_nb.runbook.bench.timing import MAX_DATA_FRACTION
 from openmed_nb.runbook.checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
-from openmed_nb.runbook.verdict.gates import SYMPTOMS, Gates
-from openmed_nb.runbook.verdict.metrics import GATES, METRICS
+from openmed_nb.runbook.verdict.metrics import GATES, METRICS, SYMPTOMS, Gates
 from openmed_nb.training.curve import GROWTH_THRESHOLD
 
 CODE_PATTERN = re.compile("`([^`]+)`")
-GATE_NAMES = [field.name for field in fields(Gates)]
 # Maximum of each threshold that may exceed 1.
 MAXIMUM = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
 
@@ -45,7 +42,7 @@ def test_defaults_match_the_other_modules():
     )
 
 
-@pytest.mark.parametrize("name", GATE_NAMES)
+@pytest.mark.parametrize("name", GATES)
 def test_threshold_is_between_0_and_its_maximum(name):
     maximum = MAXIMUM.get(name, 1)
 
@@ -55,21 +52,17 @@ def test_threshold_is_between_0_and_its_maximum(name):
         nb.runbook.gates(**{name: maximum + 1})
 
 
-@pytest.mark.parametrize("name", GATE_NAMES)
-def test_changed_threshold_comes_first(name):
-    default = getattr(Gates(), name)
-    gates = nb.runbook.gates(**{name: default / 2})
+@pytest.mark.parametrize("name", GATES)
+def test_changed_threshold_is_a_sentence(name):
+    gates = nb.runbook.gates(**{name: getattr(Gates, name) / 2})
+    default = Gates().format_values()[name]
 
-    assert gates.changed == ((name, default, default / 2),)
-    assert gates.to_report().tables[0].rows[0][:3] == (
-        name,
-        gates.format_values()[name],
-        f"was {Gates().format_values()[name]}",
-    )
+    assert gates.changes == (f"Gate changed: {name} from {default} to {gates.format_values()[name]}.",)
+    assert gates.to_report().sentences == gates.changes
 
 
 def test_default_value_is_not_a_change():
-    assert nb.runbook.gates(speedup=0.22).changed == ()
+    assert nb.runbook.gates(speedup=0.22).changes == ()
     assert nb.runbook.gates() == Gates()
 
 
@@ -96,14 +89,14 @@ def test_verdict_rejects_gates_as_dict():
         nb.verdict(gates={"speedup": 0.3})
 
 
-def test_text_fits_line_width_and_contains_all_cells():
+def test_text_contains_all_rows():
     gates = nb.runbook.gates(speedup=0.3)
-    words = {word for table in gates.to_report().tables for row in table.rows for cell in row for word in cell.split()}
+    rows = [row for table in gates.to_report().tables for row in table.rows]
 
-    assert max(map(len, str(gates).splitlines())) <= 120
-    assert words <= set(str(gates).split())
+    assert all(cell in str(gates) for row in rows for cell in row)
+    assert rows[0][1::3] == ("30%", "the runbook")
     assert "Decision matrix" in gates._repr_html_()
-    json.dumps(gates.to_dict())
+    assert json.loads(json.dumps(gates.to_dict()))["speedup"] == 0.3
 
 
 def test_symptoms_name_existing_tools():

@@ -158,7 +158,7 @@ class SmokeBenchmark(JsonMixin):
 
     def logbook_metrics(self) -> ReportMetrics:
         """Return the metrics for a logbook."""
-        from ...verdict.figures import extract_metrics
+        from ...verdict.metrics import extract_metrics
 
         memory = extract_metrics(self.memory)
         values = {"texts_per_second": self.fastest, **memory.values}

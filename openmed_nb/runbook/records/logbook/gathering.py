@@ -139,7 +139,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         >>> book.dataset.items, book.run.batch_size, book.diff(book).comparable
         (1, 8, True)
     """
-    from ...verdict.figures import extract_metrics
+    from ...verdict.metrics import extract_metrics
 
     check_bool("applications", applications)
     with SESSION.operation(progress):

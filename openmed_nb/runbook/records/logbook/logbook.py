@@ -85,7 +85,7 @@ class Logbook(LogbookData, Displayable):
         Raises:
             ConfigurationError: If a value is not a report, or a report is of a different device than the logbook.
         """
-        from ...verdict.figures import extract_metrics
+        from ...verdict.metrics import extract_metrics
 
         metrics = tuple(map(extract_metrics, reports))
         device = report_device(metrics)

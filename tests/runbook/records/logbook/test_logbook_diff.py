@@ -136,7 +136,7 @@ def test_diff_compares_the_knee_as_a_metric(logbooks):
     books = [logbooks.change_section("", metrics=()).with_reports(report) for report in (sweep, other)]
     metrics = books[0].diff(books[1]).metrics
 
-    assert ("knee_rows", 64, 32) in [(metric.name, metric.first, metric.second) for metric in metrics]
+    assert ("knee", 64, 32) in [(metric.name, metric.first, metric.second) for metric in metrics]
 
 
 @pytest.mark.parametrize("name", ["model", "dataset"])

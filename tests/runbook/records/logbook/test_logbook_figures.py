@@ -8,7 +8,7 @@ from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
 from openmed_nb.runbook.records.logbook.logbook import report_device
-from openmed_nb.runbook.verdict.figures import extract_metrics
+from openmed_nb.runbook.verdict.metrics import extract_metrics
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 
