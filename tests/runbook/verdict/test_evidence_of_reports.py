@@ -1,4 +1,4 @@
-"""Metrics that a verdict and a logbook read from reports. Run pytest with ``--record`` to update ``figures.json``."""
+"""Metrics that a verdict and a logbook read from reports. Run pytest with ``--record`` to update ``evidence.json`` and ``figures.json``."""
 
 import contextlib
 import itertools
@@ -37,9 +37,10 @@ from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
 from openmed_nb.runbook.records.signals import SystemStatus
 from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics, gates
 from openmed_nb.runbook.verdict.verdict import collect_evidence
-from openmed_nb.training.curve import INSUFFICIENT_DATA, MemoryCurve, MemorySample
+from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 LOGBOOK_SNAPSHOT = Path(__file__).with_name("figures.json")
+EVIDENCE_SNAPSHOT = Path(__file__).with_name("evidence.json")
 MIB = 1 << 20
 PHASE_TIMES = PhaseTimes({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
 CPU = DeviceMetrics("cpu", 0.04, (0.039, 0.042), 16, PhaseTimes({"data": 0.002, "forward": 0.038}))
@@ -163,202 +164,117 @@ def make_doctor_report(*findings):
 FASTER = replace(MPS, device="cuda:1", speedup=Interval(20.0, 21.0, 22.0, 0.96))
 THREE_DEVICES = replace(COMPARISON, devices=(CPU, MPS, FASTER))
 FEWER_ENTITIES = replace(HALF, spans=EntityAgreement(exact=80, missing=20))
-STILL_INCREASING = POINTS[:-1]
-MODE = ("aten::mode",)
+LARGEST_SIZES_FIT = POINTS[:-1]
+REJECTED_REASON = RejectionReason("Too few.", "More texts.", conclusive=False)
 
-
-@pytest.mark.parametrize(
-    ("reports", "metrics"),
-    [
-        # A comparison is read for the fastest device other than the CPU, or for the device of the other reports.
-        (
-            [COMPARISON],
-            {
-                "device": "mps",
-                "task": "annotation",
-                "speedup_low": 3.8,
-                "speedup": 4.0,
-                "speedup_high": 4.3,
-                "utilization": 0.7,
-                "data_fraction": 0.2,
-                "transfer_fraction": 0.1,
-                "batch": None,
-                "batch_tokens": 2048,
-                "texts_per_second": 1600.0,
-            },
-        ),
-        ([replace(COMPARISON, devices=(CPU,))], {"device": "cpu", "speedup": None, "batch_tokens": 2048}),
-        ([replace(COMPARISON, task="training step")], {"task": "training", "batch": 16}),
-        ([THREE_DEVICES], {"device": "cuda:1", "speedup": 21.0}),
-        ([THREE_DEVICES, SWEEP], {"device": "mps", "speedup": 4.0}),
-        ([THREE_DEVICES, make_sweep(device="cpu")], {"device": "cpu", "speedup": None}),
-        # A sweep is read for the batch size in use, or for the knee.
-        (
-            [SWEEP, COMPARISON],
-            {"knee_gain": 0.1, "headroom": 0.6, "knee": 32, "best_batch": 32, "out_of_memory_at": 64},
-        ),
-        ([SWEEP], {"knee_gain": None, "batch": None, "headroom": 0.2}),
-        ([SWEEP, Evidence(batch=48)], {"knee_gain": None, "headroom": None}),
-        ([make_sweep(Point(1, fits=False), knee=None)], {"out_of_memory_at": 1, "knee": None, "headroom": None}),
-        ([make_sweep(POINTS[0], Point(16, 1500.0, memory=360 * MIB), knee=16)], {"headroom": 0.1}),
-        # Memory is rounded to one percent, so a knee slightly above 90% of the limit has enough headroom.
-        ([make_sweep(POINTS[0], Point(16, 1500.0, memory=361 * MIB), knee=16)], {"headroom": 0.1}),
-        # The tokens of annotation are converted to rows of the sweep; throughput between points is interpolated.
-        (make_token_batches(2048), {"batch": 16, "knee_gain": 0.1}),
-        (make_token_batches(2048, 64), {"batch": 32, "knee_gain": 0.0}),
-        (make_token_batches(3072), {"batch": 24, "knee_gain": 1650 / 1575 - 1}),
-        (make_token_batches(100), {"batch": 1, "knee_gain": None}),
-        (make_token_batches(None), {"batch": None, "knee_gain": None}),
-        (make_token_batches(2048, None), {"batch": None, "knee_gain": None}),
-        # A sweep that ended while throughput still increased can only show that a batch is too small.
-        ([Evidence(batch=32), make_sweep(*STILL_INCREASING, stop_code="time")], {"knee_gain": None}),
-        ([Evidence(batch=32), make_sweep(*STILL_INCREASING, stop_code="largest")], {"knee_gain": None}),
-        ([Evidence(batch=32), make_sweep(*STILL_INCREASING)], {"knee_gain": 0.0}),
-        (
-            [Evidence(batch=32), make_sweep(*STILL_INCREASING, stop_code="time", knee=16)],
-            {"knee_gain": 1500 / 1650 - 1},
-        ),
-        ([Evidence(batch=8), make_sweep(*STILL_INCREASING, stop_code="time")], {"knee_gain": 1650 / 900 - 1}),
-        # Parity in a reduced dtype that loses entities is evidence against the dtype alone.
-        (
-            [PARITY],
-            {
-                "entity_agreement": 0.99,
-                "refused_dtype": None,
-                "recall_loss": 0.01,
-                "gradients": 1e-5,
-                "logits": 3e-6,
-                "non_finite_tokens": 0,
-            },
-        ),
-        ([HALF], {"entity_agreement": 0.99, "refused_dtype": None, "logits": None, "non_finite_tokens": None}),
-        ([FEWER_ENTITIES], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
-        ([replace(HALF, non_finite_tokens=1)], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
-        ([replace(HALF, spans=EntityAgreement())], {"entity_agreement": None, "refused_dtype": None}),
-        ([replace(PARITY, spans=EntityAgreement())], {"entity_agreement": None, "refused_dtype": None}),
-        ([REJECTED_DTYPE], {"entity_agreement": None, "refused_dtype": "bfloat16"}),
-        ([REJECTED_DTYPE, PARITY], {"entity_agreement": 0.99, "refused_dtype": "bfloat16"}),
-        ([PrecisionVerdict(HALF, AcceptanceCriteria())], {"entity_agreement": 0.99, "refused_dtype": None}),
-        (
-            [
-                PrecisionVerdict(
-                    HALF, AcceptanceCriteria(), (RejectionReason("Too few.", "More texts.", conclusive=False),)
-                )
-            ],
-            {"entity_agreement": 0.99, "refused_dtype": None},
-        ),
-        # Parity has precedence over a precision verdict.
-        (
-            [PrecisionVerdict(replace(HALF, spans=EntityAgreement(exact=1)), AcceptanceCriteria()), HALF],
-            {"entity_agreement": 0.99},
-        ),
-        # Losses that diverge.
-        ([make_losses((1.0, 1.0))], {"task": "training", "device": "mps", "divergence_source": ()}),
-        ([make_losses((1.0, 2.0))], {"divergence_source": ("from step 2",)}),
-        # A memory curve.
-        (
-            [make_curve(*[100] * 8)],
-            {"memory_verdict": "flat", "task": "training", "device": "mps", "memory_growth": 0.0},
-        ),
-        ([make_curve(*[100, 180] * 4)], {"memory_verdict": "sawtooth"}),
-        ([make_curve(100)], {"memory_verdict": INSUFFICIENT_DATA}),
-        ([make_peak_curve()], {"headroom": 0.15}),
-        ([make_peak_curve(0.9)], {"headroom": 0.06}),
-        # A profile contains the synchronization points in user code, and fallbacks.
-        (
-            [PROFILE],
-            {
-                "synchronizations": (".item() at train.py:41 in step",),
-                "tiny_batch": True,
-                "batch_tokens": 4096,
-                "texts_per_second": 1600.0,
-                "fallback_operators": (),
-            },
-        ),
-        ([make_profile(device="cpu")], {"synchronizations": (), "fallback_operators": None, "fallback_calls": None}),
-        ([make_profile(simulated=True)], {"tiny_batch": None}),
-        ([make_profile(seconds=0.0)], {"texts_per_second": None}),
-        (
-            [make_profile(fallbacks=(FALLBACK, replace(FALLBACK, operator="aten::eig", outcome=UNSUPPORTED)))],
-            {"fallback_operators": MODE, "refused_operators": ("aten::eig",)},
-        ),
-        # Fallback times are read only if they are large, because a small fraction does not include the copies.
-        (
-            [make_fallback_profile(mode=0.002, addmm=0.006)],
-            {"fallback_operators": ("aten::mode.values",), "fallback_calls": 0.01, "fallback_time": 0.25},
-        ),
-        ([make_fallback_profile(mode=0.0001, addmm=0.006)], {"fallback_calls": 0.01, "fallback_time": None}),
-        ([make_fallback_profile()], {"fallback_calls": 0.01, "fallback_time": None}),
-        ([replace(make_fallback_profile(mode=0.002), simulated=True)], {"fallback_time": None}),
-        # For training, only a forecast with a training step shows that no operator falls back.
-        ([FORECAST], {"fallback_operators": MODE}),
-        ([replace(FORECAST, rows=())], {"fallback_operators": ()}),
-        ([replace(FORECAST, simulated=True)], {"simulated": None}),
-        (
-            [make_forecast("inference"), Evidence(task="annotation")],
-            {"fallback_operators": (), "refused_operators": ()},
-        ),
-        (
-            [make_forecast("inference"), Evidence(task="training")],
-            {"fallback_operators": None, "refused_operators": None},
-        ),
-        ([make_forecast("inference", "backward"), Evidence(task="training")], {"fallback_operators": ()}),
-        ([FORECAST, Evidence(task="training")], {"fallback_operators": MODE}),
-        # The doctor.
-        (
-            [DOCTOR],
-            {
-                "device_faults": (),
-                "silent_errors": ("long matrix product",),
-                "doctor_failures": ("packages",),
-                "slow_conditions": (str(DOCTOR.findings[-1]),),
-            },
-        ),
-        (
-            [make_doctor_report(("computation", FAILED), ("known silent errors", NOT_APPLICABLE))],
-            {"silent_errors": None, "device_faults": ("computation",)},
-        ),
-        ([make_doctor_report(("known silent errors", OK))], {"silent_errors": (), "doctor_failures": ()}),
-        # User evidence, the comparison, the system status and fallback logs have precedence over other reports.
-        (
-            [DOCTOR, SYSTEM_STATUS],
-            {
-                "slow_conditions": tuple(
-                    str(finding) for finding in SYSTEM_STATUS.findings() if finding.status == WARNING
-                )
-            },
-        ),
-        ([COMPARISON, Evidence(batch=4, texts_per_second=7.0)], {"batch": 4, "texts_per_second": 7.0, "speedup": 4.0}),
-        ([make_profile(seconds=0.04), COMPARISON], {"texts_per_second": 1600.0, "batch_tokens": 2048}),
-        ([make_profile(seconds=0.04)], {"texts_per_second": 400.0}),
-        # The task of a custom step is unknown.
-        ([make_profile(task="own step")], {"task": None}),
-        ([make_sweep(task="forward pass")], {"task": "inference"}),
+CASES = {
+    "a comparison is read for the fastest device other than the CPU": [COMPARISON],
+    "a comparison of the CPU alone": [replace(COMPARISON, devices=(CPU,))],
+    "training steps batch by rows": [replace(COMPARISON, task="training step")],
+    "the fastest of three devices": [THREE_DEVICES],
+    "a comparison is read for the device of the other reports": [THREE_DEVICES, SWEEP],
+    "or for the CPU": [THREE_DEVICES, make_sweep(device="cpu")],
+    "a sweep is read for the batch size in use": [SWEEP, COMPARISON],
+    "without a batch size, a sweep is read for the knee": [SWEEP],
+    "a batch size between the knee and a size that does not fit": [SWEEP, Evidence(batch=48)],
+    "not a single row fits": [make_sweep(Point(1, fits=False), knee=None)],
+    "headroom of ten percent": [make_sweep(POINTS[0], Point(16, 1500.0, memory=360 * MIB), knee=16)],
+    "headroom is rounded to one percent": [make_sweep(POINTS[0], Point(16, 1500.0, memory=361 * MIB), knee=16)],
+    "tokens are converted to rows of the sweep": make_token_batches(2048),
+    "tokens are converted to shorter rows": make_token_batches(2048, 64),
+    "throughput between two sizes is interpolated": make_token_batches(3072),
+    "a batch has at least one row": make_token_batches(100),
+    "the tokens of a batch are not known": make_token_batches(None),
+    "the length of a row is not known": make_token_batches(2048, None),
+    # A sweep that ended while throughput still increased can only show that a batch is too small.
+    "out of time at the batch size in use": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT, stop_code="time")],
+    "no larger batch size requested": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT, stop_code="largest")],
+    "out of memory above the batch size in use": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT)],
+    "out of time above the knee": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT, stop_code="time", knee=16)],
+    "out of time above a batch that is too small": [
+        Evidence(batch=8),
+        make_sweep(*LARGEST_SIZES_FIT, stop_code="time"),
     ],
-)
-def test_evidence_has_the_metrics_of_reports(reports, metrics):
-    evidence = collect_evidence(*reports)
+    "parity in float32": [PARITY],
+    "parity without entities": [replace(PARITY, spans=EntityAgreement())],
+    # Parity in a reduced dtype that loses entities is evidence against the dtype alone.
+    "a dtype that keeps the entities": [HALF],
+    "a dtype that loses entities": [FEWER_ENTITIES],
+    "a dtype with NaN": [replace(HALF, non_finite_tokens=1)],
+    "a dtype without entities": [replace(HALF, spans=EntityAgreement())],
+    "a rejected dtype": [REJECTED_DTYPE],
+    "a rejected dtype beside parity": [REJECTED_DTYPE, PARITY],
+    "an accepted dtype": [PrecisionVerdict(HALF, AcceptanceCriteria())],
+    "too few texts are not evidence against a dtype": [
+        PrecisionVerdict(HALF, AcceptanceCriteria(), (REJECTED_REASON,))
+    ],
+    "parity precedes a precision verdict": [
+        PrecisionVerdict(replace(HALF, spans=EntityAgreement(exact=1)), AcceptanceCriteria()),
+        HALF,
+    ],
+    "losses agree": [make_losses((1.0, 1.0))],
+    "losses diverge": [make_losses((1.0, 2.0))],
+    "a flat memory curve": [make_curve(*[100] * 8)],
+    "a sawtooth memory curve": [make_curve(*[100, 180] * 4)],
+    "a short memory curve": [make_curve(100)],
+    "peak memory of a training": [make_peak_curve()],
+    "peak memory below a memory limit": [make_peak_curve(0.9)],
+    "a profile contains the synchronization points in user code": [PROFILE],
+    "a profile of the CPU": [make_profile(device="cpu")],
+    "a simulated profile": [make_profile(simulated=True)],
+    "a profile without time": [make_profile(seconds=0.0)],
+    "a profile with operators that fall back and fail": [
+        make_profile(fallbacks=(FALLBACK, replace(FALLBACK, operator="aten::eig", outcome=UNSUPPORTED)))
+    ],
+    # Fallback times are read only if they are large, because a small fraction does not include the copies.
+    "large fallback times": [make_fallback_profile(mode=0.002, addmm=0.006)],
+    "small fallback times": [make_fallback_profile(mode=0.0001, addmm=0.006)],
+    "no operator times": [make_fallback_profile()],
+    "simulated fallback times": [replace(make_fallback_profile(mode=0.002), simulated=True)],
+    "a forecast of a fallback": [FORECAST],
+    "a forecast without fallbacks": [replace(FORECAST, rows=())],
+    "a forecast does not depend on the simulation": [replace(FORECAST, simulated=True)],
+    "a forecast of an annotation": [make_forecast("inference"), Evidence(task="annotation")],
+    "a forecast without the training step": [make_forecast("inference"), Evidence(task="training")],
+    "a forecast of a training step": [make_forecast("inference", "backward"), Evidence(task="training")],
+    "a forecast of a fallback in a training": [FORECAST, Evidence(task="training")],
+    "the doctor": [DOCTOR],
+    "a device that does not compute": [
+        make_doctor_report(("computation", FAILED), ("known silent errors", NOT_APPLICABLE))
+    ],
+    "no known silent errors": [make_doctor_report(("known silent errors", OK))],
+    "no GPU": [make_doctor_report(("MPS", NOT_APPLICABLE), ("CUDA", NOT_APPLICABLE))],
+    "a GPU with a warning": [make_doctor_report(("MPS", NOT_APPLICABLE), ("CUDA", WARNING))],
+    "a GPU": [make_doctor_report(("MPS", OK), ("CUDA", NOT_APPLICABLE))],
+    "the checks of the GPU did not run": [make_doctor_report(("computation", OK))],
+    "the system status precedes the doctor": [DOCTOR, SYSTEM_STATUS],
+    "evidence of the user precedes reports": [COMPARISON, Evidence(batch=4, texts_per_second=7.0)],
+    "a comparison precedes a profile": [make_profile(seconds=0.04), COMPARISON],
+    "throughput of a profile": [make_profile(seconds=0.04)],
+    "the task of a custom step is not known": [make_profile(task="own step")],
+    "forward passes are inference": [make_sweep(task="forward pass")],
+}
 
-    for name, value in metrics.items():
-        is_exact = value is None or isinstance(value, (str, tuple, bool))
-        assert evidence[name] == (value if is_exact else pytest.approx(value)), name
+
+def read_snapshot(file, values, request):
+    """Return the values in a JSON file, which is updated with ``--record``."""
+    if request.config.getoption("record"):
+        file.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
+    return json.loads(file.read_text("utf-8"))
 
 
-def extract_all():
-    """Return the logbook metrics of each report."""
-    reports = (COMPARISON, SWEEP, PARITY, REJECTED_DTYPE, FORECAST, DOCTOR, PROFILE)
-    training_reports = (
-        make_losses((1.0, 2.0)),
-        make_curve(100, 110, 120),
-        make_peak_curve(0.9),
-    )
-    return [asdict(extract_metrics(report)) for report in (*reports, *training_reports)]
+def test_evidence_has_the_metrics_of_reports(request):
+    evidence = {name: collect_evidence(*reports) for name, reports in CASES.items()}
+
+    assert json.loads(json.dumps(evidence)) == read_snapshot(EVIDENCE_SNAPSHOT, evidence, request)
 
 
 def test_logbook_metrics_match_the_snapshot(request):
-    if request.config.getoption("record"):
-        LOGBOOK_SNAPSHOT.write_text(json.dumps(extract_all(), indent=1) + "\n", "utf-8")
-    assert extract_all() == json.loads(LOGBOOK_SNAPSHOT.read_text("utf-8"))
+    training_reports = (make_losses((1.0, 2.0)), make_curve(100, 110, 120), make_peak_curve(0.9))
+    reports = (COMPARISON, SWEEP, PARITY, REJECTED_DTYPE, FORECAST, DOCTOR, PROFILE, *training_reports)
+    metrics = [asdict(extract_metrics(report)) for report in reports]
+
+    assert metrics == read_snapshot(LOGBOOK_SNAPSHOT, metrics, request)
 
 
 @pytest.mark.parametrize(
@@ -393,21 +309,6 @@ def test_curve_uses_the_gate_of_the_verdict():
     assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "move to a remote pool"
 
 
-@pytest.mark.parametrize(
-    ("statuses", "no_gpu"),
-    [
-        ({"MPS": NOT_APPLICABLE, "CUDA": NOT_APPLICABLE}, True),
-        ({"MPS": NOT_APPLICABLE, "CUDA": WARNING}, False),
-        ({"MPS": OK, "CUDA": NOT_APPLICABLE}, False),
-        ({"computation": OK}, None),
-    ],
-)
-def test_doctor_shows_whether_there_is_a_gpu(statuses, no_gpu):
-    doctor = DoctorReport(tuple(Finding(name, status, "") for name, status in statuses.items()))
-
-    assert collect_evidence(doctor)["no_gpu"] == no_gpu
-
-
 @pytest.mark.real_computer
 @pytest.mark.parametrize("simulate", [False, True])
 def test_verdict_without_reports_knows_the_computer(simulate):
@@ -420,15 +321,8 @@ def test_verdict_without_reports_knows_the_computer(simulate):
     assert "nb.compare(model, texts)" in verdict.reason.actions[0]
 
 
-def test_diverging_losses_recommend_the_cpu():
-    assert nb.verdict(make_losses((1.0, 1.0))).recommendation == "measure first"
-    assert nb.verdict(make_losses((1.0, 2.0))).recommendation == "compute on the CPU"
-
-
 @pytest.mark.real_computer
 def test_fallback_log_precedes_a_forecast():
-    import torch
-
     with nb.simulated_mps(fallback=True), nb.runbook.fallbacks() as log:
         torch.ones(3, device="mps").mode()
         for _ in range(3):
@@ -437,7 +331,7 @@ def test_fallback_log_precedes_a_forecast():
         torch.ones(3)
     evidence = collect_evidence(log, replace(FORECAST, rows=()))
 
-    assert (evidence["device"], evidence["simulated"], evidence["fallback_operators"]) == ("mps", True, MODE)
+    assert (evidence["device"], evidence["simulated"], evidence["fallback_operators"]) == ("mps", True, ("aten::mode",))
     assert 0 < evidence["fallback_calls"] < 0.5
     assert collect_evidence(unused) == Evidence()
 

@@ -8,11 +8,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.sweep import HEADROOM_FRACTION
-from openmed_nb.runbook.bench.timing import MAX_DATA_FRACTION
-from openmed_nb.runbook.checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, SYMPTOMS, Gates
-from openmed_nb.training.curve import GROWTH_THRESHOLD
 
 CODE_PATTERN = re.compile("`([^`]+)`")
 # Maximum of each threshold that may exceed 1.
@@ -23,23 +19,10 @@ def test_every_gate_has_a_metric():
     assert set(GATES) < set(METRICS)
 
 
-def test_defaults_match_the_other_modules():
+def test_default_thresholds_are_those_of_the_runbook():
     gates = nb.runbook.gates()
 
-    assert (gates.speedup, gates.utilization, gates.hours) == (0.22, 0.18, 24)
-    assert (gates.memory_growth, gates.data_fraction, gates.headroom) == (
-        GROWTH_THRESHOLD,
-        MAX_DATA_FRACTION,
-        HEADROOM_FRACTION,
-    )
-    assert (gates.entity_agreement, gates.recall_loss) == (MIN_SPAN_AGREEMENT, MAX_RECALL_LOSS)
-    assert (gates.logits, gates.gradients) == (TOLERANCES["float32"].logits, TOLERANCES["float32"].gradients)
-    assert (gates.transfer_fraction, gates.knee_gain, gates.fallback_time, gates.fallback_calls) == (
-        0.25,
-        0.1,
-        0.05,
-        0.01,
-    )
+    assert (gates.speedup, gates.utilization, gates.memory_growth) == (0.22, 0.18, 0.26)
 
 
 @pytest.mark.parametrize("name", GATES)

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,13 @@ from openmed_nb import errors
 from openmed_nb._render.display import OK, SIMULATION_NOTICE
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, Gates, format_value, gates
 from openmed_nb.runbook.verdict.rules import (
-    CHECKPOINT,
-    CPU,
-    FALL_BACK,
-    FIX_BATCH,
-    FIX_INPUT_PIPELINE,
     KEEP_DEVICE,
     MEASURE,
-    REMOTE,
     EvidenceCase,
     build_decision_matrix,
     list_requirements,
 )
-from openmed_nb.runbook.verdict.verdict import SIMULATED_EVIDENCE_NOTICE, UNKNOWN_MODULE_PARITY, evaluate
+from openmed_nb.runbook.verdict.verdict import SIMULATED_EVIDENCE_NOTICE, evaluate
 from openmed_nb.training.curve import INSUFFICIENT_DATA
 
 NOTHING = EvidenceCase()
@@ -30,20 +25,22 @@ PROBLEMS, CONCLUSIONS = build_decision_matrix(NOTHING, "nb.doctor()")
 MATRIX = PROBLEMS + CONCLUSIONS
 
 RECOMMENDED = {rule.recommendation for rule in MATRIX}
-FILES = sorted((Path(__file__).parent / "scenarios").glob("*.json"))
+FOLDER = Path(__file__).parent
+FILES = sorted((FOLDER / "scenarios").glob("*.json"))
 SCENARIOS = {file.stem: json.loads(file.read_text("utf-8")) for file in FILES}
+# Scenarios with changed metrics, and for each gate a scenario with the metric at its gate and a gate that it violates.
+VARIATIONS = json.loads((FOLDER / "variations.json").read_text("utf-8"))
+BOUNDARIES = json.loads((FOLDER / "boundaries.json").read_text("utf-8"))
 
 
-def read_evidence(values, **changes):
-    """Return evidence from JSON values, with changes."""
-    return Evidence(
-        **{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()} | changes
-    )
+def read_evidence(values):
+    """Return evidence from JSON values."""
+    return Evidence(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
 def load_evidence(name, **changes):
     """Return the evidence of a scenario, with changes."""
-    return read_evidence(SCENARIOS[name]["evidence"], **changes)
+    return read_evidence({**SCENARIOS[name]["evidence"], **changes})
 
 
 def judge_good_device(**changes):
@@ -78,50 +75,34 @@ def test_every_recommendation_has_a_scenario():
     assert {scenario["recommendation"] for scenario in SCENARIOS.values()} == RECOMMENDED
 
 
-FAST = {"speedup_low": 2.9, "speedup": 3.0, "speedup_high": 3.2}
-GROWING = {"memory_growth": 0.26, "memory_verdict": "growing"}
-A_DAY = {"texts_per_second": 1.0, "num_texts": 24 * 3600}
-GOOD = "annotation_worth_it"
-TRAINING = "training_worth_it"
-IDLE = "idle_device"
+@pytest.mark.parametrize("variation", VARIATIONS, ids=lambda variation: variation["about"])
+def test_changed_metrics_have_the_expected_verdict(variation):
+    verdict = evaluate(load_evidence(variation["scenario"], **variation["changes"]))
 
-# Gate, scenario with the metric at its gate, recommendation there, and a threshold that the metric violates.
-BOUNDARIES = [
-    ("speedup", IDLE, {"speedup": 1.3}, "measure first", 0.31),
-    ("utilization", IDLE, {"utilization": 0.2}, "compute on the CPU", 0.21),
-    ("entity_agreement", GOOD, {"entity_agreement": 0.99}, KEEP_DEVICE, 0.991),
-    ("recall_loss", GOOD, {"recall_loss": 0.01}, KEEP_DEVICE, 0.009),
-    ("logits", "language_model_slow", {"logits": 0.6, **FAST}, KEEP_DEVICE, 0.59),
-    ("gradients", TRAINING, {"gradients": 1e-3}, KEEP_DEVICE, 9e-4),
-    ("memory_growth", TRAINING, GROWING, KEEP_DEVICE, 0.25),
-    ("headroom", TRAINING, {"headroom": 0.1}, KEEP_DEVICE, 0.11),
-    ("data_fraction", GOOD, {"phase_fractions": {"data": 0.25}}, KEEP_DEVICE, 0.24),
-    ("transfer_fraction", GOOD, {"phase_fractions": {"data": 0.1, "transfer": 0.25}}, KEEP_DEVICE, 0.24),
-    ("knee_gain", GOOD, {"knee_gain": 0.1}, KEEP_DEVICE, 0.09),
-    ("fallback_time", "operators_on_fallback", {"fallback_time": 0.05}, KEEP_DEVICE, 0.04),
-    ("fallback_calls", GOOD, {"fallback_calls": 0.01}, KEEP_DEVICE, 0.009),
-    ("hours", GOOD, A_DAY, KEEP_DEVICE, 23.9),
-]
-# Gates that are moved to the value of the metric.
-AT_THE_GATE = {"logits": 0.6, "speedup": 0.3, "utilization": 0.2}
+    assert list_recommendations(verdict) == variation["recommendations"]
+    assert [requirement.name for requirement in verdict.blocking_requirements] == variation["blocking"]
+    assert verdict.is_conclusive is not bool(variation["blocking"])
 
 
-@pytest.mark.parametrize(("gate", "name", "changes", "recommendation", "limit"), BOUNDARIES)
-def test_metric_at_its_gate_does_not_violate_it(gate, name, changes, recommendation, limit):
-    evidence = load_evidence(name, **changes)
-    at_gate = evaluate(evidence, gates(**{gate: AT_THE_GATE[gate]} if gate in AT_THE_GATE else {}))
-    beyond_gate = evaluate(evidence, gates(**{gate: limit}))
+@pytest.mark.parametrize("gate", BOUNDARIES)
+def test_metric_at_its_gate_does_not_violate_it(gate):
+    boundary = BOUNDARIES[gate]
+    evidence = load_evidence(boundary["scenario"], **boundary["changes"])
+    default = getattr(Gates, gate)
+    at_gate = evaluate(evidence, gates(**{gate: boundary["gate"] or default}))
+    beyond_gate = evaluate(evidence, gates(**{gate: boundary["violated_gate"]}))
 
-    assert at_gate.recommendation == recommendation
-    assert beyond_gate.recommendation != recommendation
+    assert at_gate.recommendation == boundary["recommendation"]
+    assert beyond_gate.recommendation != boundary["recommendation"]
     assert gate in beyond_gate.reason.metrics
     assert any(gate in sentence for sentence in beyond_gate.to_report().sentences)
 
 
 def test_every_gate_has_a_boundary_test():
-    assert [gate for gate, *_ in BOUNDARIES] == list(GATES)
+    assert list(BOUNDARIES) == list(GATES)
 
 
+GOOD = "annotation_worth_it"
 finite = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-1, 2)
 fraction = st.floats(0, 1)
 VALUES = {
@@ -192,27 +173,26 @@ def test_verdict_without_device_or_task_is_inconclusive(evidence, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("scenario", "changes", "command"),
     [
-        ("entity_agreement", "nb.runbook.parity("),
-        ("headroom", "nb.sweep("),
-        ("phase_fractions", "nb.compare("),
-        ("knee_gain", "nb.sweep("),
-        ("speedup", "nb.compare("),
+        (GOOD, {"entity_agreement": None}, "nb.runbook.parity(model, texts)"),
+        (GOOD, {"headroom": None}, "nb.sweep(model)"),
+        (GOOD, {"phase_fractions": None}, "nb.compare(model, texts)"),
+        (GOOD, {"knee_gain": None}, "nb.sweep(model)"),
+        # The knee is compared with the batch size of a comparison.
+        (GOOD, {"knee_gain": None, "batch": None}, "nb.compare(model, texts)"),
+        (GOOD, {"speedup": None}, "nb.compare(model, texts)"),
+        ("only_cpu", {}, "nb.sweep(model)"),
+        ("only_cpu", {"texts_per_second": None, "task": None}, "nb.compare(model, texts)"),
+        ("only_cpu", {"device": "mps"}, "nb.runbook.parity(model, texts)"),
     ],
 )
-def test_keeping_the_device_needs_every_relevant_metric(name, command):
-    verdict = judge_good_device(**{name: None})
+def test_missing_measurement_has_a_command(scenario, changes, command):
+    verdict = evaluate(load_evidence(scenario, **changes))
 
-    assert verdict.recommendation == MEASURE
-    assert any(command in sentence for sentence in verdict.not_known)
-    assert verdict.reason.actions[0].startswith(f"Run {command}")
-
-
-def test_batch_size_of_a_sweep_needs_a_comparison():
-    verdict = judge_good_device(knee_gain=None, batch=None)
-
-    assert verdict.reason.actions == ("Run nb.compare(model, texts).",)
+    assert f"Run {command}." in verdict.reason.actions[0]
+    assert verdict.not_known[0].startswith("Missing, and could change the verdict: ")
+    assert verdict.not_known[0].endswith(f". Run {command}.")
 
 
 def test_commands_are_calls_that_are_formatted_as_code():
@@ -221,26 +201,6 @@ def test_commands_are_calls_that_are_formatted_as_code():
     assert all(re.fullmatch(r"nb(\.\w+)+\([^()]*\)", requirement.command) for requirement in list_requirements(NOTHING))
     assert "Run nb.sweep(model)." in str(verdict)
     assert "<code>nb.sweep(model)</code>" in verdict._repr_html_()
-
-
-@pytest.mark.parametrize(
-    ("changes", "recommendation", "command"),
-    [
-        ({}, KEEP_DEVICE, "nb.sweep(model)"),
-        ({"texts_per_second": None, "task": None}, KEEP_DEVICE, "nb.compare(model, texts)"),
-        ({"no_gpu": None}, MEASURE, "nb.sweep(model)"),
-        ({"no_gpu": False}, MEASURE, "nb.sweep(model)"),
-        # The CPU has a problem that a change solves, whether or not there is another device.
-        ({"phase_fractions": {"data": 0.6, "forward": 0.4}}, FIX_INPUT_PIPELINE, ""),
-        # No device was measured that is not there.
-        ({"device": "mps"}, MEASURE, "nb.runbook.parity(model, texts)"),
-    ],
-)
-def test_computer_without_gpu_ends_in_an_answer(changes, recommendation, command):
-    verdict = evaluate(load_evidence("only_cpu", **changes))
-
-    assert verdict.recommendation == recommendation
-    assert f"Run {command}." in " ".join(verdict.reason.actions) or not command
 
 
 @pytest.mark.parametrize(
@@ -282,107 +242,13 @@ def make_speedup(low, median, high, **metrics):
 
 
 @pytest.mark.parametrize(
-    ("changes", "recommendation"),
-    [
-        # The time of fallbacks has precedence over their count, and only MPS has fallbacks.
-        ({**FALLBACK, "fallback_calls": None}, MEASURE),
-        ({**FALLBACK, "fallback_calls": 0.2}, FALL_BACK),
-        ({**FALLBACK, "fallback_calls": 0.2, "fallback_time": 0.01}, KEEP_DEVICE),
-        ({"device": "cuda:0", "fallback_calls": 0.2}, KEEP_DEVICE),
-        # Known errors and an unsupported dtype are warnings.
-        (KNOWN_BUG, KEEP_DEVICE),
-        ({"refused_dtype": "float16"}, KEEP_DEVICE),
-        ({"device_faults": ("computation",)}, CPU),
-        ({"non_finite_tokens": 3}, CPU),
-        # Rounding explains logits if all entities are the same.
-        ({"logits": 0.02}, KEEP_DEVICE),
-        ({"logits": 0.02, "entity_agreement": 0.995}, CPU),
-        # An interval that contains the gate does not show a slow device.
-        (make_speedup(0.9, 0.95, 1.1), CPU),
-        (make_speedup(1.04, 1.05, 1.06, utilization=0.9), CPU),
-        (make_speedup(0.9, 0.95, 1.3), KEEP_DEVICE),
-        (make_speedup(0.9, 0.95, 0.99, utilization=0.1), CPU),
-        (make_speedup(1.1, 1.15, 1.2, utilization=None), CPU),
-        # The CPU is not compared with itself.
-        ({"device": "cpu", "entity_agreement": 0.5}, KEEP_DEVICE),
-        ({"device": "cpu", **SLOW_TRANSFER}, KEEP_DEVICE),
-        (SLOW_TRANSFER, FIX_INPUT_PIPELINE),
-        # Only a growing curve shows retained memory.
-        ({"memory_verdict": "sawtooth", "memory_growth": 0.9}, KEEP_DEVICE),
-        ({"task": "training", "memory_verdict": INSUFFICIENT_DATA, "memory_growth": 0.9}, MEASURE),
-        ({"task": "training", "out_of_memory_at": 1}, CHECKPOINT),
-        # Waiting for the device costs little while it is busy.
-        (SYNCHRONIZATION, KEEP_DEVICE),
-        ({**SYNCHRONIZATION, "utilization": 0.1}, FIX_INPUT_PIPELINE),
-        ({**SYNCHRONIZATION, "utilization": None}, KEEP_DEVICE),
-        # The sweep has precedence over the profile for the batch size.
-        ({"tiny_batch": True}, KEEP_DEVICE),
-        ({"tiny_batch": True, "knee_gain": None}, FIX_BATCH),
-    ],
-)
-def test_recommendation_without_a_gate(changes, recommendation):
-    assert judge_good_device(**changes).recommendation == recommendation
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_conclusive"),
-    [
-        (make_speedup(1.22, 1.3, 1.4), True),
-        (make_speedup(1.21, 1.3, 1.4), False),
-        (make_speedup(1.1, 1.15, 1.22), False),
-        (make_speedup(None, 1.3, None), False),
-    ],
-)
-def test_speedup_is_conclusive_if_its_interval_excludes_the_gate(changes, is_conclusive):
-    verdict = judge_good_device(**changes)
-
-    assert (verdict.recommendation, verdict.is_conclusive) == (KEEP_DEVICE, is_conclusive)
-    assert any("nb.compare(" in line for line in verdict.not_known) is not is_conclusive
-
-
-@pytest.mark.parametrize(
-    ("logits", "recommendation", "is_conclusive"),
-    [
-        (3e-6, KEEP_DEVICE, True),
-        (1e-5, KEEP_DEVICE, True),
-        (None, KEEP_DEVICE, False),
-        (0.02, KEEP_DEVICE, False),
-        (0.8, CPU, True),
-    ],
-)
-def test_logits_replace_entities_for_inference(logits, recommendation, is_conclusive):
-    """Logit differences that rounding may explain are evidence neither against a device nor for it."""
-    verdict = judge_good_device(task="inference", entity_agreement=None, silent_errors=None, logits=logits)
-
-    assert (verdict.recommendation, verdict.is_conclusive) == (recommendation, is_conclusive)
-    assert ("parity" in {requirement.name for requirement in verdict.missing_requirements}) is not is_conclusive
-    assert (UNKNOWN_MODULE_PARITY in verdict.warnings) is not is_conclusive
-
-
-def test_doctor_profile_and_system_status_are_optional():
-    verdict = judge_good_device(slow_conditions=None, doctor_failures=None, synchronizations=None)
-
-    assert (verdict.recommendation, verdict.is_conclusive) == (KEEP_DEVICE, True)
-    assert len(verdict.not_known) == 3
-
-
-def test_memory_shortage_precedes_a_better_batch():
-    verdict = judge_good_device(headroom=0.02, knee_gain=0.5, batch=8)
-
-    assert list_recommendations(verdict) == [FIX_BATCH]
-    assert verdict.reason.metrics == ("headroom",)
-
-
-def test_training_with_single_row_out_of_memory_may_need_another_computer():
-    training = evaluate(load_evidence(TRAINING, out_of_memory_at=1))
-
-    assert list_recommendations(training) == [CHECKPOINT, REMOTE]
-
-
-@pytest.mark.parametrize(
     ("changes", "fragment"),
     [
         ({"refused_dtype": "float16"}, "float16"),
+        (
+            {"task": "inference", "entity_agreement": None, "silent_errors": None, "logits": None},
+            "Parity of a custom module",
+        ),
         (KNOWN_BUG, "long matrix product"),
         (SYNCHRONIZATION, "nb.runbook.profile(...)"),
         (make_speedup(0.9, 1.1, 1.2), "No significant difference"),
@@ -400,7 +266,6 @@ def test_warning_is_reported(changes, fragment):
 def test_slow_conditions_are_reported():
     verdict = evaluate(load_evidence("on_battery"))
 
-    assert len(verdict.evidence["slow_conditions"]) == 2
     assert all(condition in str(verdict) for condition in verdict.evidence["slow_conditions"])
 
 
@@ -459,22 +324,6 @@ def test_invalid_metric_raises(values, expected):
         Evidence(**values)
 
 
-def test_fallbacks_precede_speed():
-    """A missing speedup does not affect a verdict on fallbacks, but missing fallback costs affect a verdict on speed."""
-    fallback_verdict = judge_good_device(
-        **FALLBACK, fallback_time=0.2, **make_speedup(None, None, None, utilization=0.9)
-    )
-    speed_verdict = judge_good_device(**FALLBACK, fallback_calls=None, **make_speedup(1.0, 1.05, 1.1, utilization=0.9))
-
-    assert (fallback_verdict.recommendation, fallback_verdict.is_conclusive) == (FALL_BACK, True)
-    assert (speed_verdict.recommendation, speed_verdict.is_conclusive) == (CPU, False)
-    assert fallback_verdict.blocking_requirements == ()
-    assert [requirement.name for requirement in speed_verdict.blocking_requirements] == ["fallback cost"]
-    assert (
-        "Missing, and could change the verdict: fallback cost. Run nb.runbook.fallbacks()." in speed_verdict.not_known
-    )
-
-
 @pytest.mark.parametrize(
     ("unit", "value", "text"),
     [
@@ -506,3 +355,35 @@ def test_lanes_have_strengths_and_risks_in_every_form():
     assert "MLX; built for Apple GPUs" in str(lanes)
     assert "<table" in lanes._repr_html_()
     assert lanes.to_dict()["recommendation"] == MEASURE
+
+
+# A value of each unit, and the snapshot of all reports, which is updated with ``--record``.
+SAMPLES = {
+    "names": ("a", "b"),
+    "text": "growing",
+    "ratio": 2.25,
+    "fraction": 0.7149,
+    "difference": 3e-6,
+    "rate": 1234.5,
+    "hours": 2.5,
+    "count": 2_952_000,
+    "boolean": True,
+    "phases": {"data": 0.1, "transfer": 0.2, "forward": 0.7},
+}
+SNAPSHOT = FOLDER / "snapshot.json"
+
+
+def test_reports_match_the_snapshot(request):
+    evidence = {name: SAMPLES[metric.unit] for name, metric in METRICS.items()}
+    verdict = evaluate(Evidence(**evidence | {"task": "inference", "device": "mps"}), gates(speedup=0.3))
+    reports = {
+        "gates": str(verdict.gates).splitlines(),
+        "nothing": asdict(evaluate(Evidence()).to_report()),
+        "everything": [asdict(verdict.final_report()), verdict.to_dict(), asdict(verdict.logbook_metrics())],
+        "lanes": str(verdict.lanes).splitlines(),
+    }
+    text = json.dumps(reports, indent=1, sort_keys=True) + "\n"
+
+    if request.config.getoption("record"):
+        SNAPSHOT.write_text(text, "utf-8")
+    assert text == SNAPSHOT.read_text("utf-8")
