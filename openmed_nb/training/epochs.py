@@ -46,7 +46,7 @@ from .curve import (
     take_sample,
 )
 from .guards import Guards, check_loss, validate_guards
-from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers, named_referrers
+from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers
 
 if TYPE_CHECKING:
     import torch
@@ -297,7 +297,7 @@ class EpochHooks:
         growing = replace(self.curve, history_growth=0).verdict == GROWING
         grown: dict[TensorReferrer, int] = {}
         if growing or (last.allocated or 0) > (first.allocated or 0):
-            grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers() if growing else named_referrers())
+            grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers())
         history_growth = sum(size for referrer, size in grown.items() if referrer.kind == HISTORY)
         # Graphs whose tensors were freed by a backward pass are small, but still a bug.
         referrers = tuple(

@@ -1,9 +1,9 @@
 """Referrers of tensors: live tensors, and the variables, lists and attributes that keep them alive.
 
-The search starts at the variables of ``__main__``, of modules outside installed packages, and of running functions,
-including those of other threads. It follows containers, attributes, frames and the references that the garbage
-collector reports. So each result is a name that the user can find in the notebook, and the million other objects of the
-interpreter are skipped. Tensors that only installed packages reference are not named but counted. Keys of mappings are
+The search starts at the variables of ``__main__``, of modules outside installed packages, and of the functions that
+called this package. It follows containers, attributes and the references that the garbage collector reports. So each
+result is a name that the user can find in the notebook, and the million other objects of the interpreter are skipped.
+Frames are not followed, such as those of errors and of other threads. Tensors that only installed packages reference are not named but counted. Keys of mappings are
 never displayed, because they may identify patients.
 """
 
@@ -17,22 +17,16 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress
 from pathlib import Path
 from types import (
-    AsyncGeneratorType,
-    BuiltinFunctionType,
     CodeType,
-    CoroutineType,
     FrameType,
     FunctionType,
-    GeneratorType,
     GetSetDescriptorType,
     MemberDescriptorType,
-    MethodType,
     ModuleType,
     TracebackType,
 )
@@ -102,38 +96,12 @@ def _iter_saved_tensors(nodes: Iterable[Node | None]) -> Iterator[torch.Tensor]:
 
 def _read_saved_values(node: Node, name: str) -> Iterable[object]:
     """Return the values that a node stores under a name, without calling unpack hooks."""
-    import torch
-
-    has_data = hasattr(torch._C._autograd.SavedTensor, "data")  # noqa: SLF001 - not available in torch 2.6
-    profile = sys.getprofile()
     try:
-        if has_data:
-            saved = getattr(node, name)
-        else:
-            unpacked = name.removeprefix("_raw")
-            if not hasattr(type(node), unpacked):  # A Function written in Python uses another name.
-                unpacked = name.removeprefix("_raw_")
-            sys.setprofile(_stop_at_call)
-            saved = getattr(node, unpacked)
-    # A backward pass has freed the tensor, a hook has packed it, or it was changed in place, which only unpacking
-    # detects.
-    except (RuntimeError, _HookCalled):
+        saved = getattr(node, name)
+    except RuntimeError:  # A backward pass has freed the tensor.
         return ()
-    finally:
-        if not has_data:
-            sys.setprofile(profile)
     values = saved if isinstance(saved, (list, tuple)) else (saved,)
-    return [getattr(value, "data", None) for value in values]
-
-
-class _HookCalled(Exception):
-    """Raised in place of an unpack hook of a graph."""
-
-
-def _stop_at_call(_frame: FrameType, event: str, _argument: object) -> None:
-    """Profile function that stops a Python function at its start."""
-    if event == "call":
-        raise _HookCalled
+    return [getattr(value, "data", None) for value in values]  # torch 2.6 does not have this attribute.
 
 
 def _get_grad_fn(tensor: torch.Tensor) -> Node | None:
@@ -180,13 +148,7 @@ ITEM_ITERATORS: dict[type, Callable[[Any], Iterable[object]]] = {
     deque: deque.__iter__,
 }
 # Types that hold no tensors or reference everything. Types are compared, so that no proxy is triggered.
-LEAF_TYPES = (str, bytes, int, float, type, ModuleType, CodeType, type(None))
-# Types with a suspended frame: the attributes for the frame and for the awaited object.
-SUSPENDED_TYPES = {
-    GeneratorType: ("gi_frame", "gi_yieldfrom"),
-    CoroutineType: ("cr_frame", "cr_await"),
-    AsyncGeneratorType: ("ag_frame", "ag_await"),
-}
+LEAF_TYPES = (str, bytes, int, float, type, ModuleType, CodeType, FrameType, TracebackType, type(None))
 
 
 @dataclass(frozen=True)
@@ -248,7 +210,7 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
 
     Args:
         namespace: Variables to search. If ``None``, search those of ``__main__``, of modules outside installed
-            packages, and of running functions, including those of other threads.
+            packages, and of the functions that called this one.
 
     Returns:
         One :class:`TensorReferrer` for each variable, container or attribute that references tensors directly. A tensor
@@ -271,30 +233,23 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
         raise ConfigurationError(
             f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or omit namespace."
         )
-    tensors = named_referrers(namespace)
-    referrers = list(tensors)
-    if namespace is None:
-        named = storage_sizes(chain.from_iterable(tensors.values()))
-        unnamed = {key: size for key, size in storage_sizes(live_tensors()).items() if key not in named and size}
-        if unnamed:
-            referrers.append(TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())))
-    return TensorReferrers(tuple(referrers), is_mps_simulated())
-
-
-def named_referrers(namespace: Mapping[str, object] | None = None) -> dict[TensorReferrer, list[torch.Tensor]]:
-    """Return the referrers of tensors that have a name, largest first, each with the tensors that it references."""
     import torch
 
     tensors_by_name: dict[tuple[str, str], list[torch.Tensor]] = defaultdict(list)
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor subclass is triggered
         for name, kind, tensor in _iter_reached_tensors(_iter_roots() if namespace is None else namespace.items()):
             tensors_by_name[name, kind].append(tensor)
-    referrers = {}
+    referrers = []
     for (name, kind), tensors in tensors_by_name.items():
-        size = sum(storage_sizes(tensors).values())
         num_graphs = sum(_get_grad_fn(tensor) is not None for tensor in tensors)
-        referrers[TensorReferrer(name, kind, len(tensors), size, num_graphs)] = tensors
-    return dict(sorted(referrers.items(), key=lambda item: item[0].size, reverse=True))
+        referrers.append(TensorReferrer(name, kind, len(tensors), sum(storage_sizes(tensors).values()), num_graphs))
+    referrers.sort(key=lambda referrer: referrer.size, reverse=True)
+    if namespace is None:
+        named = storage_sizes(chain.from_iterable(tensors_by_name.values()))
+        unnamed = {key: size for key, size in storage_sizes(live_tensors()).items() if key not in named and size}
+        if unnamed:
+            referrers.append(TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())))
+    return TensorReferrers(tuple(referrers), is_mps_simulated())
 
 
 def grown_referrers(before: Iterable[TensorReferrer], after: Iterable[TensorReferrer]) -> dict[TensorReferrer, int]:
@@ -335,7 +290,7 @@ def _iter_reached_tensors(roots: Iterable[tuple[str, object]]) -> Iterator[tuple
             pending.extend((child, depth + 1) for child in (*tensors, *containers[-MAX_CHILDREN:]))
 
 
-def _iter_children(name: str, value: object) -> Iterator[Child]:  # noqa: C901, PLR0912 - a branch for each kind of object
+def _iter_children(name: str, value: object) -> Iterator[Child]:  # noqa: C901 - a branch for each kind of object
     """Yield the children of a container or an object."""
     import torch
 
@@ -358,45 +313,10 @@ def _iter_children(name: str, value: object) -> Iterator[Child]:  # noqa: C901, 
         for state in chain.from_iterable(states.values() for states in value.state.values()):
             items = state if isinstance(state, (list, tuple, deque)) else [state]
             yield from ((f"{name}.state", HISTORY, f"{name}.state", item) for item in items)
-    # Variables of the frames of an error, and of a suspended generator or coroutine.
-    variables: Iterable[tuple[str, object]] = ()
-    if _is_instance(value, BaseException):
-        # Read with the descriptor of the base class, because a subclass may override the attribute.
-        variables = _iter_traceback_variables(vars(BaseException)["__traceback__"].__get__(value))
-    elif _is_instance(value, TracebackType):
-        variables = _iter_traceback_variables(value)
-    elif _is_instance(value, FrameType) and value.f_code.co_flags & CO_OPTIMIZED:
-        variables = _get_variables(value)
-    elif type(value) in SUSPENDED_TYPES:
-        frame, awaited = (getattr(value, attribute) for attribute in SUSPENDED_TYPES[type(value)])
-        # A running one is found through the frames of its thread.
-        is_suspended = frame is not None and frame.f_back is None
-        variables = [*(_get_variables(frame) if is_suspended else ()), ("(awaited)", awaited)]
-    for variable, child in variables:
-        yield f"{name}: {variable}", "variable", f"{name}: {variable}", child
     for attribute, child in list(_get_attributes(value).items()):
         yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", child
-    # Functions and frames refer to all globals.
-    if issubclass(type(value), (FunctionType, FrameType, TracebackType, *SUSPENDED_TYPES)):
-        return
-    # The elements of NumPy arrays, and the value of a context variable, are not among their referents.
-    hidden: Iterable[object] = ()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(type(value), numpy.ndarray):
-        array = numpy.ndarray.view(value, numpy.ndarray)
-        owner = vars(numpy.ndarray)["base"].__get__(value)  # The tensor that owns the memory, after numpy().
-        hidden = [owner, *(array.reshape(-1).tolist() if array.dtype.hasobject else ())]
-    elif _is_instance(value, ContextVar):
-        hidden = [value.get(None)]
-    yield from ((name, kind, item_name, child) for child in (*hidden, *gc.get_referents(value)))
-
-
-def _iter_traceback_variables(traceback: TracebackType | None) -> Iterator[tuple[str, object]]:
-    while traceback is not None:
-        # The frame of the notebook or script itself is not optimized.
-        if traceback.tb_frame.f_code.co_flags & CO_OPTIMIZED:
-            yield from _get_variables(traceback.tb_frame)
-        traceback = traceback.tb_next
+    if not _is_instance(value, FunctionType):  # A function refers to all globals.
+        yield from ((name, kind, item_name, child) for child in gc.get_referents(value))
 
 
 def _get_attributes(value: object) -> Mapping[str, object]:
@@ -407,8 +327,6 @@ def _get_attributes(value: object) -> Mapping[str, object]:
             with suppress(ValueError):  # The variable has no value yet.
                 closure[name] = cell.cell_contents
         return {**closure, "__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
-    if issubclass(type(value), (MethodType, BuiltinFunctionType)):
-        return {"__self__": getattr(value, "__self__", None)}
     attributes: dict[str, object] = {}
     if issubclass(type(value), threading.local):  # Reading its __dict__ would create one for this thread.
         return attributes
@@ -424,7 +342,7 @@ def _get_attributes(value: object) -> Mapping[str, object]:
 
 
 def _iter_roots() -> Iterator[tuple[str, object]]:
-    """Yield the variables of ``__main__``, user-named ones first, of other modules, and of running functions."""
+    """Yield the variables of ``__main__``, user-named ones first, of other modules, and of calling functions."""
     main = vars(sys.modules["__main__"])
     hidden = {name for name in main if str(name).startswith("_") or name in {"In", "Out"}}
     yield from _iter_with_class_attributes("__main__", sorted(main.items(), key=lambda item: item[0] in hidden))
@@ -449,15 +367,6 @@ def _iter_roots() -> Iterator[tuple[str, object]]:
         caller = caller.f_back
     for frame in calling_frames:
         yield from _get_variables(frame)
-    last = getattr(getattr(sys, "last_value", None), "__traceback__", None)
-    yield from ((f"(last error) {name}", value) for name, value in _iter_traceback_variables(last))
-    for thread, innermost in sys._current_frames().items():  # noqa: SLF001 - there is no public access to the frames of other threads
-        caller = None if thread == threading.get_ident() else innermost
-        while caller is not None:
-            is_user_code = _is_user_file(caller.f_code.co_filename) and not _is_package_frame(caller)
-            if is_user_code and caller.f_code.co_flags & CO_OPTIMIZED:
-                yield from ((f"(another thread) {name}", value) for name, value in _get_variables(caller))
-            caller = caller.f_back
 
 
 @functools.cache
