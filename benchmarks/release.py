@@ -7,11 +7,11 @@ Each configuration trains the same batches, in turn, and starts with an empty ca
 - bare: a loop without hooks;
 - no release: hooks with ``release_when=None``;
 - default: hooks as they are;
-- eager: releases as soon as the cache grows by a tenth, within 2 % of the time;
+- eager: releases as soon as the cache grows by a tenth and 0.1 GiB, within 2 % of the time;
 - always: the same without a time limit, as a loop that empties the cache after every step.
 
-"eager" and "always" show the cost if the cache grows more than that of CUDA. The time per step is the time of the whole
-run, which includes the new blocks that the next step allocates. The bar for "default" is 2 % over "no release".
+"eager" and "always" change the limits of the package. They show the cost if the cache grows more than that of CUDA.
+The time per step is the time of the whole run, which includes the new blocks that the next step allocates. The bar for "default" is 2 % over "no release".
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from transformers import BertConfig, BertForTokenClassification
 
 import openmed_nb as nb
 from openmed_nb.devices.registry import get_device
+from openmed_nb.training import cache
 from openmed_nb.training.cache import NO_RELEASES, CacheReleases
 
 BAR = 0.02
@@ -35,12 +36,13 @@ MIB = 1 << 20
 NUM_READS = 1000
 WARM_UP_STEPS = 10
 SIZES = {"small": (128, 2), "base": (768, 12)}
-POLICIES = {
-    "bare": None,
-    "no release": None,
-    "default": nb.training.ReleasePolicy(),
-    "eager": nb.training.ReleasePolicy(factor=1.1, gigabytes=0.1),
-    "always": nb.training.ReleasePolicy(factor=1.1, gigabytes=0.1, max_time_fraction=1),
+# Factor, minimum excess in bytes, and maximum fraction of the time of the releases of each configuration.
+LIMITS: dict[str, tuple[float | None, int, float]] = {
+    "bare": (None, 1 << 30, 0.02),
+    "no release": (None, 1 << 30, 0.02),
+    "default": (cache.DEFAULT_RELEASE_FACTOR, cache.MIN_EXCESS_BYTES, cache.MAX_TIME_FRACTION),
+    "eager": (1.1, 100 << 20, 0.02),
+    "always": (1.1, 100 << 20, 1.0),
 }
 
 
@@ -92,7 +94,8 @@ def train(name: str, device: str, model: torch.nn.Module, batches: list[dict[str
             backend.empty_cache()
             backend.reset_peak_memory_stats()
             backend.synchronize()
-            hooks = None if name == "bare" else nb.training.EpochHooks(device, release_when=POLICIES[name])
+            factor, cache.MIN_EXCESS_BYTES, cache.MAX_TIME_FRACTION = LIMITS[name]
+            hooks = None if name == "bare" else nb.training.EpochHooks(device, release_when=factor)
             start = time.perf_counter()
         model(**batch).loss.backward()
         optimizer.step()
@@ -128,9 +131,9 @@ def main() -> None:
     device = nb.use(arguments.device or "auto").device
     print(f"{device}, torch {torch.__version__}, {arguments.model} BERT, {arguments.steps} steps per run")
     batches = make_batches(arguments.steps, arguments.batch_size, device)
-    runs: dict[str, list[Measurement]] = {name: [] for name in POLICIES}
+    runs: dict[str, list[Measurement]] = {name: [] for name in LIMITS}
     for _ in range(arguments.rounds):
-        for name in POLICIES:
+        for name in LIMITS:
             model = make_model(device, arguments.model)
             runs[name].append(train(name, device, model, batches))
             del model

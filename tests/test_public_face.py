@@ -9,7 +9,7 @@ from pathlib import Path
 
 import openmed_nb as nb
 from helpers.public_api import LOADER, PUBLIC
-from openmed_nb._render.display import Displayable
+from openmed_nb._render.display import Displayable, JsonMixin
 
 SNAPSHOT = Path(__file__).parent / "recorded" / "public_signatures.json"
 
@@ -23,7 +23,7 @@ def subclasses_of(cls):
 
 def signature_of(obj):
     """Return the signature of a function or class without annotations and with simple defaults, empty for errors and reports."""
-    if isinstance(obj, type) and issubclass(obj, (Exception, Displayable)) and obj is not nb.Guards:
+    if isinstance(obj, type) and issubclass(obj, (Exception, JsonMixin)) and obj is not nb.Guards:
         return ""
     simple_types = (bool, int, float, str, type(None), tuple)
     parameters = [
@@ -62,7 +62,7 @@ def test_parameters_have_the_same_meaning_everywhere():
         name.rpartition(".")[2]: inspect.signature(value).parameters
         for name, value in {**PUBLIC, **LOADER}.items()
         if not name.startswith("compat.")
-        and not (isinstance(value, type) and issubclass(value, (Displayable, Exception)) and value is not nb.Guards)
+        and not (isinstance(value, type) and issubclass(value, (JsonMixin, Exception)) and value is not nb.Guards)
     }
 
     def collect(parameter_name, attribute):
@@ -95,7 +95,7 @@ def test_parameters_have_the_same_meaning_everywhere():
 
 LONG_RUNNING_FUNCTIONS = {
     *("annotate", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
-    *("release", "report", "sweep"),
+    *("report", "sweep"),
     *(f"runbook.{name}" for name in ("forecast", "bring_up", "parity", "profile", "validate_precision")),
 }
 """The functions that may take longer than half a second. The line of a function that only imports torch is disabled by a setting."""
@@ -114,6 +114,7 @@ def test_long_running_functions_accept_progress():
     assert functions_with_progress >= LONG_RUNNING_FUNCTIONS | functions_with_operation - {
         "cluster",
         "training.limit_memory",
+        "release",
     }
 
 

@@ -56,7 +56,7 @@ def test_release_frees_tensor_memory():
     tensor = torch.ones(1 << 22, device="mps")
     with_tensor = get_device("mps").memory_stats().allocated
     del tensor
-    nb.release(history=False, traceback=False)
+    nb.release(keep=["history", "traceback"])
 
     assert with_tensor - before >= 1 << 24
     assert get_device("mps").memory_stats().allocated <= before
@@ -80,14 +80,15 @@ def test_training_learns_with_flat_memory():
     assert loop.curve.verdict in {"flat", "sawtooth"}
 
 
-def test_new_shapes_do_not_add_up_between_steps():
+def test_new_shapes_do_not_add_up_between_steps(monkeypatch):
     """Without releases, the blocks could add up to 4.6 GiB; torch may allocate heaps of 1 GiB for them."""
     from openmed_nb.devices.registry import get_device
+    from openmed_nb.training import cache
 
-    policy = nb.training.ReleasePolicy(max_time_fraction=1)
+    monkeypatch.setattr(cache, "MAX_TIME_FRACTION", 1)
     get_device("mps").empty_cache()
     before = get_device("mps").memory_stats().reserved
-    with nb.training.EpochHooks("mps", release_when=policy) as hooks:
+    with nb.training.EpochHooks("mps", release_when=1.1) as hooks:
         for number in range(1, 49):
             torch.empty(number << 22, dtype=torch.uint8, device="mps")
             hooks.step()

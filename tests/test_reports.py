@@ -33,7 +33,7 @@ SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "ar
 # Reports whose text contains properties of this computer or measurements; the snapshot has only their JSON keys.
 VARYING = {
     *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
-    *("comparison", "profile", "curve", "sample", "release", "simulated_device"),
+    *("comparison", "profile", "curve", "release", "simulated_device"),
 }
 
 # Reports whose text is the same for all runs, but not the operators and measurements that they compare.
@@ -120,14 +120,13 @@ def make_reports(folder):
         "logbook": book,
         "logbook_diff": book.diff(book),
         "curve": loop.curve,
-        "sample": loop.curve.samples[0],
         "report": make_device_report(),
-        "release": nb.release(models=False, history=False, traceback=False),
+        "release": nb.release(keep=["models", "history", "traceback"]),
         "holders": nb.training.find_tensor_referrers({"weights": torch.ones(1)}),
         "loader_settings": nb.training.loader.settings([1, 2], "cpu"),
         "guards": nb.Guards(disable="labels"),
-        "memory_limit": MemoryLimit("mps", 0.8, 12 << 30, 0.7),
-        "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30, 0.7),
+        "memory_limit": MemoryLimit("mps", 0.8, 12 << 30),
+        "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30),
         "members": WorkerList(
             (WorkerInfo("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
         ),

@@ -159,11 +159,10 @@ def test_manual_variables_survive_simulation():
 def test_memory_fraction_prefers_limit_over_watermark():
     session = Session({"OPENMED_TORCH_DEVICE": "cpu"})
     session.simulate("8 GiB")
-    watermarks = session.device_manager.memory_fraction("mps"), session.device_manager.low_watermark("mps")
+    watermark = session.device_manager.memory_fraction("mps")
     session.device_manager.limit_memory("mps", 0.5)
     limits = [session.device_manager.memory_fraction(name) for name in ("mps", "mps:0", "cpu")]
-    low = session.device_manager.low_watermark("cpu")
     session.end_simulation()
 
-    assert watermarks == (1.0, 0.9)
-    assert (limits, low) == ([0.5, 0.5, None], None)
+    assert watermark == 1.0
+    assert limits == [0.5, 0.5, None]

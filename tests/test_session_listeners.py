@@ -263,7 +263,7 @@ def test_release_sends_events(listener):
     listener.events.clear()
     loaded = []
     remove = SESSION.subscribe(lambda activity: None if activity else loaded.append(len(SESSION.inventory())))
-    nb.release(namespace={})
+    nb.release()
     remove()
 
     sources = [f"source {number} of 4" for number in range(1, 5)] + ["4 sources"]

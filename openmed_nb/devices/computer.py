@@ -11,7 +11,7 @@ from ..errors import ConfigurationError
 from .backend import TorchBackend, TorchInfo
 from .causes import DeviceFacts, RejectionRule
 from .choice import DeviceChoice, DeviceStatus, select_device
-from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables, watermarks
+from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables
 from .machine import MachineInfo, RunCommand, run_command
 from .registry import DEVICE_TYPES, get_device
 from .request import TORCH_DEVICE_VARIABLE, DeviceRequest, normalize_device
@@ -249,7 +249,3 @@ class DeviceManager:
         """
         watermark = self.mps_environment(device).high_watermark if device == "mps" else None
         return self._memory_fractions.get(normalize_device(device), watermark) or None
-
-    def low_watermark(self, device: str) -> float | None:
-        """Return the fraction of the memory at which torch starts to collect unused blocks; ``None`` except on MPS."""
-        return watermarks(self.environ)[1] if device == "mps" else None

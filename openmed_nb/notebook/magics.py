@@ -412,13 +412,12 @@ class OpenMedMagics(Magics):
         """Release memory held by variables, the output history, the last error and loaded models."""
         from ..training.release import release
 
-        return release(
-            *arguments.names,
-            namespace=self.shell.user_ns,
-            models=not arguments.keep_models,
-            history=not arguments.keep_history,
-            traceback=not arguments.keep_traceback,
-        )
+        kept = {
+            "models": arguments.keep_models,
+            "history": arguments.keep_history,
+            "traceback": arguments.keep_traceback,
+        }
+        return release(*arguments.names, keep=[source for source, is_kept in kept.items() if is_kept])
 
     @magic_arguments()
     @argument("--model", help="model for the text under 'Try it' (default: the setting default_model)")

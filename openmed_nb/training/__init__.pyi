@@ -1,6 +1,5 @@
 from . import loader as loader
 from .activations import checkpoint_activations as checkpoint_activations
-from .cache import ReleasePolicy as ReleasePolicy
 from .curve import MemoryCurve as MemoryCurve
 from .curve import MemorySample as MemorySample
 from .epochs import EpochHooks as EpochHooks

@@ -12,61 +12,18 @@ from dataclasses import dataclass, replace
 
 from .._render.values import JsonMixin, format_bytes, format_duration, format_percent, pluralize
 from .._utils.clock import current_time, time_call
-from .._utils.validation import check_number
 from ..devices.device import Device
 
-GIB = 1 << 30
-
+# The cache is emptied if the device memory exceeds the memory that a step needs by this factor, and by this number of
+# bytes. A step needs the peak memory of live tensors. If torch counts no peaks, it is the device memory after the first
+# step that follows an empty cache.
+DEFAULT_RELEASE_FACTOR = 2.0
+MIN_EXCESS_BYTES = 1 << 30
+# Maximum fraction of the training time for all releases. The first is always allowed, because its duration is unknown.
+MAX_TIME_FRACTION = 0.02
 # Minimum time between two readings of the memory. A reading takes 0.13 ms on an H100 (measured 2026-11-26 with
 # benchmarks/training.py), which would be 2% of a step of 7 ms.
 SECONDS_BETWEEN_READINGS = 0.1
-
-
-@dataclass(frozen=True)
-class ReleasePolicy:
-    """When hooks empty the cache of the device between steps.
-
-    The cache is emptied if the device memory of the process exceeds the memory that a step needs, both by a factor and
-    by a number of gigabytes. A step needs the peak memory of live tensors. If torch counts no peaks, it is the device
-    memory after the first step that follows an empty cache.
-
-    Attributes:
-        factor: Multiple of the needed memory, above 1.
-        gigabytes: Gigabytes (1024**3 bytes) above the needed memory, and above what the previous release left.
-        max_time_fraction: Maximum fraction of the training time for all releases, above 0 and up to 1. The first release is
-            always allowed, because its duration is unknown.
-
-    Raises:
-        ConfigurationError: If a value is out of range.
-
-    Example:
-        >>> policy = ReleasePolicy(gigabytes=0.5)
-        >>> policy.is_exceeded(72 << 30, needed=7 << 30), policy.is_exceeded(12 << 30, needed=7 << 30)
-        (True, False)
-    """
-
-    factor: float = 2.0
-    gigabytes: float = 1.0
-    max_time_fraction: float = 0.02
-
-    def __post_init__(self) -> None:
-        check_number("factor", self.factor, above=1, example="2.0")
-        check_number("gigabytes", self.gigabytes, example="1.0")
-        check_number("max_time_fraction", self.max_time_fraction, 1, above=0, example="0.02, which is 2 %")
-
-    def is_exceeded(self, reserved: int, needed: int, remaining: int = 0) -> bool:
-        """Return whether the cache should be emptied.
-
-        Args:
-            reserved: Device memory of the process in bytes.
-            needed: Memory that a step needs in bytes.
-            remaining: Device memory after the previous release in bytes.
-        """
-        excess = reserved - max(needed, remaining)
-        return reserved > self.factor * needed and excess > self.gigabytes * GIB
-
-
-DEFAULT_RELEASE = ReleasePolicy()
 
 
 @dataclass(frozen=True)
@@ -107,7 +64,8 @@ class CacheReleases(JsonMixin):
         sentences = [f"Between steps, the cache was emptied {times} ({duration}); device memory reached {highest}."]
         if self.postponed:
             times = pluralize(self.postponed, "time")
-            sentences.append(f"A release was postponed {times} to keep the time limit; raise max_time_fraction.")
+            limit = format_percent(MAX_TIME_FRACTION)
+            sentences.append(f"A release was postponed {times} to take at most {limit} of the time.")
         return tuple(sentences)
 
 
@@ -115,16 +73,16 @@ NO_RELEASES = CacheReleases()
 
 
 class CacheReleaser:
-    """Empties the cache of a device after a step of a training, if its policy is exceeded.
+    """Empties the cache of a device after a step of a training, if the cache has grown.
 
     Attributes:
         releases: Releases so far.
     """
 
-    def __init__(self, device: Device, policy: ReleasePolicy | None) -> None:
+    def __init__(self, device: Device, factor: float | None) -> None:
         self.releases = NO_RELEASES
         self._device = device
-        self._policy = policy
+        self._factor = factor
         self._start = current_time()
         self._last_seconds = 0.0
         self._next_reading = self._start
@@ -137,8 +95,8 @@ class CacheReleaser:
         self._is_first_step = True
 
     def after_step(self) -> None:
-        """Empty the cache if the policy is exceeded and the time limit allows it. The memory is read once for several short steps."""
-        if self._policy is None or not self._device.has_allocator:
+        """Empty the cache if it has grown and the time limit allows it. The memory is read once for several short steps."""
+        if self._factor is None or not self._device.has_allocator:
             return
         now = current_time()
         if now < self._next_reading and not self._is_first_step:
@@ -153,8 +111,9 @@ class CacheReleaser:
             self._step_memory = max(self._step_memory, reserved)
             self._is_first_step = False
         needed = self._step_memory if memory.peak is None else memory.peak
-        if self._policy.is_exceeded(reserved, needed, self._remaining):
-            allowed_seconds = self._policy.max_time_fraction * training_seconds
+        excess = reserved - max(needed, self._remaining)
+        if reserved > self._factor * needed and excess > MIN_EXCESS_BYTES:
+            allowed_seconds = MAX_TIME_FRACTION * training_seconds
             if releases.count and releases.seconds + self._last_seconds > allowed_seconds:
                 releases = replace(releases, postponed=releases.postponed + 1)
             else:

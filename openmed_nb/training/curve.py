@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections import Counter
@@ -11,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
-from types import ModuleType
 from typing import Any, Final, Literal
 
 from .._render.display import (
@@ -32,7 +30,6 @@ from ..devices.device import MemoryStats
 from ..devices.machine import Footprint, RunCommand, import_psutil, is_mps_simulated, read_footprint, run_command
 from ..devices.registry import get_device
 from ..devices.request import device_type
-from ..errors import ConfigurationError
 from .cache import NO_RELEASES, CacheReleases
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
 
@@ -40,8 +37,8 @@ from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
 
 
-@dataclass(frozen=True, repr=False)
-class MemorySample(Displayable):
+@dataclass(frozen=True)
+class MemorySample(JsonMixin):
     """Memory at one point of a training, in bytes; ``None`` if a metric is not available on this machine.
 
     Attributes:
@@ -73,16 +70,6 @@ class MemorySample(Displayable):
     swap: int | None = None
     pressure: str | None = None
     simulated: bool = False
-
-    def to_report(self) -> Report:
-        """Return the metrics as a table."""
-        names = ("allocated", "reserved", "recommended", "peak", "resident", "swap")
-        rows = tuple((name, format_bytes(getattr(self, name))) for name in names if getattr(self, name) is not None)
-        when = "after epoch" if self.is_boundary else "during training, finished epochs:"
-        sentences = [f"Step {self.step}, {self.seconds:.1f} s."]
-        if self.pressure:
-            sentences.append(f"Memory pressure: {self.pressure}.")
-        return Report(f"Memory {when} {self.epoch}", tuple(sentences), tables=(Table("", ("memory", "size"), rows),))
 
 
 def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bool = True) -> MemorySample:
@@ -150,9 +137,6 @@ MAX_SIZES = 100
 MIN_LONG_SERIES = 6
 # Differences below this fraction of the baseline are ignored.
 TOLERANCE = 0.01
-# More epochs than any real training has: such a number means a training without an end, as in Trainer for a dataset
-# without a length (transformers#12499). Lightning uses -1.
-MAX_EPOCHS = 1_000_000
 # Growth up to this multiple of the growth of bounded histories is attributed to them.
 MAX_HISTORY_RATIO = 1.1
 # Growth is a fraction of at least this many bytes, so that a few kilobytes do not raise an alarm.
@@ -342,7 +326,6 @@ class MemoryCurve(Displayable):
         limit: Fraction of ``recommended`` at which torch raises an out-of-memory error: on MPS the high watermark, on
             CUDA the value of ``limit_memory``; ``None`` if there is no limit.
         process: This process, in a training with several processes.
-        total_epochs: Total number of epochs of the training; ``None`` if unknown.
         history_growth: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
         releases: Number and duration of the releases of cached memory between steps.
 
@@ -359,11 +342,10 @@ class MemoryCurve(Displayable):
     referrers: tuple[TensorReferrer, ...] = ()
     limit: float | None = None
     process: ProcessInfo = ProcessInfo()
-    total_epochs: int | None = None
     history_growth: int = 0
     releases: CacheReleases = NO_RELEASES
 
-    JSON_EXCLUDE = ("process", "total_epochs", "history_growth")
+    JSON_EXCLUDE = ("process", "history_growth")
     JSON_PROPERTIES = ("simulated", "verdict", "reason", "advice", "trends")
 
     @property
@@ -514,7 +496,7 @@ class MemoryCurve(Displayable):
         limits: Iterable[AxisMarker] = (),
         warm_up: Iterable[MemorySample] = (),
     ) -> Chart:
-        """Return a chart of some metrics over all planned epochs; distant limits are omitted."""
+        """Return a chart of some metrics over the epochs; distant limits are omitted."""
         series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
         series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
         highest = max(map(max, series.values()), default=0)
@@ -528,7 +510,7 @@ class MemoryCurve(Displayable):
                 for sample, size in zip(self.samples, sizes, strict=True)
             )
             lines.append(Series(names[name], x, tuple(size / unit for size in sizes), tuple(tooltips)))
-        last = max((self.total_epochs or 0, *(sample.epoch for sample in self.samples)))
+        last = max((sample.epoch for sample in self.samples), default=0)
         epochs = nice_ticks(last, integers=True)
         epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # No tick close to the last.
         axes = Axes(
@@ -565,11 +547,6 @@ class MemoryCurve(Displayable):
         )
 
 
-def finite_epochs(epochs: float | None) -> int | None:
-    """Return a number of epochs as an integer, or ``None`` if it means a training without an end."""
-    return int(epochs) if epochs is not None and 0 < epochs <= MAX_EPOCHS else None
-
-
 def _sample_positions(samples: Sequence[MemorySample]) -> list[float]:
     """Return the position of each sample on the axis of epochs.
 
@@ -593,13 +570,3 @@ def _sample_positions(samples: Sequence[MemorySample]) -> list[float]:
 def memory_exponent(highest: float) -> int:
     """Return the power of 1024 for the unit of an axis that reaches ``highest`` bytes: MiB, or GiB from 2 GiB."""
     return 3 if highest >= 2 << 30 else 2
-
-
-def require_plotting(module: str) -> ModuleType:
-    """Return a module that draws charts, or raise an error that names the missing package."""
-    try:
-        return importlib.import_module(module, __package__)
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        message = f"The chart requires {package}, which is not installed."
-        raise ConfigurationError(message, f"Install it: python -m pip install {package}.") from error

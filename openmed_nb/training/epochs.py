@@ -12,14 +12,12 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from .._utils.clock import current_time
-from .._utils.text import describe_value, shorten
+from .._utils.text import shorten
 from .._utils.validation import (
     as_integer,
     check_bool,
@@ -33,16 +31,13 @@ from ..devices.registry import get_device
 from ..devices.request import normalize_device
 from ..errors import ConfigurationError, DeviceUnavailableError
 from ..session import SESSION
-from .cache import DEFAULT_RELEASE, CacheReleaser, CacheReleases, ReleasePolicy
+from .cache import DEFAULT_RELEASE_FACTOR, CacheReleaser, CacheReleases
 from .curve import (
     GROWING,
-    GROWTH_THRESHOLD,
     MemoryCurve,
     MemorySample,
     ProcessInfo,
     TrendKind,
-    finite_epochs,
-    require_plotting,
     take_sample,
 )
 from .guards import Guards, check_loss, validate_guards
@@ -53,31 +48,11 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
+    from .live import LiveMemoryCurve
     from .loader import DeviceArgument
-
-# Function that runs at the end of an epoch, with the curve so far.
-Hook = Callable[[MemoryCurve], object]
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class HookFailure:
-    """Hook that raised an error.
-
-    Attributes:
-        hook: Name of the hook.
-        epoch: Number of the epoch.
-        error: Type of the error; its text is not stored, because it may be clinical.
-    """
-
-    hook: str
-    epoch: int
-    error: str
-
-    def __str__(self) -> str:
-        return f"The hook {self.hook} raised {self.error} after epoch {self.epoch}."
 
 
 class EpochHooks:
@@ -91,18 +66,15 @@ class EpochHooks:
         every_n_steps: Also release memory and take a sample after this number of steps, counted by ``step()``. Each
             sample traverses all Python objects and waits for the device, which then allocates its blocks again. This
             takes 0.2 to 0.6 seconds if transformers is loaded (``benchmarks/training.py`` prints it).
-        before: Functions that run at the end of an epoch before memory is released; each receives the
-            :class:`MemoryCurve` so far.
-        after: Functions that run at the end of an epoch, with the new sample in the curve.
         live: Whether to display the growing curve in the notebook. With several processes, the first displays its
             curve.
-        growth_threshold: Fraction of growth over ten epochs that indicates a leak.
-        release_when: :class:`ReleasePolicy` that empties the cache of the device between steps, counted by ``step()``, if
-            the cache has grown. If ``None``, the cache is emptied only at the end of an epoch.
+        release_when: Multiple of the memory that a step needs, above 1. If the device memory exceeds it after a step that
+            ``step()`` counted, the cache of the device is emptied. If ``None``, the cache is emptied only at the end of an
+            epoch.
 
     Attributes:
         curve: Samples so far, with the verdict.
-        failures: Hooks that raised an error. The epoch, its sample and the hooks after it were completed.
+        live_curve: Widget that displays the curve, or ``None``.
 
     Raises:
         DeviceError: If the device cannot be used, or if one of several processes uses MPS.
@@ -116,47 +88,41 @@ class EpochHooks:
         (2, 'insufficient data')
     """
 
-    def __init__(  # noqa: PLR0913 - each argument is an independent option
+    def __init__(
         self,
         device: DeviceArgument = None,
         *,
         every_n_steps: int | None = None,
-        before: Iterable[Hook] = (),
-        after: Iterable[Hook] = (),
         live: bool = False,
-        growth_threshold: float = GROWTH_THRESHOLD,
-        release_when: ReleasePolicy | None = DEFAULT_RELEASE,
+        release_when: float | None = DEFAULT_RELEASE_FACTOR,
     ) -> None:
         check_bool("live", live)
-        if not isinstance(release_when, (ReleasePolicy, NoneType)):
-            raise invalid_value("release_when", release_when, "Pass nb.training.ReleasePolicy(), or None.")
+        if release_when is not None:
+            check_number("release_when", release_when, above=1, example="2.0, or None")
         self.release_when = release_when
         process = _current_process()
         name = SESSION.device(device).device
         if device is None:
             name = process_device(name, process)
         self.every_n_steps = check_optional_integer("every_n_steps", every_n_steps)
-        self.before = _validate_hooks(before)
-        self.after = _validate_hooks(after)
-        self.growth_threshold = check_number("growth_threshold", growth_threshold, example="0.26, which is 26%")
         self.limit = SESSION.device_manager.memory_fraction(name)
         self.begin(name)
+        self.live_curve: LiveMemoryCurve | None = None
         if live and process.is_main_process:
             from IPython.display import display
 
-            curve = require_plotting(".live").LiveMemoryCurve()
-            display(curve)
-            self.after.append(curve)
+            from .live import LiveMemoryCurve
 
-    def begin(self, device: str, epoch: int = 0, step: int = 0, total_epochs: int | None = None) -> None:
+            self.live_curve = LiveMemoryCurve()
+            display(self.live_curve)
+
+    def begin(self, device: str, epoch: int = 0, step: int = 0) -> None:
         """Start a new training with a new curve.
 
         Args:
             device: Device of the training.
             epoch: Number of epochs that were finished before, if the training continues from a checkpoint.
             step: Number of steps that were finished before.
-            total_epochs: Total number of epochs, for the axis of the curve. ``None``, and a number that means a
-                training without an end, are unknown.
 
         Raises:
             DeviceUnavailableError: If one of several processes uses MPS.
@@ -167,14 +133,7 @@ class EpochHooks:
                 f"MPS cannot train in {process.world_size} processes: the backends gloo and nccl do not support it"
             )
             raise DeviceUnavailableError(f"{message} (pytorch#160732).", "Start one process, or train on the CPU.")
-        self.curve = MemoryCurve(
-            device,
-            growth_threshold=self.growth_threshold,
-            limit=self.limit,
-            process=process,
-            total_epochs=finite_epochs(total_epochs),
-        )
-        self.failures: tuple[HookFailure, ...] = ()
+        self.curve = MemoryCurve(device, limit=self.limit, process=process)
         self._start = current_time()
         self._epochs = epoch
         self._steps = step
@@ -214,21 +173,17 @@ class EpochHooks:
     def end_epoch(self) -> MemorySample:
         """End an epoch: release memory and return the new sample."""
         self._epochs += 1
-        num_failures = len(self.failures)
         was_growing = self.verdict == GROWING
-        self._run(self.before)
         sample = self._take_sample(boundary=True)
         self._compare_referrers()
-        self._run((*self.after, SESSION.set_last_curve))
-        messages = [f"{failure} Training continued; fix the hook." for failure in self.failures[num_failures:]]
+        if self.live_curve is not None:
+            self.live_curve(self.curve)
+        SESSION.set_last_curve(self.curve)
         process = self.curve.process
         # The curve of another process is not displayed.
         if not process.is_main_process and self.verdict == GROWING and not was_growing:
             name = f"Process {process.rank} of {process.world_size} on {self.device}"
-            messages.append(f"{name}: {self.curve.reason} {self.curve.advice}")
-        # Warnings come last, because a filter may turn one into an error.
-        for message in messages:
-            warn(message)
+            warn(f"{name}: {self.curve.reason} {self.curve.advice}")
         return sample
 
     def epochs(self, epochs: int | Iterable[object]) -> Epochs:
@@ -242,12 +197,6 @@ class EpochHooks:
             epochs = range(count)
         if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
             raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
-        total_epochs = None
-        # A loader of a stream has no length although it has the method, and a range may be endless.
-        with suppress(TypeError, OverflowError):
-            if isinstance(epochs, Sized):
-                total_epochs = finite_epochs(self._epochs + len(epochs))
-        self.curve = replace(self.curve, total_epochs=total_epochs)
         return Epochs(self, epochs)
 
     def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -304,13 +253,6 @@ class EpochHooks:
             referrer for referrer in grown if referrer.kind != HISTORY and (growing or referrer.num_graphs > 1)
         )
         self.curve = replace(self.curve, referrers=referrers, history_growth=history_growth)
-
-    def _run(self, hooks: Iterable[Hook]) -> None:
-        for hook in hooks:
-            try:
-                hook(self.curve)
-            except Exception as error:  # noqa: BLE001, PERF203 - an error in a user's hook must not stop the training
-                self.failures += (HookFailure(function_name(hook), self._epochs, type(error).__name__),)
 
 
 @dataclass(frozen=True)
@@ -394,14 +336,6 @@ def function_name(function: Callable[..., object]) -> str:
     return shorten(str(getattr(function, "__qualname__", type(function).__qualname__)).rpartition("<locals>.")[2])
 
 
-def _validate_hooks(hooks: object) -> list[Hook]:
-    functions: list[Any] = list(hooks) if isinstance(hooks, Iterable) else [None]
-    if not all(callable(hook) and not inspect.iscoroutinefunction(hook) for hook in functions):
-        message = f"Hooks must be functions in a list, got {describe_value(hooks)}."
-        raise ConfigurationError(message, "Pass functions that take the curve, in a list.")
-    return functions
-
-
 # End-of-epoch hooks and guards as callbacks of Trainer and Lightning. The base classes belong to transformers and
 # Lightning, which are imported only when a callback is created.
 
@@ -481,12 +415,12 @@ class GuardedTraining:
         """Samples so far, with the verdict."""
         return self.hooks.curve
 
-    def begin(self, device: object, epoch: int, step: int, total_epochs: int | None) -> None:
+    def begin(self, device: object, epoch: int, step: int) -> None:
         """Start a curve on the device that the trainer uses, and warn if that is not the selected one."""
         name = normalize_device(str(device))
         remedy = self.DEVICE_REMEDY.format(get_device(self._selected_device).type)
         warn_device_mismatch(self.LIBRARY, name, self._selected_device, remedy)
-        self.hooks.begin(name, epoch, step, total_epochs)
+        self.hooks.begin(name, epoch, step)
 
 
 def warn_device_mismatch(library: str, device: str, selected: str, remedy: str) -> None:
@@ -521,7 +455,7 @@ def _trainer_class() -> type[GuardedTraining]:
             def next_step() -> int:
                 return int(state.global_step) + 1
 
-            self.begin(args.device, int(state.epoch or 0), state.global_step, state.num_train_epochs)
+            self.begin(args.device, int(state.epoch or 0), state.global_step)
             # Trainer calls no callback with a batch.
             self.guards.watch(model, next_step)
 
@@ -556,7 +490,7 @@ def _lightning_class() -> type[GuardedTraining]:
         DEVICE_REMEDY = "Pass accelerator={!r} to its Trainer."
 
         def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            self.begin(pl_module.device, trainer.current_epoch, trainer.global_step, trainer.max_epochs)
+            self.begin(pl_module.device, trainer.current_epoch, trainer.global_step)
             self.guards.watch(pl_module)
             prepare = pl_module.on_before_batch_transfer
 

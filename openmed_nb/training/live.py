@@ -1,7 +1,6 @@
 """Memory curve as a widget that is updated during training.
 
-Importing this module imports ipywidgets, so it is imported only through ``curve.require_plotting``. Only the value of
-the widget changes, because nbval does not support outputs that are cleared or updated.
+Importing this module imports ipywidgets, so it is imported only if a curve is displayed. Only the value of the widget changes, because nbval does not support outputs that are cleared or updated.
 """
 
 from __future__ import annotations

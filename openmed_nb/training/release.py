@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .._events.activity import RELEASING, ProgressEvent
 from .._render.display import Displayable, Report, Table, format_bytes
 from .._utils.text import describe_names, short_type_name
-from .._utils.validation import check_bool, check_number
+from .._utils.validation import check_choice, check_number
 from ..devices.backend import is_torch_imported
 from ..devices.device import MemoryStats
 from ..devices.machine import is_mps_simulated
-from ..devices.memory import OutOfMemoryDetails
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
     from .loader import DeviceArgument
 
+# Sources of memory that a release can keep.
+KEEPABLE = ("models", "history", "traceback")
 COLUMNS = ("released", "tensors", "device", "process")
 
 
@@ -39,14 +40,12 @@ class MemoryLimit(Displayable):
         device: Device.
         fraction: Fraction of the recommended memory (MPS) or total memory (CUDA). On MPS, 0 means no limit.
         recommended: Recommended or total memory in bytes.
-        low_watermark: On MPS, fraction above which torch collects unused blocks.
         simulated: Whether the device is the simulated MPS.
     """
 
     device: str
     fraction: float
     recommended: int
-    low_watermark: float | None = None
     simulated: bool = False
 
     JSON_PROPERTIES = ("size",)
@@ -57,26 +56,12 @@ class MemoryLimit(Displayable):
         return int(self.fraction * self.recommended) if self.fraction else None
 
     def to_report(self) -> Report:
-        """Return the limit in bytes and its effect on the watermarks."""
-        low = self.low_watermark
-        sentences = [f"{self.fraction:g} of {format_bytes(self.recommended)}."]
-        if low is not None:
-            # Behavior of torch below and at the limit (MPSAllocator.mm; the low ratio cannot be changed at run time).
-            effect = f"; unused blocks are collected above the low watermark ({low:g})."
-            if not low:
-                effect = "; the low watermark is 0, so unused blocks are collected only when memory is short."
-            elif self.fraction and low > self.fraction:
-                effect = f", below the low watermark ({low:g}), so unused blocks are collected only at the limit."
-            sentences.append(f"The high watermark is now {self.fraction:g}{effect}")
-        if self.size is not None:
-            return Report(f"Memory limit on {self.device}: {format_bytes(self.size)}", tuple(sentences))
-        warning = "macOS may swap and then stop the process"
-        recommended = f"{self.device} recommends {format_bytes(self.recommended)}."
-        return Report(
-            f"Memory limit on {self.device}: no limit: {warning}",
-            tuple(sentences),
-            html_sentences=(f"No memory limit on {self.device}: {warning}", recommended, *sentences[1:]),
-        )
+        """Return the limit in bytes."""
+        limit = "none: macOS may swap and then stop the process" if self.size is None else format_bytes(self.size)
+        sentence = f"It is {self.fraction:g} of {format_bytes(self.recommended)}."
+        if self.size is None:
+            sentence = f"{self.device} recommends {format_bytes(self.recommended)}."
+        return Report(f"Memory limit on {self.device}: {limit}", (sentence,))
 
 
 def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
@@ -88,7 +73,7 @@ def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
         device: Device, as in :class:`~openmed_nb.training.EpochHooks`.
 
     Returns:
-        The limit in bytes and its effect on the watermarks.
+        The limit in bytes.
 
     Raises:
         DeviceError: If the device cannot be used.
@@ -105,7 +90,7 @@ def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
         fraction = validate_fraction(name, fraction)
         SESSION.device_manager.limit_memory(name, fraction)
     recommended = get_device(name).memory_stats().recommended or 0
-    return MemoryLimit(name, fraction, recommended, SESSION.device_manager.low_watermark(name), is_mps_simulated())
+    return MemoryLimit(name, fraction, recommended, is_mps_simulated())
 
 
 def validate_fraction(device: str, fraction: object) -> float:
@@ -175,23 +160,14 @@ class ReleaseReport(Displayable):
         )
 
 
-def release(
-    *names: str,
-    namespace: MutableMapping[str, Any] | None = None,
-    models: bool = True,
-    history: bool = True,
-    traceback: bool = True,
-    progress: bool = True,
-) -> ReleaseReport:
+def release(*names: str, keep: Iterable[str] = ()) -> ReleaseReport:
     """Release the memory of variables, the notebook's output history, the last error and the loaded models.
 
     Args:
-        names: Variables to delete.
-        namespace: Mapping with the variables. If ``None``, use the variables of the notebook or of ``__main__``.
-        models: Whether to unload models; pipelines that are referenced by a variable stay in memory.
-        history: Whether to clear ``Out`` and ``_``, which store the outputs of cells.
-        traceback: Whether to release the frames of the last error; ``%debug`` and ``%tb`` have no frames afterwards.
-        progress: Whether to display progress if it takes longer than half a second.
+        names: Variables to delete, of the notebook or of ``__main__``.
+        keep: Sources to keep: ``"models"``, ``"history"`` (``Out`` and ``_``, which store the outputs of cells) and
+            ``"traceback"`` (the frames of the last error, which ``%debug`` and ``%tb`` need). Pipelines that are
+            referenced by a variable always stay in memory.
 
     Returns:
         The released memory by source.
@@ -200,29 +176,29 @@ def release(
         ConfigurationError: If a name is not a variable, or if another argument is not valid. Nothing is released.
 
     Example:
-        >>> variables = {"losses": [1.5, 1.2]}
-        >>> report = release("losses", namespace=variables, models=False)
-        >>> variables, report.freed[1].source
-        ({}, 'variables')
+        >>> report = release(keep=["models", "traceback"])
+        >>> report.freed[0].source
+        'unused blocks of the device'
     """
-    for flag, value in {"models": models, "history": history, "traceback": traceback}.items():
-        check_bool(flag, value)
+    kept = (keep,) if isinstance(keep, str) or not isinstance(keep, Iterable) else tuple(keep)
+    for source in kept:
+        check_choice("keep", source, KEEPABLE)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    variables = _validate_variables(names, namespace, shell)
+    variables = _validate_variables(names, shell)
     last_error = getattr(sys, "last_value", None)
     # Function that releases each source. It includes a garbage collection if one is needed.
     sources: dict[str, Callable[[], object]] = {"unused blocks of the device": gc.collect}
     if names:
         sources["variables"] = partial(_delete_variables, names, variables)
-    if history and shell is not None and shell.displayhook.do_full_cache:
+    if "history" not in kept and shell is not None and shell.displayhook.do_full_cache:
         sources["history of outputs"] = partial(_clear_history, shell)
-    if traceback:
+    if "traceback" not in kept:
         displayed = getattr(getattr(shell, "InteractiveTB", None), "tb", None)
         sources["frames of the last error"] = partial(_clear_tracebacks, displayed)
     sources["interrupted run"] = _forget_interrupted_run
-    if models:
+    if "models" not in kept:
         sources["loaded models"] = SESSION.unload
-    with SESSION.operation(progress):
+    with SESSION.operation():
         SESSION.notify(ProgressEvent(RELEASING, "memory"))
         notes = []
         try:
@@ -230,10 +206,8 @@ def release(
         except DeviceError as error:  # Memory is released anyway.
             device = "cpu"
             notes.append(f"No device cache was emptied: {error}")
-        if traceback and last_error is not None:
+        if "traceback" not in kept and last_error is not None:
             notes.append("%debug and %tb can no longer show the last error.")
-            if details := OutOfMemoryDetails.parse(last_error):
-                notes.append(f"The last error was {details}.")
         if SESSION.interrupted_run is not None:
             notes.append("resume=True can no longer continue the interrupted run.")
         return ReleaseReport(device, tuple(_release_and_measure(device, sources)), tuple(notes), is_mps_simulated())
@@ -274,16 +248,9 @@ def _forget_interrupted_run() -> None:
         gc.collect()
 
 
-def _validate_variables(
-    names: tuple[str, ...], namespace: MutableMapping[str, Any] | None, shell: InteractiveShell | None
-) -> MutableMapping[str, Any]:
-    """Return the namespace; raise an error for unknown names, and for names that the notebook needs."""
-    if namespace is None:
-        namespace = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
-    if not isinstance(namespace, MutableMapping):
-        raise ConfigurationError(
-            f"The namespace must be a mapping, got {short_type_name(namespace)}.", "Pass globals(), or omit namespace."
-        )
+def _validate_variables(names: tuple[str, ...], shell: InteractiveShell | None) -> MutableMapping[str, Any]:
+    """Return the variables of the user; raise an error for unknown names, and for names that the notebook needs."""
+    namespace: MutableMapping[str, Any] = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
     unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
     if unknown:
         described = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)

@@ -161,8 +161,8 @@ def test_run_is_not_released_by_another_run(notes, options):
 def test_release_reports_run():
     interrupt()
 
-    assert any("resume=True" in note for note in nb.release(models=False).notes)
-    assert not any("resume=True" in note for note in nb.release(models=False).notes)
+    assert any("resume=True" in note for note in nb.release(keep="models").notes)
+    assert not any("resume=True" in note for note in nb.release(keep="models").notes)
 
 
 def test_remembered_run_has_no_texts():

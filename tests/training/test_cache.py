@@ -13,46 +13,13 @@ import openmed_nb as nb
 from openmed_nb._utils.clock import use_clock
 from openmed_nb.devices.device import Device, MemoryStats
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
-from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.memory import MacMemory, SimulatedAllocator
-from openmed_nb.training import EpochHooks, ReleasePolicy
+from openmed_nb.training import EpochHooks, cache
 from openmed_nb.training.cache import NO_RELEASES, CacheReleaser, CacheReleases
 
 MIB = 1 << 20
 GIB = 1 << 30
 GB = 10**9
-
-# Device memory, needed memory and memory after the previous release in GiB, and whether a release is due.
-DUE = [
-    (15, 7, 0, True),
-    (14, 7, 0, False),  # Not more than twice the needed memory.
-    (1.9, 0.9, 0, False),  # Not more than a gigabyte above it.
-    (2.1, 0.9, 0, True),
-    (15, 7, 14.5, False),  # The previous release left nearly as much.
-    (15, 7, 13.5, True),
-    (0, 0, 0, False),
-]
-
-
-@pytest.mark.parametrize(("reserved", "needed", "remaining", "due"), DUE)
-def test_policy_needs_factor_and_gigabytes(reserved, needed, remaining, due):
-    sizes = (int(size * GIB) for size in (reserved, needed, remaining))
-    assert ReleasePolicy().is_exceeded(*sizes) == due
-
-
-def test_policy_rejects_invalid_values():
-    invalid = {
-        "factor": (1, 0.5, float("nan"), "2"),
-        "gigabytes": (-1, None, True),
-        "max_time_fraction": (0, 1.1, -0.02),
-    }
-    for name, values in invalid.items():
-        for value in values:
-            with pytest.raises(ConfigurationError, match=rf"^Invalid value for {name}: "):
-                ReleasePolicy(**{name: value})
-    for value in (True, 2.0, "always", {"factor": 2.0}):
-        with pytest.raises(ConfigurationError, match=r"^Invalid value for release_when: "):
-            EpochHooks("cpu", release_when=value)
 
 
 class Clock:
@@ -74,9 +41,8 @@ class Growth:
     Tensors take 6.7 GB. A step makes 20 tensors, one after the other, and each has a new size.
     """
 
-    policy: ReleasePolicy | None
+    factor: float | None = 2.0
     release_seconds: float = 0.015
-    is_varying: bool = True
     after_steps: list[int] = field(default_factory=list)
     highest: int = 0
 
@@ -87,12 +53,12 @@ class Growth:
             clock = Clock(lambda: mps.cache_clears, self.release_seconds)
             with use_clock(clock):
                 model = torch.empty(6_700_000_000, dtype=torch.uint8, device="mps")
-                hooks = EpochHooks("mps", release_when=self.policy)
+                hooks = EpochHooks("mps", release_when=self.factor)
                 size = 650_000_000
                 for _ in hooks.epochs(epochs):
                     for _ in range(steps):
                         for _ in range(20):
-                            size += 10_000 * self.is_varying
+                            size += 10_000
                             torch.empty(size, dtype=torch.uint8, device="mps")
                         clock.steps += 1
                         hooks.step()
@@ -113,7 +79,7 @@ pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
 
 @pytest.mark.usefixtures("default_watermarks")
-def test_device_memory_grows_without_policy():
+def test_device_memory_grows_without_releases():
     """In pocket-tts#255 it grew to 72 GB within five steps: to the low watermark of torch, 1.4 times 48 GiB."""
     growth = Growth(None)
     releases = growth.train(7).releases
@@ -125,7 +91,7 @@ def test_device_memory_grows_without_policy():
 
 @pytest.mark.usefixtures("default_watermarks")
 def test_device_memory_stays_below_twice_the_tensors():
-    growth = Growth(ReleasePolicy())
+    growth = Growth()
     hooks = growth.train(50, epochs=2)
     releases = hooks.releases
 
@@ -143,7 +109,7 @@ def test_device_memory_stays_below_twice_the_tensors():
 @pytest.mark.usefixtures("default_watermarks")
 @pytest.mark.parametrize("seconds", [0.03, 0.2, 1.5])
 def test_releases_keep_time_limit(seconds):
-    growth = Growth(ReleasePolicy(), seconds)
+    growth = Growth(release_seconds=seconds)
     hooks = growth.train(100)
     releases = hooks.releases
 
@@ -173,19 +139,19 @@ def test_constant_shapes_need_no_release(activations):
 
 
 def test_restart_forgets_releases():
-    growth = Growth(ReleasePolicy())
+    growth = Growth()
     hooks = growth.train(2)
     assert hooks.releases.count == 2
     hooks.begin("cpu")
     assert hooks.releases == NO_RELEASES
 
 
-@pytest.mark.usefixtures("long_steps")
-def test_trainer_releases_between_accumulated_batches(make_trainer):
+@pytest.mark.usefixtures("long_steps", "no_time_limit")
+def test_trainer_releases_between_accumulated_batches(make_trainer, monkeypatch):
     """Eight batches in four steps, whose gradients are accumulated; the smallest excess is released."""
+    monkeypatch.setattr(cache, "MIN_EXCESS_BYTES", 0)
     with nb.simulated_mps("8 GiB") as mps:
-        policy = ReleasePolicy(factor=1.0001, gigabytes=0, max_time_fraction=1)
-        callback = nb.training.callback("trainer", release_when=policy)
+        callback = nb.training.callback("trainer", release_when=1.0001)
         options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_train_epochs": 1}
         make_trainer(callback, **options, **nb.training.arguments("trainer")).train()
         assert mps.cache_clears > callback.hooks.releases.count > 4
@@ -212,7 +178,10 @@ class RecordedDevice(Device):
         return releaser.releases.count
 
 
-FREE = ReleasePolicy(max_time_fraction=1)
+@pytest.fixture
+def no_time_limit(monkeypatch):
+    """Releases may take the whole time of a training."""
+    monkeypatch.setattr(cache, "MAX_TIME_FRACTION", 1)
 
 
 @pytest.fixture
@@ -222,11 +191,12 @@ def long_steps():
         yield
 
 
+@pytest.mark.usefixtures("no_time_limit")
 def test_memory_is_read_once_for_short_steps():
     device = RecordedDevice("recorded", kept=5 * GIB)
     times = iter([0.0, 0.01, 0.05, 0.1, 0.12, 0.12, 0.13, 0.15])
     with use_clock(times.__next__):
-        releaser = CacheReleaser(device, FREE)
+        releaser = CacheReleaser(device, 2.0)
         assert device.step(releaser, 5, 5) == 0  # The first step is read.
         assert [device.step(releaser, size, 5) for size in (20, 20)] == [0, 0]
         assert device.step(releaser, 20, 5) == 1
@@ -236,11 +206,11 @@ def test_memory_is_read_once_for_short_steps():
     assert next(times, None) is None
 
 
-@pytest.mark.usefixtures("long_steps")
+@pytest.mark.usefixtures("long_steps", "no_time_limit")
 def test_first_step_is_the_reference_without_peaks():
     """Before torch 2.13, MPS counts no peaks. A step needs 5 GiB, and its tensors are 1 GiB."""
     device = RecordedDevice("recorded", kept=GIB)
-    releaser = CacheReleaser(device, FREE)
+    releaser = CacheReleaser(device, 2.0)
 
     assert [device.step(releaser, size) for size in (5, 5, 9, 10)] == [0, 0, 0, 0]
     assert device.step(releaser, 10.5) == 1
@@ -252,20 +222,41 @@ def test_first_step_is_the_reference_without_peaks():
     assert [device.step(releaser, size) for size in (3, 6, 6.5)] == [2, 2, 3]
 
 
-@pytest.mark.usefixtures("long_steps")
+@pytest.mark.usefixtures("long_steps", "no_time_limit")
 def test_release_without_effect_is_not_repeated():
     """Memory outside the cache, such as compiled graphs, remains."""
     device = RecordedDevice("recorded", kept=20 * GIB)
-    releaser = CacheReleaser(device, FREE)
+    releaser = CacheReleaser(device, 2.0)
 
     assert [device.step(releaser, size, 5) for size in (20, 20, 20, 20.9)] == [1, 1, 1, 1]
     assert device.step(releaser, 21.1, 5) == 2
 
 
+# Device memory, needed memory and memory after the previous release in GiB, and whether a release is due.
+DUE = [
+    (15, 7, 0, True),
+    (14, 7, 0, False),  # Not more than twice the needed memory.
+    (1.9, 0.9, 0, False),  # Not more than a gigabyte above it.
+    (2.1, 0.9, 0, True),
+    (15, 7, 14.5, False),  # The previous release left nearly as much.
+    (15, 7, 13.5, True),
+    (0, 0, 0, False),
+]
+
+
+@pytest.mark.parametrize(("reserved", "needed", "remaining", "is_due"), DUE)
+def test_release_needs_factor_and_gigabyte(reserved, needed, remaining, is_due):
+    device = RecordedDevice("recorded", kept=GIB)
+    releaser = CacheReleaser(device, 2.0)
+    releaser._remaining = int(remaining * GIB)
+
+    assert device.step(releaser, reserved, needed) == is_due
+
+
 def test_memory_is_not_read_without_need():
-    """The CPU has no allocator, and without a policy nothing is due."""
+    """The CPU has no allocator, and without a factor nothing is due."""
     device = RecordedDevice("recorded")
-    for releaser in (CacheReleaser(Device("other"), FREE), CacheReleaser(device, None)):
+    for releaser in (CacheReleaser(Device("other"), 2.0), CacheReleaser(device, None)):
         releaser.after_step()
         assert releaser.releases == NO_RELEASES
 
@@ -278,7 +269,7 @@ def test_sentences_state_number_and_duration():
     assert one.sentences == ("Between steps, the cache was emptied 1 time (20 ms); device memory reached 3.0 GiB.",)
     assert many.sentences == (
         "Between steps, the cache was emptied 12 times (0.3 s, 1.2% of the time); device memory reached 13.0 GiB.",
-        "A release was postponed 1 time to keep the time limit; raise max_time_fraction.",
+        "A release was postponed 1 time to take at most 2% of the time.",
     )
 
 
@@ -297,8 +288,9 @@ def test_device_memory_is_bounded(steps):
         def empty_cache(self) -> None:
             allocator.empty_cache()
 
-    with use_clock(map(float, itertools.count()).__next__):
-        releaser = CacheReleaser(AllocatorDevice("mps"), FREE)
+    with use_clock(map(float, itertools.count()).__next__), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cache, "MAX_TIME_FRACTION", 1)
+        releaser = CacheReleaser(AllocatorDevice("mps"), 2.0)
         allocator.allocate(GIB)
         for sizes in steps:
             for block in [allocator.allocate(size) for size in sizes]:

@@ -1,14 +1,11 @@
 """Charts of a memory curve with its limits."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 
-import openmed_nb as nb
 from openmed_nb._render.display import SIMULATION_NOTICE, escape
 from openmed_nb._render.drawing import AxisMarker
-from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.live import LiveMemoryCurve
 
@@ -41,9 +38,9 @@ def test_limits_are_reference_lines():
 def test_charts_of_curve():
     inside = replace(CURVE.samples[2], is_boundary=False, epoch=2)
     samples = (*CURVE.samples[:2], inside, *CURVE.samples[2:])
-    device, process = replace(CURVE, device="cuda", samples=samples, total_epochs=12).charts
+    device, process = replace(CURVE, device="cuda", samples=samples).charts
     x = (1.0, 2.0, 2.5, 3.0, 4.0, 5.0)
-    epochs = tuple(AxisMarker(epoch, str(epoch)) for epoch in (0, 5, 12))
+    epochs = tuple(AxisMarker(epoch, str(epoch)) for epoch in range(6))
 
     assert (device.caption, process.caption) == ("Memory of the device", "Memory of the process")
     (tensors,) = device.lines
@@ -137,13 +134,3 @@ def test_charts_of_simulated_curve_are_labeled():
 
     assert all("(SIMULATED)" in picture.caption for picture in simulated.final_report().charts)
     assert escape(SIMULATION_NOTICE) in live.value
-
-
-def test_missing_ipywidgets_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    monkeypatch.delitem(sys.modules, "openmed_nb.training.live")
-
-    with pytest.raises(ConfigurationError, match="The chart requires ipywidgets, which is not installed") as caught:
-        nb.epochs(1, live=True)
-
-    assert caught.value.remedy.endswith("pip install ipywidgets.")

@@ -21,7 +21,6 @@ from openmed_nb.training.curve import (
     PAD_REMEDY,
     ProcessInfo,
     classify_trend,
-    finite_epochs,
     memory_exponent,
     read_memory_pressure,
     resident_bytes,
@@ -187,7 +186,7 @@ def test_reason_names_a_sawtooth_and_a_late_rise():
 def test_curve_to_dict():
     sample = MemorySample(1, 10, 2.5, allocated=MIB)
     process = ProcessInfo(1, 4, 1)
-    data = MemoryCurve("mps", (sample,), process=process, total_epochs=3, history_growth=5, limit=1.5).to_dict()
+    data = MemoryCurve("mps", (sample,), process=process, history_growth=5, limit=1.5).to_dict()
 
     assert data == {
         "device": "mps",
@@ -232,11 +231,6 @@ def test_first_process_displays_curve(process, displays, sentence):
     assert (ProcessInfo().rank, ProcessInfo().world_size, ProcessInfo().local_rank) == (0, 1, 0)
 
 
-def test_finite_epochs():
-    numbers = {None: None, 0: None, -1: None, 3: 3, 2.5: 2, 1_000_000: 1_000_000, 1_000_001: None, float("inf"): None}
-    assert {number: finite_epochs(number) for number in numbers} == numbers
-
-
 @pytest.mark.parametrize(
     ("verdict", "sizes", "status"),
     [("growing", LEAK, "warning"), ("sawtooth", SAWTOOTH, "warning"), ("flat", FLAT, "ok"), ("", [1], "")],
@@ -258,7 +252,7 @@ def test_simulated_curve_is_labeled():
     curve = real.append(sample)
 
     assert str(curve).startswith("Memory on mps (SIMULATED): flat\n  SIMULATED MPS: ")
-    assert all("SIMULATED" in shown for shown in (curve._repr_html_(), str(sample), sample._repr_html_()))
+    assert "SIMULATED" in curve._repr_html_()
     assert (curve.to_dict()["simulated"], curve.to_dict()["samples"][-1]["simulated"]) == (True, True)
     assert (real.simulated, "SIMULATED" in str(real)) == (False, False)
 
@@ -327,20 +321,6 @@ def test_take_sample_on_simulated_mps():
     assert first.reserved >= first.allocated
     assert first.recommended == mps.allocator.memory.recommended
     assert (first.peak >= 20 * MIB, second.peak) == (True, second.allocated)
-
-
-def test_sample_report_omits_missing_metrics():
-    sample = MemorySample(3, 30, 1.25, allocated=5 * MIB, resident=512, pressure="warning")
-
-    assert str(sample).splitlines() == [
-        "Memory after epoch 3",
-        "  Step 30, 1.2 s.",
-        "  Memory pressure: warning.",
-        "  memory     size",
-        "  allocated  5.0 MiB",
-        "  resident   512 bytes",
-    ]
-    assert "during training, finished epochs: 3" in str(MemorySample(3, 30, 1.25, is_boundary=False))
 
 
 def test_only_macos_reports_memory_pressure():

@@ -24,7 +24,7 @@ def make_error(size=KIB):
     def step():
         activations = torch.zeros(size)
         watched.append(weakref.ref(activations))
-        raise RuntimeError("MPS backend out of memory (MPS allocated: 5.21 GiB, other allocations: 384.00 KiB).")
+        raise RuntimeError("MPS backend out of memory")
 
     try:
         step()
@@ -45,33 +45,36 @@ def last_error(monkeypatch):
     return last_error
 
 
+@pytest.fixture
+def variables(monkeypatch):
+    """Variables of the program."""
+    variables = vars(sys.modules["__main__"])
+    monkeypatch.setitem(variables, "losses", [torch.zeros(KIB)])
+    return variables
+
+
 @pytest.mark.real_computer  # It counts tensors of the CPU.
-def test_release_measures_sources_in_order(last_error):
+def test_release_measures_sources_in_order(last_error, variables):
     inner, gone = make_error(2 * KIB)
     last_error(inner)
-    cycle = [torch.zeros(KIB)]
-    cycle.append(cycle)
-    variables = {"losses": cycle, "other": 1}
-    del cycle, inner
-    report = nb.release("losses", "losses", namespace=variables, models=False)
+    variables["losses"].append(variables["losses"])
+    del inner
+    report = nb.release("losses", "losses", keep="models")
 
     assert [(freed.source, freed.tensors) for freed in report.freed] == [
         *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
         *(("frames of the last error", 8 * KIB), ("interrupted run", 0)),
     ]
-    assert (variables, gone()) == ({"other": 1}, None)
+    assert ("losses" in variables, gone()) == (False, None)
     assert report.tensors == 12 * KIB
     assert str(report).startswith("Released 12.0 KiB of tensors")
     assert ("frames of the last error" in str(report), "interrupted run" in str(report)) == (True, False)
     assert "interrupted run" in report._repr_html_()
-    assert report.notes == (
-        "%debug and %tb can no longer show the last error.",
-        "The last error was an out-of-memory error on mps: 5.2 GiB allocated, 384.0 KiB in use by other allocations.",
-    )
+    assert report.notes == ("%debug and %tb can no longer show the last error.",)
     assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB
 
 
-def count_collections(**arguments):
+def count_collections(*keep):
     """Return the number of full garbage collections of a release."""
     started = []
 
@@ -80,18 +83,18 @@ def count_collections(**arguments):
 
     gc.callbacks.append(count)
     try:
-        nb.release(**{"namespace": {}, "models": False, **arguments})
+        nb.release(keep=keep)
     finally:
         gc.callbacks.remove(count)
     return len(started)
 
 
 def test_release_collects_only_after_effective_sources(last_error):
-    assert count_collections(traceback=False) == 1
+    assert count_collections("models", "traceback") == 1
     last_error(make_error()[0])
-    assert count_collections() == 2
+    assert count_collections("models") == 2
     nb.load_pipeline("bundled_small", device="cpu")
-    assert [count_collections(traceback=False, models=True) for _ in range(2)] == [2, 1]
+    assert [count_collections("traceback") for _ in range(2)] == [2, 1]
 
 
 @pytest.mark.parametrize("chain", ["alone", "caused", "during", "grouped", "in a ring"])
@@ -109,26 +112,38 @@ def test_release_clears_frames_of_error_chain(last_error, chain):
     last_error(error)
 
     assert gone() is not None
-    nb.release(namespace={}, models=False)
+    nb.release(keep=["models"])
     assert gone() is None
     assert sys.last_value is error
 
 
 @pytest.mark.usefixtures("last_error")
 def test_release_without_last_error_has_no_notes():
-    assert nb.release(namespace={}, models=False).notes == ()
+    assert nb.release(keep=["models"]).notes == ()
 
 
-@pytest.mark.parametrize("names", [("lossse",), ("losses", "lossse"), (7,), (["losses"],), ("",), ("losses.x",)])
-def test_undefined_variable_releases_nothing(names, last_error):
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        *(((name,), "Undefined variable: ") for name in ("lossse", 7, ["losses"], "", "losses.x")),
+        (("losses", "lossse"), "Undefined variable: "),
+        (("losses", "__name__"), "requires __name__"),
+    ],
+)
+def test_invalid_names_release_nothing(names, message, last_error, variables):
     inner, gone = make_error()
     last_error(inner)
-    variables = {"losses": [torch.zeros(KIB)]}
-    with pytest.raises(ConfigurationError, match="Undefined variable: "):
-        nb.release(*names, namespace=variables)
+    with pytest.raises(ConfigurationError, match=message):
+        nb.release(*names)
 
-    assert set(variables) == {"losses"}
+    assert {"losses", "__name__"} <= variables.keys()
     assert gone() is not None
+
+
+@pytest.mark.parametrize("keep", ["model", ["models", "variables"], [1], True, None])
+def test_release_rejects_other_sources(keep):
+    with pytest.raises(ConfigurationError, match=r"^Invalid value for keep: "):
+        nb.release(keep=keep)
 
 
 SCRIPT = """
@@ -149,25 +164,17 @@ def test_release_in_script_does_not_import_torch():
 
 
 @pytest.mark.real_computer  # It starts its own simulation.
-def test_release_on_simulated_mps():
+def test_release_on_simulated_mps(variables):
     with nb.simulated_mps("8 GiB"):
-        variables = {"losses": [torch.zeros(1 << 22, device="mps")]}
+        variables["losses"] = [torch.zeros(1 << 22, device="mps")]
         torch.zeros(1 << 24, device="mps")  # Its block is cached.
-        report = nb.release("losses", namespace=variables, models=False)
+        report = nb.release("losses", keep=["models"])
 
     assert (report.device, report.simulated, report.tensors) == ("mps", True, 4 << 22)
     assert (report.freed[0].source, report.freed[0].reserved > 0) == ("unused blocks of the device", True)
     assert report.freed[1].reserved >= 4 << 22
     assert "SIMULATED" in str(report)
     assert "SIMULATED" in report._repr_html_()
-
-
-def test_release_rejects_variables_of_the_notebook():
-    variables = {"losses": [1], "__name__": "__main__"}
-    with pytest.raises(ConfigurationError, match="requires __name__"):
-        nb.release("losses", "__name__", namespace=variables, models=False)
-
-    assert variables == {"losses": [1], "__name__": "__main__"}
 
 
 def test_error_with_unrelated_exceptions_attribute(last_error):
@@ -178,4 +185,4 @@ def test_error_with_unrelated_exceptions_attribute(last_error):
 
     last_error(Odd())
 
-    assert nb.release(namespace={}, models=False).freed[1].source == "frames of the last error"
+    assert nb.release(keep=["models"]).freed[1].source == "frames of the last error"
