@@ -25,41 +25,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Result = TypeVar("Result")
-# Attributes that this module or transformers sets on a module while checkpointing is enabled.
-CHECKPOINTING_ATTRIBUTES = (
-    "forward",
-    "gradient_checkpointing",
-    "_gradient_checkpointing_func",
-    "_require_grads_hook",
-    "_require_grads_hooks",
-)
-# Name of the attribute that stores the previous values of these attributes. They are plain values, so that the module
-# can be copied and saved.
-SAVED_STATE_ATTRIBUTE = "_before_checkpointing"
 
 
 @dataclass(frozen=True, repr=False)
 class ActivationCheckpointing(Displayable):
-    """Handle that keeps activation checkpointing enabled until ``disable`` or the end of a ``with`` block.
+    """Result of :func:`checkpoint_activations`.
 
     Attributes:
         modules: Names of the modules whose activations are recomputed.
     """
 
     modules: tuple[str, ...]
-    _changed: tuple[torch.nn.Module, ...]
-
-    JSON_EXCLUDE = ("_changed",)
-
-    def disable(self) -> None:
-        """Disable checkpointing and restore every module; further calls have no effect."""
-        _restore_attributes(self._changed)
-
-    def __enter__(self) -> ActivationCheckpointing:  # noqa: PYI034 - Python 3.10 has no Self
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.disable()
 
     def to_report(self) -> Report:
         """Return the names of the modules that recompute their activations."""
@@ -72,9 +48,8 @@ class ActivationCheckpointing(Displayable):
 def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationCheckpointing:
     """Recompute activations in the backward pass of training instead of storing them.
 
-    Gradients are unchanged, including with dropout. A module that is already enabled is not wrapped again. The new
-    handle then restores the state from before the first call, so that a cell can be run again. On MPS, torch cannot
-    compile a model with checkpointing.
+    Gradients are unchanged, including with dropout. A module that is already enabled is not wrapped again, so that a cell
+    can be run again. On MPS, torch cannot compile a model with checkpointing.
 
     Args:
         model: Model of transformers, or any other module.
@@ -82,7 +57,7 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
             Required for plain modules; a model of transformers defines its own.
 
     Returns:
-        Handle for a ``with`` block or for its ``disable()``.
+        The names of the modules.
 
     Raises:
         ConfigurationError: If ``model`` is not a module, does not have a named module, or is a plain module without
@@ -93,9 +68,7 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
     Example:
         >>> import torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> with checkpoint_activations(model, "0", "1") as checkpointing:
-        ...     model(torch.ones(4, 2)).sum().backward()
-        >>> checkpointing.modules
+        >>> checkpoint_activations(model, "0", "1").modules
         ('0', '1')
     """
     import torch
@@ -107,29 +80,27 @@ def checkpoint_activations(model: torch.nn.Module, *names: str) -> ActivationChe
     if not names and hasattr(model, "supports_gradient_checkpointing"):
         return _checkpoint_transformers(model)
     selected = _select_modules(model, names)
-    modules = tuple(selected.values())
-    _save_attributes(modules)
-    for module in modules:
-        module.forward = functools.partial(_forward_in_training, module, module.forward)
-    return ActivationCheckpointing(tuple(selected), modules)
+    for module in selected.values():
+        if not _is_enabled(module):
+            module.forward = functools.partial(_forward_in_training, module, module.forward)
+    return ActivationCheckpointing(tuple(selected))
 
 
 def _checkpoint_transformers(model: PreTrainedModel) -> ActivationCheckpointing:
-    """Enable checkpointing with the method of transformers; ``disable`` removes the hooks on the embeddings."""
+    """Enable checkpointing with the method of transformers."""
     if not model.supports_gradient_checkpointing:
         message = f"{short_type_name(model)} does not support activation checkpointing."
         raise ConfigurationError(message, "Name its modules instead.")
-    changed = tuple(model.modules())
-    _save_attributes(changed)
-    # transformers 5 added the new name, and from then on the old name warns.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    if not any(map(_is_enabled, model.modules())):
+        # transformers 5 added the new name, and from then on the old name warns.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     names = []
     for name, module in model.named_modules():
         if getattr(module, "gradient_checkpointing", False):
             module._gradient_checkpointing_func = functools.partial(_call_checkpointed, model)  # noqa: SLF001
             names.append(name)
-    return ActivationCheckpointing(tuple(names), changed)
+    return ActivationCheckpointing(tuple(names))
 
 
 def _select_modules(model: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
@@ -156,39 +127,19 @@ def _select_modules(model: torch.nn.Module, names: Iterable[str]) -> dict[str, t
                 f"Module {name!r} has batch normalization, whose running mean would be updated twice in each step."
             )
             raise ConfigurationError(message, "Name modules without it, or use torch.nn.GroupNorm.")
-    enabled = {
-        name
-        for name, module in modules.items()
-        if SAVED_STATE_ATTRIBUTE in vars(module)
-        and ("forward" in vars(module) or getattr(module, "gradient_checkpointing", False))
-    }
+    enabled = {name for name, module in modules.items() if _is_enabled(module)}
     for inner, outer in itertools.permutations(sorted({*selected, *enabled}), 2):
         if inner.startswith(f"{outer}."):
             message = f"Module {inner!r} is inside {outer!r} and would be computed a third time."
-            raise ConfigurationError(message, "Name only one of them, and disable the other if it is enabled.")
+            raise ConfigurationError(message, "Name only one of them.")
     return selected
 
 
-def _save_attributes(modules: Iterable[torch.nn.Module]) -> None:
-    """Save the attributes that the modules had before checkpointing was first enabled."""
-    _restore_attributes(modules)
-    for module in modules:
-        vars(module)[SAVED_STATE_ATTRIBUTE] = {
-            name: vars(module)[name] for name in CHECKPOINTING_ATTRIBUTES if name in vars(module)
-        }
-
-
-def _restore_attributes(modules: Iterable[Any]) -> None:
-    """Restore the saved attributes of the modules that are enabled."""
-    for module in modules:
-        attributes = vars(module)
-        if (saved := attributes.pop(SAVED_STATE_ATTRIBUTE, None)) is None:
-            continue
-        if attributes.get("_require_grads_hook") is not saved.get("_require_grads_hook"):
-            module.disable_input_require_grads()
-        for name in CHECKPOINTING_ATTRIBUTES:
-            attributes.pop(name, None)
-        attributes.update(saved)
+def _is_enabled(module: torch.nn.Module) -> bool:
+    """Return whether the activations of a module are recomputed already."""
+    forward = vars(module).get("forward")
+    is_wrapped = isinstance(forward, functools.partial) and forward.func is _forward_in_training
+    return is_wrapped or bool(getattr(module, "gradient_checkpointing", False))
 
 
 def _call_checkpointed(model: torch.nn.Module, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:

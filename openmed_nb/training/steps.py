@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -157,7 +157,6 @@ def select_precision(
     return Precision(device, dtype, reason, dtype == "float16", notes)
 
 
-PARAMETERS_REMEDY = "Pass model.parameters(), or groups such as [{'params': model.parameters(), 'lr': 1e-4}]."
 # Arguments of torch.optim.AdamW that select the implementation.
 IMPLEMENTATIONS = ("fused", "foreach", "differentiable", "capturable")
 
@@ -169,7 +168,7 @@ def adamw(parameters: ParamsT, **options: Any) -> torch.optim.AdamW:
 
     Args:
         parameters: Parameters as for torch: tensors, pairs of name and tensor, or dicts with ``params``. Move the model
-            to its device before. Each iterator is read once, and replaced in its dict by a list, as torch does.
+            to its device before.
         options: Other arguments of ``torch.optim.AdamW``, passed unchanged. ``fused``, ``foreach``, ``differentiable`` and
             ``capturable`` select the implementation.
 
@@ -177,7 +176,7 @@ def adamw(parameters: ParamsT, **options: Any) -> torch.optim.AdamW:
         The optimizer.
 
     Raises:
-        ConfigurationError: If ``parameters`` is empty or has an unsupported type, or if ``AdamW`` rejects an argument.
+        ConfigurationError: If ``AdamW`` rejects an argument.
 
     Example:
         >>> import torch
@@ -187,17 +186,20 @@ def adamw(parameters: ParamsT, **options: Any) -> torch.optim.AdamW:
     """
     import torch
 
-    parameter_list = _to_lists(parameters)
-    kinds = _tensor_kinds(parameter_list)
-    is_selected = any(options.get(name) is not None for name in IMPLEMENTATIONS)
-    if not is_selected and supports_fused(kinds, parse_release(torch.__version__)):
-        options = {**options, "fused": True}
     try:
-        return torch.optim.AdamW(parameter_list, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
+        optimizer = torch.optim.AdamW(parameters, **options)
+    except (TypeError, ValueError, RuntimeError, LookupError) as error:
         rejection = f"torch.optim.AdamW rejects its arguments: {describe_error(error)}."
+    else:
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        kinds = {(weight.device.type, str(weight.dtype).removeprefix("torch.")) for weight in weights}
+        is_selected = any(options.get(name) is not None for name in IMPLEMENTATIONS)
+        if is_selected or not supports_fused(kinds, parse_release(torch.__version__)):
+            return optimizer
+        groups = [{**group, "fused": True} for group in optimizer.param_groups]
+        return torch.optim.AdamW(groups, **{**options, "fused": True})
     # Raised outside the handler, because the torch error quotes the arguments and would be the context of this error.
-    raise ConfigurationError(rejection, "Pass arguments that help(torch.optim.AdamW) lists.")
+    raise ConfigurationError(rejection, "Pass model.parameters(), and arguments that help(torch.optim.AdamW) lists.")
 
 
 def supports_fused(tensors: Collection[tuple[str, str]], torch_release: tuple[int, ...]) -> bool:
@@ -207,36 +209,6 @@ def supports_fused(tensors: Collection[tuple[str, str]], torch_release: tuple[in
         if dtype not in backend.fused_adamw_types or backend.fused_step_ignores_found_inf(torch_release):
             return False
     return len(tensors) > 0
-
-
-def _tensor_kinds(parameters: Iterable[Any]) -> set[tuple[str, str]]:
-    """Return the devices and types of the parameters."""
-    import torch
-
-    kinds = set()
-    for group in parameters:
-        for entry in group["params"] if isinstance(group, dict) else [group]:
-            tensor = entry[1] if isinstance(entry, tuple) and len(entry) == 2 else entry  # noqa: PLR2004 - name and tensor
-            if not isinstance(tensor, torch.Tensor):
-                message = f"Parameters must be tensors, got a value of type {short_type_name(tensor)}."
-                raise ConfigurationError(message, PARAMETERS_REMEDY)
-            kinds.add((tensor.device.type, str(tensor.dtype).removeprefix("torch.")))
-    return kinds
-
-
-def _to_lists(parameters: object) -> list[Any]:
-    """Return the parameters as a list, with a list in each group, because iterators can be read only once."""
-    import torch
-
-    if isinstance(parameters, torch.Tensor) or not isinstance(parameters, Iterable):
-        message = f"The parameters must be an iterable of tensors, got {short_type_name(parameters)}."
-        raise ConfigurationError(message, PARAMETERS_REMEDY)
-    entries = [parameters] if isinstance(parameters, dict) else list(parameters)
-    for entry in entries:
-        if isinstance(entry, dict):
-            group = entry.get("params")
-            entry["params"] = [group] if isinstance(group, torch.Tensor) else _to_lists(group)
-    return entries
 
 
 Weight = Callable[[Any], float]
@@ -261,12 +233,11 @@ class _MicroBatch(NamedTuple):
     last: bool
 
 
-def count_labels(batch: object, ignore_index: int = IGNORE_INDEX, *, shifted: bool = False) -> int:
+def count_labels(batch: object) -> int:
     """Return the number of labels in the mean loss of a batch.
 
     The batch is a mapping with ``labels`` or a pair of inputs and labels. Floating-point labels, as for regression or
-    multi-label tasks, all count. With ``shifted``, the model shifts the labels by one, as causal language models do. So
-    the first label of each row does not count.
+    multi-label tasks, all count.
     """
     import torch
 
@@ -277,17 +248,7 @@ def count_labels(batch: object, ignore_index: int = IGNORE_INDEX, *, shifted: bo
         )
     if labels.is_floating_point():
         return labels.numel()
-    return int((labels[..., 1:] if shifted else labels).ne(ignore_index).sum())
-
-
-def count_rows(batch: object) -> int:
-    """Return the number of rows of a batch: the length of its first tensor."""
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    for value in values if isinstance(values, Iterable) and not hasattr(values, "shape") else (values,):
-        if shape := getattr(value, "shape", ()):
-            return int(shape[0])
-    message = f"A batch of type {short_type_name(batch)} has no tensor with rows to compute its weight."
-    raise ConfigurationError(message, WEIGHT_REMEDY)
+    return int(labels.ne(IGNORE_INDEX).sum())
 
 
 def check_fused(
@@ -316,11 +277,10 @@ class GradientAccumulation:
     Args:
         optimizer: Optimizer; its gradients are set to ``None`` before the first step and after each step.
         steps: Number of batches per group; the last group may be shorter.
-        weight: Function that returns the number of items in the mean loss of a batch: labels (:func:`count_labels`) or
-            rows (:func:`count_rows`). A class-weighted loss needs the sum of the weights of its labels.
+        weight: Function that returns the number of items in the mean loss of a batch. By default, it counts the labels
+            that are not ignored. A class-weighted loss needs the sum of the weights of its labels.
         max_norm: Maximum gradient norm of a group, above 0. If ``None``, gradients are not clipped.
         scaler: ``GradScaler`` for float16, or ``None``.
-        before_step: Function that is called before each step, with unscaled gradients that are not clipped yet.
 
     Raises:
         ConfigurationError: If ``steps`` is below 1, if the norm is not above 0, or if the optimizer would ignore the
@@ -330,7 +290,7 @@ class GradientAccumulation:
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> accumulation = GradientAccumulation(optimizer, steps=2, weight=count_rows)
+        >>> accumulation = GradientAccumulation(optimizer, steps=2, weight=len)
         >>> for inputs in accumulation.batches([torch.ones(3, 2), torch.ones(1, 2), torch.ones(5, 2)]):
         ...     accumulation.backward(model(inputs).square().mean())
         False
@@ -343,7 +303,6 @@ class GradientAccumulation:
     weight: Weight = count_labels
     max_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
-    before_step: Callable[[], object] | None = None
     _current: _MicroBatch | None = field(default=None, init=False, repr=False)
     _has_weight: bool = field(default=False, init=False, repr=False)
     _has_failed: bool = field(default=False, init=False, repr=False)
@@ -437,13 +396,11 @@ class GradientAccumulation:
 
     def _step(self) -> None:
         """Run the optimizer step."""
-        if self.scaler and (self.max_norm is not None or self.before_step):
-            self.scaler.unscale_(self.optimizer)
-        if self.before_step:
-            self.before_step()
         if self.max_norm is not None:
             import torch
 
+            if self.scaler:
+                self.scaler.unscale_(self.optimizer)
             weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
             torch.nn.utils.clip_grad_norm_(weights, self.max_norm)
         if self.scaler:

@@ -150,10 +150,10 @@ def test_logbook_takes_run_and_metrics_from_reports(home):
 def test_logbook_stores_training_strategies():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     accumulation = nb.training.GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
-    with nb.training.checkpoint_activations(model, "0", "1") as checkpointing:
-        active = [checkpointing, accumulation, nb.training.precision("bfloat16", device="cpu")]
-        several = nb.logbook(strategies=active).run
-        alone = nb.logbook(strategies=accumulation).run
+    checkpointing = nb.training.checkpoint_activations(model, "0", "1")
+    active = [checkpointing, accumulation, nb.training.precision("bfloat16", device="cpu")]
+    several = nb.logbook(strategies=active).run
+    alone = nb.logbook(strategies=accumulation).run
 
     assert (several.checkpointed, several.accumulation, several.autocast) == ("0, 1", 4, "bfloat16")
     assert (alone.checkpointed, alone.accumulation, alone.autocast) == (None, 4, None)
