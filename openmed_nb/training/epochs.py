@@ -40,7 +40,7 @@ from .curve import (
     TrendKind,
     take_sample,
 )
-from .guards import Guards, check_loss, validate_guards
+from .guards import Guards, validate_guards
 from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers
 
 if TYPE_CHECKING:
@@ -503,7 +503,7 @@ def _lightning_class() -> type[GuardedTraining]:
             pl_module.on_before_batch_transfer = check_and_prepare
 
         def on_before_backward(self, _trainer: Trainer, _pl_module: LightningModule, loss: torch.Tensor) -> None:
-            check_loss(self.guards, loss)
+            self.guards._check_loss(loss)  # noqa: SLF001 - only this callback receives a loss outside the model
 
         def on_train_batch_end(self, *_state: object) -> None:
             self.hooks.step()

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._render.display import Displayable, Report, Table
 from .._utils.text import describe_value, short_type_name
@@ -181,10 +181,8 @@ def _get_integer_fields(batch: object, prefix: str) -> dict[str, torch.Tensor]:
         except (TypeError, ValueError):  # torch raises these for text and for objects.
             message = f"{prefix}{name} is an array of {raw_fields[name].dtype}, not of numbers."
             raise InvalidBatchError(message, "Pass numbers, such as the index of each label.") from None
-        if values.is_nested:
-            values = torch.nested.to_padded_tensor(values, 0)
-        elif values.layout != torch.strided:
-            values = values.to_dense()
+        if values.layout != torch.strided:
+            continue
         is_integer = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
         if is_integer and values.numel() and not values.is_meta:
             fields[name] = torch.atleast_1d(values.cpu().to(torch.int64))
@@ -233,78 +231,22 @@ def _check_range(name: str, values: torch.Tensor, limits: ModelLimits, prefix: s
     raise InvalidBatchError(message, valid.remedy)
 
 
-class InputCheck:
-    """Forward pre-hook that checks the inputs of a model in training; in a copy of the model it is inactive."""
+class ModelHook:
+    """Hook of a model in training, which is called with its inputs or its output; in a copy of the model it is inactive."""
 
-    def __init__(self, check: Callable[[object], None] | None) -> None:
-        self._check = check
+    def __init__(self, function: Callable[[Any], None] | None) -> None:
+        self._function = function
 
-    def __reduce__(self) -> tuple[type[InputCheck], tuple[None]]:
-        return InputCheck, (None,)
+    def __reduce__(self) -> tuple[type[ModelHook], tuple[None]]:
+        return ModelHook, (None,)
 
-    def __call__(self, model: torch.nn.Module, _args: object, inputs: dict[str, object]) -> None:
-        if self._check is not None and model.training:
-            self._check(inputs)
+    def __call__(self, model: torch.nn.Module, _args: object, value: object) -> None:
+        if self._function is not None and model.training:
+            self._function(value)
 
 
 # Maximum number of recorded sums. A pass of BERT large calls about 400 modules.
 MAX_RECORDED_SUMS = 10_000
-
-
-class LossWatch:
-    """Forward hooks that raise an error at the first loss that is NaN or infinite, in training with gradients.
-
-    In a copy of the model the hooks are inactive.
-    """
-
-    def __init__(self, make_error: Callable[[str, str | None], NonFiniteError] | None) -> None:
-        self._make_error = make_error
-        # Sums of the outputs of modules, by the name of the module.
-        self._sums: deque[tuple[str, torch.Tensor]] = deque(maxlen=MAX_RECORDED_SUMS)
-
-    def __reduce__(self) -> tuple[type[LossWatch], tuple[None]]:
-        return LossWatch, (None,)
-
-    def watch(self, model: torch.nn.Module, called: Iterable[str]) -> list[Callable[[], None]]:
-        """Check the losses that the named modules return; return the functions that remove the hooks."""
-        removers = []
-        for name, module in model.named_modules():
-            hook = self.check_output if name in called else partial(self.record_output, name)
-            removers.append(module.register_forward_hook(hook).remove)
-        return removers
-
-    def record_output(self, name: str, module: torch.nn.Module, _args: object, output: object) -> None:
-        """Record the sums of the tensors that a module returns, without waiting for the device."""
-        import torch
-
-        if self._make_error is not None and module.training:
-            for tensor in _iter_float_tensors(output):
-                self._sums.append((name, tensor.sum(dtype=torch.float32)))
-
-    def check_output(self, module: torch.nn.Module, _args: object, output: object) -> None:
-        """Check the loss that a model returns. If it returns no loss, check its other tensors for NaN."""
-        import torch
-
-        if module.training and torch.is_grad_enabled():
-            loss = get_loss(output)
-            if loss is not None:
-                self.check_loss(loss)
-            elif any(bool(tensor.isnan().any()) for tensor in _iter_float_tensors(output)):
-                self._fail("the output of the model is nan")
-        self._sums.clear()
-
-    def check_loss(self, loss: torch.Tensor) -> None:
-        """Raise an error if a loss is NaN or infinite; this waits for the device."""
-        number = loss.item()
-        if not cmath.isfinite(number):
-            self._fail(f"the loss is {number}")
-
-    def _fail(self, problem: str) -> None:
-        """Raise an error that names the first module whose output is NaN or infinite."""
-        name = next((name for name, total in self._sums if not total.isfinite()), None)
-        self._sums.clear()
-        if self._make_error is not None:
-            raise self._make_error(problem, name)
 
 
 def get_loss(output: object) -> torch.Tensor | None:
@@ -379,19 +321,18 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
                 )
         self.on = tuple(name for name in GUARD_NAMES if name not in disable)
         self._limits = ModelLimits()
-        self._loss_watch: LossWatch | None = None
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []
         self._batches = 0
+        # Sums of the outputs of modules in the current forward pass, by the name of the module.
+        self._sums: deque[tuple[str, torch.Tensor]] = deque(maxlen=MAX_RECORDED_SUMS)
 
     def to_report(self) -> Report:
         """Return the enabled guards with their descriptions and issues."""
         rows = tuple((name, *GUARD_DESCRIPTIONS[name]) for name in self.on)
         off = ", ".join(name for name in GUARD_NAMES if name not in self.on)
         sentences = (f"Off: {off}.",) if off else ()
-        table = Table("", ("guard", "description", "issue"), rows)
-        html_sentences = (f"{len(rows)} of {len(GUARD_NAMES)} guards are on", *sentences)
-        return Report(f"Guards: {len(rows)} on", sentences, (table,), html_sentences=html_sentences)
+        return Report(f"Guards: {len(rows)} on", sentences, (Table("", ("guard", "description", "issue"), rows),))
 
     def watch(self, model: torch.nn.Module, get_step: Callable[[], int] | None = None) -> Guards:
         """Infer the limits of a model and check the losses of its forward passes until :meth:`unwatch`.
@@ -424,17 +365,13 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         self._watched = weakref.ref(model)
         # A model inside another module may be called directly.
         called = ("", *find_inner_model(model))
-        if get_step is not None:
-
-            def check_inputs(inputs: object) -> None:
-                self.check(inputs, get_step())
-
-            for name in called:
-                hook = model.get_submodule(name).register_forward_pre_hook(InputCheck(check_inputs), with_kwargs=True)
-                self._undo.append(hook.remove)
-        if "nonfinite" in self.on:
-            self._loss_watch = LossWatch(self._make_error)
-            self._undo += self._loss_watch.watch(model, called)
+        for name, module in model.named_modules():
+            if get_step is not None and name in called:
+                check_inputs = ModelHook(lambda inputs: self.check(inputs, get_step()))
+                self._undo.append(module.register_forward_pre_hook(check_inputs, with_kwargs=True).remove)
+            if "nonfinite" in self.on:
+                hook = ModelHook(self._check_output if name in called else partial(self._record_output, name))
+                self._undo.append(module.register_forward_hook(hook).remove)
         return self
 
     def check(self, batch: object, step: int | None = None) -> None:
@@ -472,7 +409,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
             self._undo.pop()()
         if self._model is not None:
             WATCHED_MODELS.pop(self._model, None)
-        self._loss_watch = self._watched = None
+        self._watched = None
 
     def __enter__(self) -> Guards:  # noqa: PYI034 - Self came with Python 3.11
         return self
@@ -485,21 +422,41 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         """Watched model, as long as it is referenced elsewhere."""
         return None if self._watched is None else self._watched()
 
-    def _make_error(self, problem: str, name: str | None) -> NonFiniteError:
-        """Return the error for a loss; ``name`` is the first module whose output is NaN or infinite."""
+    def _record_output(self, name: str, output: object) -> None:
+        """Record the sums of the tensors that a module returns, without waiting for the device."""
+        import torch
+
+        self._sums.extend((name, tensor.sum(dtype=torch.float32)) for tensor in _iter_float_tensors(output))
+
+    def _check_output(self, output: object) -> None:
+        """Check the loss that a model returns. If it returns no loss, check its other tensors for NaN."""
+        import torch
+
+        if torch.is_grad_enabled():
+            loss = get_loss(output)
+            if loss is not None:
+                self._check_loss(loss)
+            elif any(bool(tensor.isnan().any()) for tensor in _iter_float_tensors(output)):
+                self._fail("the output of the model is nan")
+        self._sums.clear()
+
+    def _check_loss(self, loss: torch.Tensor) -> None:
+        """Raise an error if a loss is NaN or infinite; this waits for the device."""
+        number = loss.item()
+        if "nonfinite" in self.on and not cmath.isfinite(number):
+            self._fail(f"the loss is {number}")
+
+    def _fail(self, problem: str) -> None:
+        """Raise an error that names the first module whose output is NaN or infinite."""
+        name = next((name for name, total in self._sums if not total.isfinite()), None)
+        self._sums.clear()
         step = f"Step {self._batches:,}: " if self._batches else ""
         if name is None or self._model is None:
-            return NonFiniteError(f"{step}{problem}; the outputs of all modules are finite.", LOSS_REMEDY)
+            raise NonFiniteError(f"{step}{problem}; the outputs of all modules are finite.", LOSS_REMEDY)
         weights = self._model.get_submodule(name).parameters(recurse=False)
         if not all(bool(weight.isfinite().all()) for weight in weights):
-            return NonFiniteError(f"{step}{problem}; a weight of {name} is already NaN or infinite.", WEIGHT_REMEDY)
-        return NonFiniteError(f"{step}{problem}; it first appears in the output of {name}.", OUTPUT_REMEDY)
-
-
-def check_loss(guards: Guards, loss: torch.Tensor) -> None:
-    """Raise an error if a loss that was computed outside the watched model is NaN or infinite."""
-    if guards._loss_watch is not None:  # noqa: SLF001 - only the callback of Lightning receives such a loss
-        guards._loss_watch.check_loss(loss)  # noqa: SLF001
+            raise NonFiniteError(f"{step}{problem}; a weight of {name} is already NaN or infinite.", WEIGHT_REMEDY)
+        raise NonFiniteError(f"{step}{problem}; it first appears in the output of {name}.", OUTPUT_REMEDY)
 
 
 def validate_guards(guards: Guards | None) -> Guards:

@@ -18,7 +18,6 @@ def ids(*numbers, dtype=torch.long):
     return torch.tensor([numbers], dtype=dtype)
 
 
-JAGGED = torch.nested.nested_tensor([ids(0, 3)[0], ids(1)[0]], layout=torch.jagged)
 INVALID_BATCHES = {
     "label": ({"labels": ids(0, 3)}, "1 of 2 labels is not between 0 and 2 (3; -100 is ignored)."),
     "one label a row": ({"label": torch.tensor([2, 3])}, "1 of 2 labels"),
@@ -28,8 +27,6 @@ INVALID_BATCHES = {
     "tokens by name and labels": (({"input_ids": ids(1, 24)}, ids(0, 1)), "1 of 2 token ids"),
     "uint16": ({"labels": ids(0, 3, dtype=torch.uint16)}, "1 of 2 labels"),
     "uint64": ({"labels": torch.tensor(np.array([2**64 - 1, 0], np.uint64))}, "1 of 2 labels"),
-    "sparse": ({"labels": ids(0, 3).to_sparse()}, "1 of 2 labels"),
-    "nested": ({"labels": JAGGED}, "1 of 4 labels"),
     "one token": ({"input_ids": torch.tensor(24)}, "1 of 1 token ids"),
     "small integers": ({"labels": ids(0, 255, dtype=torch.uint8)}, "255"),
     "token": ({"input_ids": ids(1, 24)}, "1 of 2 token ids is not between 0 and 23 (24)."),
@@ -48,6 +45,7 @@ VALID_BATCHES = {
     "all ignored": {"labels": ids(-100, -100)},
     "fractions": {"labels": torch.tensor([[9.5, -3.0]])},
     "bool labels": {"labels": torch.tensor([[True, False]])},
+    "sparse": {"labels": ids(0, 3).to_sparse()},
     "empty batch": {"input_ids": torch.zeros(0, 4, dtype=torch.long), "labels": ids()},
     "own positions": {"input_ids": ids(*[2] * 65), "position_ids": ids(*[0] * 65)},
     "lists": {"input_ids": [[1, 99]], "labels": [{"boxes": []}]},
