@@ -192,7 +192,7 @@ HEADLINES = {
     "losses": "Sequential",
     "parity": "bundled_small on cpu in bfloat16",
     "precision_verdict": "bfloat16",
-    "guards": "2 of 3 guards",
+    "guards": "2 on",
     "no_memory_limit": "mps",
     "members": "1 worker (mps)",
 }

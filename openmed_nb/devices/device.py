@@ -67,7 +67,6 @@ class Device:
 
     # Memory.
     has_allocator = False  # Whether torch counts and limits the memory of the device.
-    has_unified_memory = False  # Whether the memory of the process includes that of the device.
     max_fraction = 0.0  # Largest fraction that torch accepts as a memory limit.
     accepts_zero_limit = False  # Whether a fraction of 0 removes the limit.
     headroom_fraction = 0.7  # Fraction of the limit that a batch is expected to be able to use.

@@ -49,7 +49,6 @@ class Mps(Device):
     checkpoints_restore_rng = False
     sensor = "ioreg"
     has_allocator = True
-    has_unified_memory = True
     headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 2.0  # torch/mps/__init__.py:105
     accepts_zero_limit = True

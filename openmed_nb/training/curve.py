@@ -253,10 +253,7 @@ KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.tr
 # Names of the lines in a chart.
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
 PROCESS_LINE_NAMES = {"resident": "process"}
-# Lines of one chart on a device with unified memory: the footprint of the process includes the memory of the device.
-UNIFIED_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "resident": "process"}
-# A limit, or the memory of the process, is drawn in the chart of the device if it is at most this multiple of the highest
-# memory of the device. Otherwise the lines would be flat on the axis.
+# A limit is drawn if it is at most this multiple of the highest memory. Otherwise the lines would be flat on the axis.
 MAX_REFERENCE_LINE_RATIO = 3
 
 # Most likely cause of growth for each metric, with the remedy.
@@ -377,13 +374,10 @@ class MemoryCurve(Displayable):
             name: classify_trend(sizes, self.growth_threshold) for name, sizes in series.items() if None not in sizes
         }
         for name, trend in trends.items():
-            if trend.kind == GROWING and self._is_bounded_history(trend):
+            # Bounded histories explain the growth.
+            if trend.kind == GROWING and trend.last - trend.baseline <= MAX_HISTORY_RATIO * self.history_growth:
                 trends[name] = replace(trend, kind=INSUFFICIENT_DATA)
         return trends
-
-    def _is_bounded_history(self, trend: Trend) -> bool:
-        """Return whether bounded histories explain the growth of a metric."""
-        return trend.last - trend.baseline <= MAX_HISTORY_RATIO * self.history_growth
 
     @property
     def trend(self) -> Trend:
@@ -426,14 +420,6 @@ class MemoryCurve(Displayable):
             advice = ADVICE[self.verdict]
             if self.verdict == INSUFFICIENT_DATA and self.history_growth:
                 advice = "Keep training until the history is full, or reduce history_size."
-            if (
-                self.verdict == FLAT
-                and self.trend.total > self.growth_threshold
-                and not self._is_bounded_history(self.trend)
-            ):
-                advice = (
-                    f"The total change is {format_percent(self.trend.total, '+.0f')}; monitor it in longer trainings."
-                )
             if likely_cause is None:
                 return advice
             introduction = "Memory use is low so far, but" if advice == ADVICE[FLAT] else f"{advice} However,"
@@ -473,16 +459,8 @@ class MemoryCurve(Displayable):
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        """Charts of the memory of the device, with its limits, and of the process, over the epochs.
-
-        On a device with unified memory they are one chart, unless the process is much larger.
-        """
+        """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
         warm_up = self.epoch_samples[:1]
-        reserved = max((sample.reserved or sample.allocated or 0 for sample in self.samples), default=0)
-        resident = max((sample.resident or 0 for sample in self.samples), default=0)
-        if get_device(self.device).has_unified_memory and resident <= MAX_REFERENCE_LINE_RATIO * reserved:
-            caption = "Memory of the device and of the process"
-            return (self._make_chart(caption, UNIFIED_LINE_NAMES, 12, self.limits, warm_up),)
         return (
             self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, warm_up),
             self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),
@@ -512,7 +490,6 @@ class MemoryCurve(Displayable):
             lines.append(Series(names[name], x, tuple(size / unit for size in sizes), tuple(tooltips)))
         last = max((sample.epoch for sample in self.samples), default=0)
         epochs = nice_ticks(last, integers=True)
-        epochs = (*(epoch for epoch in epochs if epoch + epochs[1] / 2 < last), last)  # No tick close to the last.
         axes = Axes(
             UNITS[exponent],
             "epoch",

@@ -26,12 +26,12 @@ CURVE = make_curve([50, 80, 110, 140, 170], recommended=300 * MIB, limit=1.7)
 
 
 def test_limits_are_reference_lines():
-    (chart,) = CURVE.charts
+    chart, process = CURVE.charts
     limits = [("recommended by Metal", 300), ("high watermark (1.7)", 510)]
     far = make_curve([50, 80], recommended=64 * GIB)
 
     assert [(limit.name, limit.position) for limit in chart.axes.reference_lines] == limits
-    assert [line.name for line in chart.lines] == ["tensors", "process"]
+    assert process.axes.reference_lines == ()
     assert far.charts[0].axes.reference_lines == ()
 
 
@@ -54,24 +54,8 @@ def test_charts_of_curve():
     assert [(line.name, line.y[-1]) for line in process.lines] == [("process", 340.0)]
     assert (device.axes.y_unit, device.axes.x_label, device.axes.ticks) == ("MiB", "epoch", epochs)
     assert device.axes.vertical_markers == (AxisMarker(1, "warm-up ends"),)
-    assert process.axes.reference_lines == process.axes.vertical_markers == ()
+    assert process.axes.vertical_markers == ()
     assert (device.axes.height, process.axes.height) == (12, 6)
-
-
-def test_unified_memory_is_in_one_chart():
-    """Live tensors, driver memory and footprint of MPS; a much larger process is in a chart of its own."""
-    sample = MemorySample(1, 10, 1.0, allocated=50 * MIB, reserved=80 * MIB, peak=70 * MIB, resident=240 * MIB)
-    (chart,) = MemoryCurve("mps", (sample,)).charts
-    large, process = MemoryCurve("mps", (replace(sample, resident=241 * MIB),)).charts
-
-    assert chart.caption == "Memory of the device and of the process"
-    assert [(line.name, line.y) for line in chart.lines] == [
-        ("tensors", (50.0,)),
-        ("reserved by the device", (80.0,)),
-        ("process", (240.0,)),
-    ]
-    assert [line.name for line in large.lines] == ["tensors", "reserved by the device", "peak in the epoch"]
-    assert [(line.name, line.y) for line in process.lines] == [("process", (241.0,))]
 
 
 def test_lines_have_all_values_of_the_device():
@@ -88,18 +72,6 @@ def test_lines_have_all_values_of_the_device():
     assert [line.name for line in partial] == ["tensors", "reserved by the device"]
 
 
-def test_ticks_end_at_the_last_epoch():
-    """A tick that is closer to the last than half the distance of ticks is left out."""
-    ticks = {count: make_curve(range(count)).charts[0].axes.ticks for count in (1, 5, 11, 12, 13)}
-    assert {count: [tick.position for tick in chosen] for count, chosen in ticks.items()} == {
-        1: [0, 1],
-        5: [0, 1, 2, 3, 4, 5],
-        11: [0, 5, 11],
-        12: [0, 5, 12],
-        13: [0, 5, 10, 13],
-    }
-
-
 def test_limit_follows_recommended_memory():
     cuda = make_curve([50], "cuda", recommended=100 * MIB, limit=0.5)
     assert cuda.limits == (AxisMarker(100 * MIB, "memory of the device"), AxisMarker(50 * MIB, "limit (0.5)"))
@@ -111,20 +83,19 @@ def test_limit_follows_recommended_memory():
 
 
 def test_large_memory_uses_gib():
-    (chart,) = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).charts
+    chart, process = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).charts
 
     assert chart.axes.y_unit == "GiB"
-    assert [line.y for line in chart.lines] == [(11, 12, 13), (22, 24, 26)]
+    assert [line.y for line in (*chart.lines, *process.lines)] == [(11, 12, 13), (22, 24, 26)]
     assert chart.axes.reference_lines == (AxisMarker(20, "recommended by Metal"),)
 
 
 @pytest.mark.parametrize("count", range(3))
-@pytest.mark.parametrize(("device", "num_charts"), [("mps", 1), ("cuda", 2)])
-def test_short_curves_can_be_drawn(count, device, num_charts):
-    curve = replace(CURVE, device=device, samples=CURVE.samples[:count])
+def test_short_curves_can_be_drawn(count):
+    curve = replace(CURVE, samples=CURVE.samples[:count])
 
-    assert len(curve.charts) == num_charts
-    assert curve._repr_html_().count("<img") == (num_charts if count else 0)
+    assert len(curve.charts) == 2
+    assert curve._repr_html_().count("<img") == (2 if count else 0)
 
 
 def test_charts_of_simulated_curve_are_labeled():
