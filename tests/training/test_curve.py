@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb._render.display import format_bytes
 from openmed_nb.devices.machine import Footprint
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.curve import (
     DETACH_REMEDY,
     GROWTH_CAUSES,
+    KEEP_FEWER_REMEDY,
     MIN_BASELINE_BYTES,
     PAD_REMEDY,
     ProcessInfo,
@@ -44,25 +44,73 @@ def make_curve(device="mps", referrers=(), simulated=False, **series):
     return MemoryCurve(device, tuple(samples), referrers=tuple(referrers))
 
 
-# Memory of tensors, device and process -> deciding metric and verdict.
+LOSSES = TensorReferrer("losses", "list", 40, 12 * MIB, 40)
+KEPT = TensorReferrer("Trainer.kept", "deque", 1, 512)
+EMPTIED = TensorReferrer("losses", "list", 30, 120, 30)
+NAMED = "losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB"
+RETAINED, GRAPHS, BLOCKS, PROCESS, MPS_PROCESS = (
+    GROWTH_CAUSES[name][0] for name in ("allocated", "graphs", "reserved", "resident", "resident on mps")
+)
+# Memory of tensors, device and process, with referrers -> deciding metric, verdict and advice.
 VERDICTS = {
-    "tensors are retained": ((LEAK, LEAK, LEAK), "allocated", "growing"),
-    "blocks are kept": ((FLAT, LEAK, LEAK), "reserved", "growing"),
-    "something else grows": ((FLAT, FLAT, LEAK), "resident", "growing"),
-    "nothing grows": ((FLAT, FLAT, FLAT), "allocated", "flat"),
-    "growing counts before a sawtooth": ((SAWTOOTH, LEAK, FLAT), "reserved", "growing"),
-    "a sawtooth counts before flat": ((FLAT, SAWTOOTH, FLAT), "reserved", "sawtooth"),
-    "no device metrics": ((UNKNOWN, UNKNOWN, FLAT), "resident", "flat"),
-    "no metrics": ((UNKNOWN, UNKNOWN, UNKNOWN), "resident", "insufficient data"),
+    "tensors are retained": ((LEAK, LEAK, LEAK), [], "allocated", "growing", f"{RETAINED}. {DETACH_REMEDY}"),
+    "tensors with a name": (
+        (LEAK, LEAK, LEAK),
+        [LOSSES],
+        "allocated",
+        "growing",
+        f"{RETAINED}: {NAMED}. {DETACH_REMEDY}",
+    ),
+    "tensors without graphs": (
+        (LEAK, LEAK, LEAK),
+        [KEPT],
+        "allocated",
+        "growing",
+        f"{RETAINED}: {KEPT}. {KEEP_FEWER_REMEDY}",
+    ),
+    "blocks are kept": ((FLAT, LEAK, LEAK), [KEPT], "reserved", "growing", f"{BLOCKS}. {PAD_REMEDY}"),
+    "graphs are kept": (
+        (FLAT, LEAK, FLAT),
+        [KEPT, LOSSES],
+        "reserved",
+        "growing",
+        f"{GRAPHS}: {NAMED}. {DETACH_REMEDY}",
+    ),
+    "the process grows": ((FLAT, FLAT, LEAK), [KEPT], "resident", "growing", f"{MPS_PROCESS}. {PAD_REMEDY} torch 2.14"),
+    "nothing grows": ((FLAT, FLAT, FLAT), [], "allocated", "flat", "No action needed."),
+    "emptied graphs": (
+        (FLAT, FLAT, FLAT),
+        [EMPTIED],
+        "allocated",
+        "flat",
+        "Memory use is low so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes.",
+    ),
+    "growing counts before a sawtooth": ((SAWTOOTH, LEAK, FLAT), [], "reserved", "growing", BLOCKS),
+    "a sawtooth counts before flat": (
+        (FLAT, SAWTOOTH, FLAT),
+        [],
+        "reserved",
+        "sawtooth",
+        "Memory rises in some epochs",
+    ),
+    "no device metrics": ((UNKNOWN, UNKNOWN, FLAT), [], "resident", "flat", "No action needed."),
+    "no metrics": ((UNKNOWN, UNKNOWN, UNKNOWN), [], "resident", "insufficient data", "Keep training: "),
 }
 
 
-@pytest.mark.parametrize(("series", "metric", "verdict"), VERDICTS.values(), ids=VERDICTS)
-def test_verdict_is_that_of_the_worst_metric(series, metric, verdict):
-    curve = make_curve(**dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
+@pytest.mark.parametrize(("series", "referrers", "metric", "verdict", "advice"), VERDICTS.values(), ids=VERDICTS)
+def test_verdict_is_that_of_the_worst_metric(series, referrers, metric, verdict, advice):
+    curve = make_curve(referrers=referrers, **dict(zip(("allocated", "reserved", "resident"), series, strict=True)))
 
-    assert (curve.deciding_metric, curve.verdict) == (metric, verdict)
-    assert curve.trend.kind == verdict
+    assert (curve.deciding_metric, curve.verdict, curve.trend.kind) == (metric, verdict, verdict)
+    assert curve.advice.startswith(advice)
+    assert curve.advice in str(curve)
+
+
+def test_growing_process_on_the_cpu_has_another_cause():
+    curve = make_curve("cpu", allocated=FLAT, resident=LEAK)
+
+    assert curve.advice == f"{PROCESS}. {GROWTH_CAUSES['resident'][1]}"
 
 
 def test_first_epoch_is_warm_up():
@@ -100,71 +148,15 @@ def test_reason_contains_measured_values():
     assert make_curve(allocated=FLAT).reason.endswith("no sustained growth above 26% in 10 epochs.")
 
 
-LOSSES = TensorReferrer("losses", "list", 40, 12 * MIB, 40)
-KEPT = TensorReferrer("Trainer.kept", "deque", 1, 512)
-GRAPHS = GROWTH_CAUSES["graphs"][0]
-BLOCKS = GROWTH_CAUSES["reserved"][0]
-COMPILED = GROWTH_CAUSES["resident on mps"][0]
-ADVICE = {
-    "retained, with a name": (
-        {"allocated": LEAK, "referrers": [LOSSES]},
-        f"Tensors are retained: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH_REMEDY}",
-    ),
-    "retained, without a name": ({"allocated": LEAK}, f"Tensors are retained. {DETACH_REMEDY}"),
-    "graphs, with a name": (
-        {"allocated": FLAT, "reserved": LEAK, "referrers": [KEPT, LOSSES]},
-        f"{GRAPHS}: losses (list) holds 40 tensors with their autograd graphs, 12.0 MiB. {DETACH_REMEDY}",
-    ),
-    "blocks": ({"allocated": FLAT, "reserved": LEAK, "referrers": [KEPT]}, f"{BLOCKS}. {PAD_REMEDY}"),
-    "the process": (
-        {"allocated": FLAT, "resident": LEAK, "referrers": [KEPT]},
-        f"{COMPILED}. {PAD_REMEDY} torch 2.14 keeps less (pytorch#190438). Then check lists that collect texts or results.",
-    ),
-    "the process on the CPU": (
-        {"allocated": FLAT, "resident": LEAK, "referrers": [KEPT], "device": "cpu"},
-        "No tensor is retained; something else in this process grows. Check lists that collect texts or results.",
-    ),
-    "graphs that a backward pass has emptied": (
-        {"allocated": FLAT, "referrers": [TensorReferrer("losses", "list", 30, 120, 30)]},
-        f"Memory use is low so far, but losses (list) holds 30 tensors with their autograd graphs, 120 bytes. {DETACH_REMEDY}",
-    ),
-    "a sawtooth": (
-        {"allocated": SAWTOOTH},
-        "Memory rises in some epochs and is released later; check evaluation, logging and checkpointing.",
-    ),
-    "flat": ({"allocated": FLAT}, "No action needed."),
-}
-
-
-@pytest.mark.parametrize(("metrics", "advice"), ADVICE.values(), ids=ADVICE)
-def test_advice_matches_verdict(metrics, advice):
-    curve = make_curve(**metrics)
-
-    assert curve.advice == advice
-    assert advice in str(curve)
-    assert "None" not in advice
-
-
-HISTORY = {
-    "explains the growth": (
-        210,
-        "insufficient data",
-        "the bounded history of an optimizer such as LBFGS is not full yet.",
-    ),
-    "explains it in part": (170, "growing", "+333% in 10 epochs is projected; the threshold is 26%."),
-    "is empty": (0, "growing", "+333% in 10 epochs is projected; the threshold is 26%."),
-}
-
-
-@pytest.mark.parametrize(("size", "verdict", "reason"), HISTORY.values(), ids=HISTORY)
-def test_bounded_history_is_no_leak(size, verdict, reason):
+@pytest.mark.parametrize(("size", "verdict"), [(210, "insufficient data"), (170, "growing"), (0, "growing")])
+def test_bounded_history_is_no_leak(size, verdict):
     """From the second epoch on, the curve grows by 200 MiB."""
     curve = replace(make_curve(allocated=LEAK), history_growth=size * MIB)
+    is_explained = verdict == "insufficient data"
 
     assert curve.verdict == verdict
-    assert curve.reason.endswith(reason)
-    full = "Keep training until the history is full, or reduce history_size."
-    assert (curve.advice == full) == (verdict == "insufficient data")
+    assert ("the bounded history of an optimizer such as LBFGS is not full yet" in curve.reason) == is_explained
+    assert ("reduce history_size" in curve.advice) == is_explained
 
 
 def test_reason_names_a_sawtooth_and_a_late_rise():
@@ -174,65 +166,34 @@ def test_reason_names_a_sawtooth_and_a_late_rise():
 
 def test_curve_to_dict():
     sample = MemorySample(1, 10, 2.5, allocated=MIB)
-    process = ProcessInfo(1, 4, 1)
-    data = MemoryCurve("mps", (sample,), process=process, history_growth=5, limit=1.5).to_dict()
+    data = MemoryCurve("mps", (sample,), process=ProcessInfo(1, 4, 1), history_growth=5, limit=1.5).to_dict()
 
-    assert data == {
-        "device": "mps",
-        "samples": [sample.to_dict()],
-        "growth_threshold": 0.26,
-        "referrers": [],
-        "limit": 1.5,
-        "simulated": False,
-        "verdict": "insufficient data",
-        "reason": "0 epochs after the warm-up.",
-        "advice": data["advice"],
-        "trends": data["trends"],
-        "releases": {
-            "count": 0,
-            "seconds": 0.0,
-            "training_seconds": 0.0,
-            "postponed": 0,
-            "highest": 0,
-            "time_fraction": None,
-        },
-        "process": 1,
-        "processes": 4,
-    }
-    assert "steepest" not in data["trends"]["allocated"]
-    assert sample.to_dict() == {**vars(sample), "allocated": MIB}
-    assert (sample.is_boundary, sample.simulated) == (True, False)
+    assert data["samples"] == [{**vars(sample), "allocated": MIB}]
+    assert [data[name] for name in ("limit", "verdict", "process", "processes")] == [1.5, "insufficient data", 1, 4]
+    assert {"reason", "advice", "trends", "releases", "referrers", "simulated"} <= data.keys()
+    assert not {"history_growth", "steepest"} & (data.keys() | data["trends"]["allocated"].keys())
 
 
 @pytest.mark.parametrize(
-    ("process", "displays", "sentence"),
+    ("process", "displays", "sentences"),
     [
-        (ProcessInfo(), True, ""),
-        (ProcessInfo(1, 1), True, ""),
-        (ProcessInfo(0, 2), True, "This is process 0 of 2; each process records the curve of its device."),
-        (ProcessInfo(1, 2, 1), False, "This is process 1 of 2; each process records the curve of its device."),
+        (ProcessInfo(1, 1), True, ()),
+        (ProcessInfo(0, 2), True, ("This is process 0 of 2; each process records the curve of its device.",)),
+        (ProcessInfo(1, 2, 1), False, ("This is process 1 of 2; each process records the curve of its device.",)),
     ],
 )
-def test_first_process_displays_curve(process, displays, sentence):
-    assert (process.is_main_process, process.sentence) == (displays, sentence)
+def test_first_process_displays_curve(process, displays, sentences):
     report = replace(make_curve(allocated=FLAT), process=process).to_report()
-    assert report.sentences[2:] == ((sentence,) if sentence else ())
-    assert (ProcessInfo().rank, ProcessInfo().world_size, ProcessInfo().local_rank) == (0, 1, 0)
+
+    assert process.is_main_process == displays
+    assert report.sentences[2:] == sentences
 
 
-@pytest.mark.parametrize(
-    ("verdict", "sizes", "status"),
-    [("growing", LEAK, "warning"), ("sawtooth", SAWTOOTH, "warning"), ("flat", FLAT, "ok"), ("", [1], "")],
-)
-def test_report_has_status_of_verdict(verdict, sizes, status):
-    report = make_curve(allocated=sizes).to_report()
-
-    assert report.status == status
-    assert report.title == f"Memory on mps: {verdict or 'insufficient data'}"
-    assert [(table.caption, table.collapsed) for table in report.tables] == [
-        ("Memory after each epoch", True),
-        ("Referrers that hold more tensors than after warm-up", report.tables[1].collapsed),
-    ]
+def test_report_has_status_of_verdict():
+    for sizes, title, status in ((LEAK, "growing", "warning"), (SAWTOOTH, "sawtooth", "warning"), (FLAT, "flat", "ok")):
+        report = make_curve(allocated=sizes).to_report()
+        assert (report.title, report.status) == (f"Memory on mps: {title}", status)
+    assert make_curve(allocated=[1]).to_report().status == ""
 
 
 def test_simulated_curve_is_labeled():
@@ -269,9 +230,10 @@ def test_table_columns_match_metrics():
 
     assert epochs.columns == ("epoch", "step", *sizes, "pressure", "")
     assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "5.0 MiB", "warning", "warm-up"),)
-    losses = ("losses", "list", "40, all with graphs", "12.0 MiB")
-    kept = ("Trainer.kept", "deque", "1", "512 bytes")
-    assert held.rows == (losses, kept)
+    assert held.rows == (
+        ("losses", "list", "40, all with graphs", "12.0 MiB"),
+        ("Trainer.kept", "deque", "1", "512 bytes"),
+    )
 
 
 @pytest.mark.real_computer  # It is about the CPU.
@@ -324,16 +286,9 @@ def test_large_axes_are_in_gib():
     assert [memory_exponent(highest) for highest in (0, (2 << 30) - 1, 2 << 30, 5 << 40)] == [2, 2, 3, 3]
 
 
-def test_format_bytes_uses_units_of_torch():
-    texts = {0: "0 bytes", 1023: "1023 bytes", 1024: "1.0 KiB", -1536: "-1.5 KiB", None: ""}
-    texts |= {1 << 40: "1.0 TiB", 1 << 60: "1048576.0 TiB", (1 << 30) - 1: "1024.0 MiB"}
-    assert {size: format_bytes(size) for size in texts} == texts
-
-
 SERIES = {
     "flat": ([100] * 9, "flat"),
     "noise of 2%": ([100, 102, 98, 101, 99, 102, 100, 98, 101], "flat"),
-    "noise of 2% that rises by chance": ([98, 100, 102], "flat"),
     "a slow rise below the threshold": ([100 + 2 * epoch for epoch in range(9)], "flat"),
     "a rise just below the threshold": ([100 + 2.55 * epoch for epoch in range(9)], "flat"),
     "a rise just above the threshold": ([100 + 2.65 * epoch for epoch in range(9)], "growing"),
@@ -342,7 +297,6 @@ SERIES = {
     "a leak with noise": ([100, 108, 112, 124, 127, 139, 141, 152, 160], "growing"),
     "a leak every third epoch": ([100, 100, 100, 140, 140, 140, 180, 180, 180], "growing"),
     "a leak under a sawtooth": ([100, 150, 120, 170, 140, 190], "growing"),
-    "a leak that doubles": ([100, 200, 400, 800], "growing"),
     "a leak after a slow start": ([100, 100, 100, 130, 160, 190, 220], "growing"),
     "one jump at the end, of three": ([100, 100, 180], "insufficient data"),
     "one jump at the end, of nine": ([100] * 8 + [180], "insufficient data"),
@@ -352,18 +306,13 @@ SERIES = {
     "a cache that fills and stays": ([1000, 1200, 1400, 1600, *[1800] * 6], "flat"),
     "a slow rise for long": ([1000 + 20 * n for n in range(100)], "flat"),
     "a small late rise": ([100] * 6 + [103, 106, 109], "flat"),
-    "one jump at once, of three": ([100, 180, 180], "flat"),
     "one jump kept, of four": ([100, 100, 180, 180], "flat"),
-    "one jump kept, of nine": ([100] * 4 + [180] * 5, "flat"),
-    "one jump with noise that rises": ([100, 101, 180, 181], "flat"),
     "one jump with noise": ([100, 101, 99, 180, 181, 178], "flat"),
     "one fall kept": ([180] * 4 + [100] * 5, "flat"),
     "a spike": ([100, 100, 180, 100, 100], "sawtooth"),
     "a sawtooth": ([100, 180] * 4, "sawtooth"),
     "a slow sawtooth": ([100, 140, 180, 100, 140, 180, 100, 140, 180], "sawtooth"),
-    "a sawtooth that begins high": ([180, 100] * 4, "sawtooth"),
     "falling": ([200 - 10 * epoch for epoch in range(9)], "flat"),
-    "falling with noise": ([200, 188, 192, 170, 173, 150, 141], "flat"),
     "a rise that falls back as often as a growth may": ([100, 120, 150, 180, 140], "growing"),
     "a rise that falls back more often": ([100, 160, 160, 150, 160, 210, 200], "flat"),
     "a rise of six epochs that ends falling": ([100, 100, 104, 111, 115, 107], "flat"),
@@ -376,7 +325,6 @@ SERIES = {
     "three last rises": ([100, 102, 114, 116], "growing"),
     "a fall by a quarter of the spread": ([100, 140, 130], "flat"),
     "a fall by more than a quarter of the spread": ([100, 130, 122], "sawtooth"),
-    "zeros": ([0] * 5, "flat"),
     "a rise from zero": ([0, 10, 20, 30], "growing"),
     "less than nothing to speak of": ([0.001 * 2**epoch for epoch in range(6)], "flat"),
     "one epoch": ([100], "insufficient data"),
