@@ -188,7 +188,6 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "review.mark": {"note": lambda: 0, "start": lambda: 0, "end": lambda: 3, "label": lambda: "DISEASE"},
     "review.finish": {"note": lambda: 0},
     "annotations.score": {"gold": lambda: [[], []]},
-    "masked.original_offset": {"position": lambda: 0},
 }  # fmt: skip
 """Valid values by callable and parameter; those of the empty name are for every callable with such a parameter."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
-import string
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._render.display import WARNING, Displayable, Report, Table, TextSegment, pluralize
-from .._utils.text import describe_value, shorten
+from .._utils.text import shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, split_lines, whole_words
@@ -64,30 +64,18 @@ MAX_SHOWN_TEXT_CHARACTERS = 100_000
 # Seconds after which the search for the matches of a rule in a text fails, because a pattern may take exponential time.
 RULE_TIMEOUT_SECONDS = 1.0
 
-# Maximum length of the pattern of a rule, with its repetitions written out as the package regex does. It takes about half a second to
-# compile. Ten times the length takes minutes, or ends the process.
+# Maximum length of the pattern of a rule, multiplied by its repetitions, which the package regex writes out. A pattern of this length takes
+# about half a second to compile. Ten times the length takes minutes, or ends the process.
 MAX_RULE_LENGTH = 100_000
-
-# Elements of a pattern: an escaped character, a set, the minimum number of a repetition, or a character.
-_PATTERN_ELEMENT = re.compile(r"\\.|\[\^?\]?(?:\\.|[^]\\]){0,99}\]|\{(?P<count>\d{1,20})|.", re.DOTALL)
 
 # The end of a possessive, such as "'s", which stays in the text.
 _POSSESSIVE = re.compile(r"(?<=[^\s'\u2019])(?:['\u2019]s|(?<=s)['\u2019])\Z", re.IGNORECASE)
 
-# Placeholders of a replacement, as fields of ``string.Formatter``: name, format and conversion.
-PLACEHOLDERS = (["label", "", None], ["number", "", None])
-
 MODEL = "model"
 RULE = "rule"
 
-# Whether equal entities have the same number within a note, or in all notes.
-Scope = Literal["note", "all"]
-
-# Numbers by casefolded label and folded text.
-Numbers = dict[str, dict[str, int]]
-
-# A replacement for all labels, or a mapping of labels to replacements, where None keeps the text.
-Policy = str | Mapping[str, str | None]
+# A replacement for all labels, or a mapping of labels to replacements.
+Policy = str | Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -121,7 +109,7 @@ class MaskedText(Displayable):
         error: The error if the text could not be processed, else an empty string. The text is not returned then.
         show_text: Whether to display the text.
         missing: Whether the input was a missing value.
-        known_labels: Labels of the model that are replaced, or ``None`` if unknown.
+        known_labels: Labels of the model, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the text.
         num_rules: Number of rules whose matches are replaced too.
     """
@@ -136,34 +124,6 @@ class MaskedText(Displayable):
     num_rules: int = 0
 
     JSON_EXCLUDE = ("known_labels", "filters", "num_rules")
-
-    def original_offset(self, position: int) -> int:
-        """Return the offset in the original text of a position in the masked text.
-
-        Args:
-            position: Position in :attr:`text`, from 0 to its length.
-
-        Returns:
-            The offset in the original text. For a position inside a replacement, this is the start of the replaced span.
-
-        Raises:
-            ConfigurationError: If the position is out of range.
-
-        Example:
-            >>> masked = mask_text("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]")
-            >>> masked.text, masked.original_offset(6), masked.original_offset(3)
-            ('[NAME] coughs.', 7, 0)
-        """
-        if type(position) is not int or not 0 <= position <= len(self.text):
-            raise invalid_value("position", position, f"Pass an integer from 0 to {len(self.text)}.")
-        shift = 0
-        for span in self.spans:
-            if position < span.masked_start:
-                break
-            if position < span.masked_end:
-                return span.start
-            shift = span.end - span.masked_end
-        return position + shift
 
     def to_report(self) -> Report:
         """Return the text with highlighted replacements, and the limits of masking."""
@@ -208,7 +168,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
     Attributes:
         texts: The masked texts, in the order of the notes.
         keys: What identifies the notes.
-        known_labels: Labels of the model that are replaced, or ``None`` if unknown.
+        known_labels: Labels of the model, or ``None`` if unknown.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the texts.
         num_rules: Number of rules whose matches are replaced too.
     """
@@ -295,14 +255,11 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
         title_suffix, labels_sentence = _describe_unmasked(self.known_labels, self.num_rules)
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
         sentences: tuple[str, ...] = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
-        html_sentences: tuple[str, ...] = ()
         if len(self) > MAX_DISPLAYED_TEXTS:
-            hint = f"masked[{MAX_DISPLAYED_TEXTS}] displays another text, where masked is this result."
-            html_sentences = (title, *sentences, f"The first {MAX_DISPLAYED_TEXTS} of {len(self):,} texts. {hint}")
             sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
         rows = tuple((label, source, f"{count:,}") for (label, source), count in self.counts.items())
         table = Table("Replaced", ("label", "source", "count"), rows)
-        return Report(title, sentences, (table,), tuple(segments), html_sentences=html_sentences, status=WARNING)
+        return Report(title, sentences, (table,), tuple(segments), status=WARNING)
 
 
 def validate_policy(replacement: Any) -> Policy:
@@ -310,13 +267,13 @@ def validate_policy(replacement: Any) -> Policy:
 
     Raises:
         ConfigurationError: If the policy is not a string or a mapping of labels to strings, or if it contains a placeholder other
-            than ``{label}`` and ``{number}``.
+            than ``{label}``.
 
     Example:
         >>> validate_policy("<{name}>")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: Unknown placeholder in the replacement: 'name'. Use {label} and {number}, as in '[{label} {number}]'.
+        openmed_nb.errors.ConfigurationError: Unknown placeholder in the replacement. Use {label}, as in '[{label}]'.
     """
     if not isinstance(replacement, (str, Mapping)):
         raise invalid_value(
@@ -325,26 +282,18 @@ def validate_policy(replacement: Any) -> Policy:
             f"Pass a string such as {REPLACEMENT!r}, or a mapping of labels to such strings.",
         )
     templates = replacement if isinstance(replacement, Mapping) else {"": replacement}
-    folded_labels = [label.casefold() for label in templates if isinstance(label, str)]
-    if len(set(folded_labels)) < len(folded_labels):
+    for label, template in templates.items():
+        if not (isinstance(label, str) and isinstance(template, str)):
+            raise invalid_value("a replacement", template, "Pass a string for each label.")
+        if re.search(r"[\ud800-\udfff]", template):
+            raise ConfigurationError("The replacement contains an unpaired surrogate.", "Pass printable characters.")
+        if re.search(r"[{}]", template.replace("{label}", "")):
+            raise ConfigurationError(
+                "Unknown placeholder in the replacement.", f"Use {{label}}, as in {REPLACEMENT!r}."
+            )
+    if len({label.casefold() for label in templates}) < len(templates):
         message = "The replacement contains a label twice; labels are not case-sensitive."
         raise ConfigurationError(message, "Specify each label once.")
-    for label, template in templates.items():
-        if not isinstance(label, str) or not (template is None or isinstance(template, str)):
-            remedy = "Pass a string for each label, or None to keep the entities of a label."
-            raise invalid_value("a replacement", template, remedy)
-        if re.search(r"[\ud800-\udfff]", template or ""):
-            raise ConfigurationError("The replacement contains an unpaired surrogate.", "Pass printable characters.")
-        try:
-            fields = [field for _text, *field in string.Formatter().parse(template or "") if field[0] is not None]
-        except ValueError as error:
-            remedy = "Write {{ and }} for braces, {label} for the label, and {number} for its number."
-            message = f"{describe_value(template)} is not a valid replacement: {error}."
-            raise ConfigurationError(message, remedy) from None
-        if invalid_field := next((field for field in fields if field not in PLACEHOLDERS), None):
-            placeholder = describe_value(":".join(filter(None, invalid_field)))
-            message = f"Unknown placeholder in the replacement: {placeholder}."
-            raise ConfigurationError(message, "Use {label} and {number}, as in '[{label} {number}]'.")
     return replacement
 
 
@@ -395,7 +344,7 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
         problem = None
         if not (isinstance(label, str) and isinstance(pattern, str)):
             problem = "is not a label with a pattern"
-        elif _written_out_length(pattern[: MAX_RULE_LENGTH + 1]) > MAX_RULE_LENGTH:
+        elif len(pattern) * _count_repetitions(pattern[:MAX_RULE_LENGTH]) > MAX_RULE_LENGTH:
             problem = f"is longer than {MAX_RULE_LENGTH:,} characters with its repetitions written out"
         else:
             try:
@@ -413,26 +362,9 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
     return tuple(compiled)
 
 
-def _written_out_length(pattern: str) -> int:
-    """Return an upper bound of the length of a pattern with its repetitions written out.
-
-    Example:
-        >>> _written_out_length("(ab{2}){1000}")
-        9015
-    """
-    lengths = [0]  # Of each open group.
-    last = 0  # Of the last element.
-    for match in _PATTERN_ELEMENT.finditer(pattern):
-        element = match[0]
-        if element == "(":
-            lengths.append(1)
-            continue
-        if match["count"]:
-            last = last * int(match["count"]) + len(element)
-        else:
-            last = 1 + lengths.pop() if element == ")" and len(lengths) > 1 else len(element)
-        lengths[-1] += last
-    return sum(lengths)
+def _count_repetitions(pattern: str) -> int:
+    """Return an upper bound of how often a part of a pattern is repeated, such as 2,000 for ``(ab{2}){1000}``."""
+    return math.prod(max(1, int(count)) for count in re.findall(r"\{(\d{1,20})", pattern))
 
 
 def find_rule_spans(text: str, rules: Iterable[MaskingRule]) -> list[LabeledSpan]:
@@ -454,15 +386,6 @@ def find_rule_spans(text: str, rules: Iterable[MaskingRule]) -> list[LabeledSpan
             raise ConfigurationError(message, "Simplify its pattern, such as nested repetitions.")
         spans += [LabeledSpan(match.start(), match.end(), rule.label, source=RULE) for match in matches]
     return spans
-
-
-def select_masked_labels(labels: Iterable[str] | None, policy: Policy) -> tuple[str, ...] | None:
-    """Return the labels that a policy replaces, or ``None`` if the labels of the model are unknown."""
-    if labels is None:
-        return None
-    items = policy.items() if isinstance(policy, Mapping) else ()
-    kept_labels = {label.casefold() for label, template in items if template is None}
-    return tuple(label for label in labels if label.casefold() not in kept_labels)
 
 
 def _find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
@@ -532,7 +455,6 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     labels: tuple[str, ...] | None = None,
     filters: tuple[str, ...] = (),
     num_rules: int = 0,
-    numbers: Numbers | None = None,
 ) -> MaskedText:
     """Replace labeled spans in a text.
 
@@ -548,25 +470,22 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         labels: Labels of the model, or ``None`` if unknown.
         filters: Filters that were applied to the entities, as sentences.
         num_rules: Number of rules whose matches are among the spans.
-        numbers: Numbers of earlier texts, to which new ones are added. If ``None``, numbers start at 1.
 
     Example:
         >>> mask_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
         '<NAME> <NAME>'
-        >>> mask_text("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": None, "NAME": "X"}).text
-        'on 3 May, X'
-        >>> mask_text("Jo met Al and JO's", [(0, 2, "NAME"), (7, 9, "NAME"), (14, 18, "NAME")], "{label} {number}").text
-        "NAME 1 met NAME 2 and NAME 1's"
+        >>> mask_text("on 3 May, Jo's", [(3, 8, "DATE"), (10, 14, "NAME")], {"DATE": "then"}).text
+        "on then, [NAME]'s"
     """
-    numbers = {} if numbers is None else numbers
-    mapping: Mapping[str, str | None] = policy if isinstance(policy, Mapping) else {}
     # Labels are not case-sensitive, as in Annotations.filter.
-    templates = {label.casefold(): template for label, template in mapping.items()}
+    templates = (
+        {label.casefold(): template for label, template in policy.items()} if isinstance(policy, Mapping) else {}
+    )
     default_template = policy if isinstance(policy, str) else REPLACEMENT
     expanded_spans: list[LabeledSpan] = []
     last = LabeledSpan(-1, -1, "")
     for span in sorted(LabeledSpan(*values) for values in spans):
-        if span.end <= span.start or templates.get(span.label.casefold(), default_template) is None:
+        if span.end <= span.start:
             continue
         if last.start <= span.start and span.end <= last.end:  # The last span already includes these words.
             expanded_spans.append(span)
@@ -582,11 +501,8 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
     for span in _merge_overlapping(expanded_spans):
         for start, line_end in split_lines(text, span.start, span.end):
             end = start + len(_POSSESSIVE.sub("", text[start:line_end]))
-            template = templates.get(span.label.casefold(), default_template) or ""
             before = text[position:start]
-            label_numbers = numbers.setdefault(span.label.casefold(), {})
-            number = label_numbers.setdefault(_fold_name(text[start:end]), len(label_numbers) + 1)
-            replacement = template.format(label=span.label, number=number)
+            replacement = templates.get(span.label.casefold(), default_template).replace("{label}", span.label)
             masked_start = length + len(before)
             length = masked_start + len(replacement)
             parts += before, replacement
@@ -596,17 +512,10 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         "".join((*parts, text[position:])),
         tuple(masked_spans),
         show_text=show_text,
-        known_labels=select_masked_labels(labels, policy),
+        known_labels=labels,
         filters=filters,
         num_rules=num_rules,
     )
-
-
-def _fold_name(name: str) -> str:
-    """Return the key of a name. Case, white space, ignorable characters and the composition of characters do not matter."""
-    visible = (character for character in name if unicodedata.category(character) != "Cf")
-    folded = unicodedata.normalize("NFKC", "".join(visible)).casefold().replace("\u2019", "'")
-    return _POSSESSIVE.sub("", " ".join(folded.split()))
 
 
 def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:

@@ -46,15 +46,12 @@ from .masking import (
     LabeledSpan,
     MaskedText,
     MaskedTexts,
-    Numbers,
     Policy,
-    Scope,
     are_identifying,
     compile_rules,
     find_rule_spans,
     long_text_sentence,
     mask_text,
-    select_masked_labels,
     strip_bio_prefix,
     validate_policy,
 )
@@ -1312,27 +1309,23 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """
         return NotePages(self) if number is None else self.at(self._locate(number))
 
-    def mask(
-        self, replacement: Policy = REPLACEMENT, *, scope: Scope = "note", rules: Mapping[str, str] | None = None
-    ) -> MaskedTexts:
+    def mask(self, replacement: Policy = REPLACEMENT, *, rules: Mapping[str, str] | None = None) -> MaskedTexts:
         r"""Replace the entities of the texts, such as the personal data that a privacy filter detects.
 
         Masking is not guaranteed to be complete, because entities that the model misses remain. Measure the recall of the model on
         similar texts before you rely on it.
 
         Args:
-            replacement: Replacement of an entity, with ``{label}`` as placeholder of its label and ``{number}`` of its number among
-                the different entities of the label, whose case, white space and possessive do not matter. Alternatively, a mapping of labels to
-                replacements, where ``None`` keeps the entities of a label. Labels are not case-sensitive. Labels that are not in
-                the mapping are replaced by ``"[{label}]"``.
-            scope: Whether equal entities have the same number within a note (``"note"``) or in all notes (``"all"``).
+            replacement: Replacement of an entity, with ``{label}`` as placeholder of its label. Alternatively, a mapping of labels to
+                replacements. Labels are not case-sensitive. Labels that are not in the mapping are replaced by ``"[{label}]"``;
+                :meth:`filter` selects the labels to mask.
             rules: Regular expressions of the package ``regex`` by label, such as ``{"MRN": r"\bMRN[:# ]*\d{6,}\b"}``. Their matches
                 are replaced too. A text for which a rule takes more than a second has an error.
 
         Returns:
             A sequence that displays the first texts, with ``to_frame()`` and ``counts`` by label and source. Each item has the masked
-            ``text``, ``spans`` with offsets in both texts, and ``original_offset(position)``. Spans are extended to whole words. A failed text has an ``error`` and no text. A missing
-            value is ``missing``.
+            ``text``, and ``spans`` with offsets in both texts. Spans are extended to whole words. A failed text has an ``error`` and
+            no text. A missing value is ``missing``.
 
         Raises:
             ConfigurationError: If the replacement or a rule is not valid, if a text has changed since it was annotated, or if it came from a
@@ -1346,12 +1339,10 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             ['She has ***.', 'No complaints.']
         """
         policy = validate_policy(replacement)
-        check_choice("scope", scope, ("note", "all"))
         compiled_rules = compile_rules(rules)
         if isinstance(policy, Mapping):
             labels = self.results.masked_labels | {rule.label for rule in compiled_rules}
             _warn_unknown_labels(policy, labels, self.known_labels)
-        numbers: Numbers | None = {} if scope == "all" else None
         current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
         filters = self.settings.get("only", ())
         masked: list[MaskedText] = []
@@ -1379,11 +1370,9 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                     labels=self.known_labels,
                     filters=filters,
                     num_rules=len(compiled_rules),
-                    numbers=numbers,
                 )
             )
-        known_labels = select_masked_labels(self.known_labels, policy)
-        return MaskedTexts(tuple(masked), self.note_keys, known_labels, filters, len(compiled_rules))
+        return MaskedTexts(tuple(masked), self.note_keys, self.known_labels, filters, len(compiled_rules))
 
     def _read_text(self, index: int) -> str:
         """Read a text again, or raise an error if it has changed."""
