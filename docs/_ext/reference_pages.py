@@ -493,7 +493,7 @@ def file_pages() -> dict[str, str]:
             "`found.export`": file_format.write,
         }
         function = file_format.read or file_format.save or file_format.write
-        description = first_sentence(inspect.getmodule(function))
+        description = first_sentence(function)
         # A link in words instead of a long address, which would widen the column.
         description = re.sub(r"\((https?://[^)\s]+)\)", r"([definition](\1))", description)
         suffixes = ", ".join(f"`{suffix}`" for suffix in file_format.suffixes) or "no fixed suffix"

@@ -1795,7 +1795,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             >>> annotate(["She has asthma."], "bundled_small", device="cpu").to_arrow().column_names
             ['note_index', 'entity_group', 'score', 'word', 'span_text', 'start', 'end']
         """
-        from .export.tables import to_arrow
+        from .export.files import to_arrow
 
         return to_arrow(self.to_frame_with_ids())
 
@@ -1819,7 +1819,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             >>> [doc.ents for doc in found.to_spacy(spacy.blank("en"))]
             [(asthma,)]
         """
-        from .export.spacy import iter_docs
+        from .export.files import iter_docs
 
         return iter_docs(nlp, self._iter_exported_notes())
 

@@ -6,26 +6,28 @@ import importlib
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
-from ..._render.display import Displayable, TextSegment
 from ...errors import ConfigurationError
-from ..gold import GoldSpan, parse_span
+from ..boundaries import is_inside_word
+from ..gold import GoldSpan, GoldText, parse_span
 from ..inputs import NOTE_COLUMN
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-    from ipywidgets import DOMWidget
 
 # Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
 CHANGED_LABELS = "labels with spaces, which were replaced by underscores"
-INVALID_UNICODE_REMEDY = "Pass other ids, or rename files whose names are not UTF-8."
 TRIMMED = "entities with white space at their ends, which was removed"
+INVALID_UNICODE_REMEDY = "Pass other ids, or rename files whose names are not UTF-8."
+
+# Descriptions of what is doubtful in a file, as the end of a sentence.
+DISCONTINUOUS = "discontinuous entities were read as one entity per part"
+CUT_WORDS = "starts or ends of entities are inside a word, where the tool may have shifted them"
+
+# Unit in which a tool counts offsets. In joined line ends, CR and LF count as one character, as in the text of a web page.
+Unit = Literal["characters", "UTF-16 code units", "characters with joined line ends"]
 
 
 class ExportedNote(NamedTuple):
@@ -58,7 +60,6 @@ class Export:
         notes: The notes, or ``None`` for a note without a text.
         model: Name of the model.
         losses: Number of items that the format cannot contain, by description.
-        notices: Sentences about the use of the file.
         num_notes: Number of notes that were written.
         num_entities: Number of entities of these notes.
         labels: Labels of these entities.
@@ -67,7 +68,6 @@ class Export:
     notes: Iterable[ExportedNote | None]
     model: str
     losses: Counter[str] = field(default_factory=Counter)
-    notices: list[str] = field(default_factory=list)
     num_notes: int = 0
     num_entities: int = 0
     labels: set[str] = field(default_factory=set)
@@ -88,60 +88,6 @@ class Export:
         if tag != label:
             self.losses[CHANGED_LABELS] += 1
         return tag
-
-
-class Saveable(Protocol):
-    """Results that can be saved, and displayed in pages."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return model, device and texts as JSON-compatible data."""
-        ...
-
-    def to_frame_with_ids(self) -> pd.DataFrame:
-        """Return one row per entity, with the ids of the notes as a column."""
-        ...
-
-    def to_arrow(self) -> pa.Table:
-        """Return one row per entity."""
-        ...
-
-    def iter_records(self) -> Iterator[dict[str, Any]]:
-        """Yield a JSON-compatible object per note."""
-        ...
-
-    def summary(self) -> Displayable:
-        """Return a summary of the results."""
-        ...
-
-    def iter_named_segments(
-        self, start: int, stop: int, max_characters: int | None = ...
-    ) -> Iterator[tuple[str, list[TextSegment]]]:
-        """Yield index and id of each note, and its segments."""
-        ...
-
-    def create_view(self) -> DOMWidget:
-        """Return a browser of the notes."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class Unit(NamedTuple):
-    """A unit in which tools count offsets.
-
-    Attributes:
-        is_utf16: Whether a character above U+FFFF counts as two.
-        joins_line_ends: Whether CR and LF count as one character, as in the text of a web page.
-        omits_mark: Whether a byte order mark at the start does not count.
-    """
-
-    is_utf16: bool = False
-    joins_line_ends: bool = False
-    omits_mark: bool = False
-
-
-CHARACTERS = Unit()
-UTF16_UNITS = Unit(is_utf16=True)
 
 
 class RawEntity(NamedTuple):
@@ -182,16 +128,14 @@ class RawNote(NamedTuple):
         versions: Versions of the entities. There is none if the note was skipped.
         id: Id, or ``None``.
         position: Position in the exported results, or ``None``.
-        key: Key that versions of the same note share, or ``None`` if the note occurs once.
-        units: Possible units of the offsets. The first one is documented.
+        units: Possible units of the offsets. The first one in which the entities agree with their recorded texts is used.
     """
 
     text: str | None
     versions: Sequence[Version]
     id: Any = None
     position: int | None = None
-    key: Hashable = None
-    units: Sequence[Unit] = (CHARACTERS,)
+    units: Sequence[Unit] = ("characters",)
 
 
 class InvalidNoteError(Exception):
@@ -207,23 +151,18 @@ def open_utf8(path: Path) -> TextIO:
     return path.open("w", encoding="utf-8", newline="")
 
 
-def read_utf8(path: Path) -> str:
+def read_utf8(path: Path, encoding: str = "utf-8-sig") -> str:
     """Return the contents of a file. Line endings are not converted."""
-    return read_regular_file(path).decode("utf-8-sig")
-
-
-def read_regular_file(path: Path) -> bytes:
-    """Return the contents of a file. Reading from a pipe could block forever."""
-    if not path.is_file():
+    if not path.is_file():  # Reading from a pipe could block forever.
         raise InvalidNoteError("has a file that is missing or not a regular file")
-    return path.read_bytes()
+    return path.read_bytes().decode(encoding)
 
 
 def read_records(path: Path) -> Iterator[Any]:
     """Yield the records of a file: the items of a JSON list, one JSON object, or one JSON value per line."""
     text = read_utf8(path)
     lines = [line for line in text.split("\n") if line.strip()]
-    if len(lines) > 1 and lines[0].rstrip().endswith(("}", "]")):
+    if len(lines) > 1 and lines[0].rstrip().endswith("}"):
         yield from map(json.loads, lines)
     elif lines:
         contents = json.loads(text)
@@ -239,32 +178,11 @@ def read_key(record: Mapping[str, Any], id_key: str = "note_id") -> dict[str, An
     return {"id": note_id, "position": position}
 
 
-def create_note(
-    record: Mapping[str, Any],
-    entities: Sequence[RawEntity] | None,
-    annotator_keys: Sequence[str] = (),
-    units: Sequence[Unit] = (CHARACTERS,),
-) -> RawNote:
-    """Return the note of a record, of which each annotator may have one.
-
-    Args:
-        record: Record with ``text``.
-        entities: Entities, or ``None`` if the note was skipped.
-        annotator_keys: Keys of the names of the annotator.
-        units: Possible units of the offsets.
-    """
-    names = tuple(record[key] for key in annotator_keys if record.get(key) is not None)
-    stated = read_key(record)
-    key = (*stated.values(), record["text"])
-    versions = [] if entities is None else [Version(entities, names)]
-    return RawNote(record["text"], versions, **stated, key=key, units=units)
-
-
 def create_entities(entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> list[RawEntity]:
     """Return entities from a file.
 
     Args:
-        entities: Entities as for :func:`parse_gold`.
+        entities: Entities as for :func:`parse_span`.
         surfaces: Recorded texts of the entities.
     """
     created = []
@@ -284,3 +202,95 @@ def import_library(name: str) -> Any:
         package = name.partition(".")[0]
         message = f"This format needs {package}."
         raise ConfigurationError(message, f"Install it: python -m pip install {package}.") from error
+
+
+def select_version(versions: Sequence[Version], annotator: str | int | None, predictions: bool) -> Version | None:
+    """Return the version of a note that is gold, or ``None`` if there is none."""
+    candidates = [version for version in versions if not version.is_prediction] or [*versions]
+    if annotator is not None:
+        candidates = [version for version in candidates if str(annotator) in map(str, version.annotators)]
+    ground_truth = [version for version in candidates if version.is_ground_truth]
+    if len(ground_truth) == 1:
+        candidates = ground_truth
+    if not candidates or (candidates[0].is_prediction and not predictions):
+        return None
+    if len(candidates) > 1:
+        remedy = "Select an annotator with annotator=, or keep one annotation of each note."
+        raise InvalidNoteError("has several annotations", remedy)
+    return candidates[0]
+
+
+def create_gold_text(note: RawNote, version: Version, counts: Counter[str]) -> GoldText:
+    """Return a note with its entities in characters.
+
+    Args:
+        note: The note.
+        version: The selected version.
+        counts: Counts for warnings by description, to which those of the note are added.
+    """
+    text = note.text
+    if text is None:
+        entities = version.entities
+    elif isinstance(text, str):
+        results = [_convert(text, version.entities, unit) for unit in note.units]
+        problem = results[0]
+        agreed = next((result for result in results if not isinstance(result, str)), None)
+        if agreed is None:
+            remedy = "Export the entities again with the texts that were annotated."
+            raise InvalidNoteError(f"{problem} in all units of the tool", remedy)
+        entities = agreed
+    else:
+        raise InvalidNoteError("does not have a text")
+    spans: list[GoldSpan] = []
+    for entity in entities:
+        parts = _join(text, entity)
+        counts[DISCONTINUOUS] += len(parts) > 1
+        if text and entity.surface is None and note.units != ("characters",):
+            ends = (end for part in parts for end in part[:2])
+            counts[CUT_WORDS] += sum(0 < end < len(text) and is_inside_word(text, end) for end in ends)
+        spans += parts
+    return GoldText(note.id, text, tuple(spans), note.position)
+
+
+def _convert(text: str, entities: Sequence[RawEntity], unit: Unit) -> Sequence[RawEntity] | str:
+    """Return entities with offsets in characters, or the problem if they do not agree with the text."""
+    indices = _index_characters(text, unit)
+    converted = []
+    for number, entity in enumerate(entities):
+        fragments = []
+        for fragment in entity.fragments:
+            start, end = (indices[offset] if offset < len(indices) else None for offset in fragment)
+            if start is None or end is None or start >= end:
+                return f"has an invalid entity at index {number}"
+            fragments.append((start, end))
+        # Label Studio records a line break as a backslash and "n", brat as a space.
+        words = " ".join(text[start:end] for start, end in fragments).replace("\\n", " ").split()
+        if entity.surface is not None and entity.surface.replace("\\n", " ").split() != words:
+            return f"has a different text at the offsets of entity {number}"
+        converted.append(entity._replace(fragments=fragments))
+    return converted
+
+
+def _index_characters(text: str, unit: Unit) -> Sequence[int | None]:
+    """Return the index of the character at each offset, or ``None`` inside of a character."""
+    if unit == "characters":
+        return range(len(text) + 1)
+    indices: list[int | None] = []
+    for index, character in enumerate(text):
+        is_joined = unit == "characters with joined line ends" and text[max(index - 1, 0) : index + 1] == "\r\n"
+        if not is_joined:
+            indices.append(index)
+        if unit == "UTF-16 code units" and character > "\uffff":
+            indices.append(None)
+    return [*indices, len(text)]
+
+
+def _join(text: str | None, entity: RawEntity) -> list[GoldSpan]:
+    """Return the spans of an entity. Parts with only white space between them are one span."""
+    spans: list[GoldSpan] = []
+    for start, end in entity.fragments:
+        if spans and text and text[spans[-1].end : start].isspace():
+            spans[-1] = spans[-1]._replace(end=end)
+        else:
+            spans.append(GoldSpan(start, end, entity.label))
+    return spans

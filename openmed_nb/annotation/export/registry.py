@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.temporary import temporary_folder
@@ -16,11 +15,13 @@ from ..._utils.text import describe_file, describe_names
 from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
-from ..gold import GoldTexts, rename_labels, validate_labels
+from ..gold import GoldText, GoldTexts, rename_labels, validate_labels
 from ..references import describe_read_error
-from . import brat, conll, doccano, html, jsonl, label_studio, prodigy, pubtator, spacy, tables
-from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, Saveable, Unit
-from .reading import Reading, convert_units, create_gold_text, merge_versions, select_version
+from . import files, tools
+from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, create_gold_text, select_version
+
+if TYPE_CHECKING:
+    from ..results import Annotations
 
 ResultT = TypeVar("ResultT")
 
@@ -38,41 +39,22 @@ class Format(NamedTuple):
     read: Callable[[Path], Iterable[RawNote] | GoldTexts] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
-    save: Callable[[Path, Saveable], None] | None = None
+    save: Callable[[Path, Annotations], None] | None = None
 
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(jsonl.read_jsonl, (".jsonl", ".ndjson"), save=jsonl.save_jsonl),
-    "parquet": Format(tables.read_parquet, (".parquet",), save=tables.save_parquet),
-    "csv": Format(tables.read_csv, (".csv",), save=tables.save_csv),
-    "html": Format(suffixes=(".html",), save=html.save_html),
-    "brat": Format(brat.read_brat, write=brat.write_brat),
-    "conll": Format(conll.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv", ".txt"), write=conll.write_conll),
-    "doccano": Format(doccano.read_doccano, write=doccano.write_doccano),
-    "label-studio": Format(label_studio.read_label_studio, write=label_studio.write_label_studio),
-    "prodigy": Format(prodigy.read_prodigy),
-    "pubtator": Format(pubtator.read_pubtator, (".pubtator",)),
-    "spacy": Format(spacy.read_spacy, (".spacy",), write=spacy.write_spacy),
+    "jsonl": Format(files.read_jsonl, (".jsonl", ".ndjson", ".json"), save=files.save_jsonl),
+    "parquet": Format(files.read_parquet, (".parquet",), save=files.save_parquet),
+    "csv": Format(files.read_csv, (".csv",), save=files.save_csv),
+    "html": Format(suffixes=(".html",), save=files.save_html),
+    "brat": Format(tools.read_brat, write=tools.write_brat),
+    "conll": Format(tools.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv"), write=tools.write_conll),
+    "doccano": Format(tools.read_doccano, write=tools.write_doccano),
+    "label-studio": Format(tools.read_label_studio, write=tools.write_label_studio),
+    "spacy": Format(write=files.write_spacy),
 }
 
-
-class UnsupportedForm(NamedTuple):
-    """A form of file that is recognized by its first bytes, but not read."""
-
-    start: str
-    name: str
-    remedy: str
-
-
-UNSUPPORTED_FORMS = (
-    UnsupportedForm(r"PK\x03\x04|\x1f\x8b", "an archive", "Unpack it, and pass a file inside."),
-    UnsupportedForm(r"#FORMAT=WebAnno", "WebAnno TSV", "Export it from INCEpTION as CoNLL 2003."),
-    UnsupportedForm(r"\s*<[\s\S]*xmi:XMI", "UIMA CAS XMI", "Export it from INCEpTION as CoNLL 2003."),
-    UnsupportedForm(r"\s*<(\?xml|!DOCTYPE|collection)", "XML", "Convert it to JSON, brat or PubTator."),
-)
-PUBTATOR_PATTERN = re.compile(r"\s*[\w.-]+\|t\|")
-HEAD_BYTES = 1000
-
+PREDICTIONS_NOTICE = "The entities are predictions until an annotator submits them in Label Studio. nb.read_annotations(path) reads submitted ones only."
 CHECK_REMEDY = "Check the format, and export the file again."
 
 
@@ -87,7 +69,6 @@ class ExportReport(Displayable):
         entities: Number of entities of these notes.
         losses: Counts of what the format does not contain, by description.
         labeling_config: Configuration of the labels for Label Studio, or ``None`` for another format.
-        notices: Sentences about the use of the file.
     """
 
     format: str
@@ -96,16 +77,16 @@ class ExportReport(Displayable):
     entities: int
     losses: Mapping[str, int]
     labeling_config: str | None = None
-    notices: tuple[str, ...] = ()
 
-    JSON_EXCLUDE = ("path", "labeling_config", "notices")
+    JSON_EXCLUDE = ("path", "labeling_config")
 
     def to_report(self) -> Report:
         """Return the counts as sentences."""
         entities = pluralize(self.entities, "entity", "entities")
         title = f"Exported {pluralize(self.notes, 'note')} with {entities} to {self.format}"
         losses = tuple(f"{count:,} {description}." for description, count in self.losses.items())
-        return Report(title, (*(losses or ("The file contains all of them.",)), *self.notices))
+        notices = (PREDICTIONS_NOTICE,) if self.labeling_config else ()
+        return Report(title, (*(losses or ("The file contains all of them.",)), *notices))
 
 
 def export_notes(name: str, path: Any, export: Export) -> ExportReport:
@@ -118,11 +99,10 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     check_choice("format", name, writers)
     target = check_path(path, "path")
     config = _write_atomically(target, writers[name], export)
-    losses = dict(+export.losses)
-    return ExportReport(name, target, export.num_notes, export.num_entities, losses, config, tuple(export.notices))
+    return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
 
-def save_annotations(path: Any, found: Saveable) -> None:
+def save_annotations(path: Any, found: Annotations) -> None:
     """Write all results to a file whose suffix selects the format.
 
     Raises:
@@ -175,8 +155,8 @@ def read_annotations(
 
     Args:
         path: File, or folder with the files of brat.
-        format: ``"jsonl"``, ``"parquet"``, ``"csv"``, ``"brat"``, ``"conll"``, ``"doccano"``, ``"label-studio"``, ``"prodigy"``,
-            ``"pubtator"`` or ``"spacy"``. If ``None``, the suffix and the keys of JSON select the format.
+        format: ``"jsonl"``, ``"parquet"``, ``"csv"``, ``"brat"``, ``"conll"``, ``"doccano"`` or ``"label-studio"``. If ``None``, the
+            suffix and the keys of JSON select the format.
         labels: Label for each name of a label in the file, such as ``{"Disease": "DISEASE"}``. Other names are kept.
         annotator: Number, name or mail of the annotator, for a file in which several annotators have annotated a note.
         predictions: Whether to read the predictions of notes without an annotation.
@@ -230,9 +210,7 @@ def _read_file(
 
     ``counts`` are those of :func:`create_gold_text`.
     """
-    notes: list[RawNote] = []
-    readings: list[Reading] = []
-    penalties: Counter[Unit] = Counter()
+    texts: list[GoldText] = []
     left_out: Counter[str] = Counter()
     try:
         name = _detect_format(source, name)
@@ -241,16 +219,14 @@ def _read_file(
         if isinstance(contents, GoldTexts):
             num_predicted = 0 if predictions else contents.num_predicted
             return GoldTexts((), num_predicted=num_predicted) if num_predicted else replace(contents, num_predicted=0)
-        notes.extend(contents)
-        for note in merge_versions(notes):
+        for note in contents:
             version = select_version(note.versions, annotator, predictions)
             if version is not None:
-                readings.append(convert_units(note, version, penalties))
+                texts.append(create_gold_text(note, version, counts))
             else:
                 is_predicted = any(version.is_prediction for version in note.versions)
                 left_out["predicted" if is_predicted else "skipped"] += 1
-        texts = tuple(create_gold_text(reading, penalties, counts) for reading in readings)
-        return GoldTexts(texts, num_skipped=left_out["skipped"], num_predicted=left_out["predicted"])
+        return GoldTexts(tuple(texts), num_skipped=left_out["skipped"], num_predicted=left_out["predicted"])
     except OpenMedError:
         raise
     except InvalidNoteError as error:
@@ -265,36 +241,23 @@ def _read_file(
     except Exception as error:  # noqa: BLE001 - a library may raise anything, with contents of the file
         problem = f"cannot be read: {describe_read_error(error)}"
         remedy = CHECK_REMEDY
-    number = len(readings) + left_out.total() or len(notes)
+    number = len(texts) + left_out.total()
     raise ConfigurationError(f"Note {number} of the {name} file {problem}.", remedy)
 
 
 def _detect_format(source: Path, name: str | None) -> str:
-    """Return the format of a file or folder.
-
-    Raises:
-        ConfigurationError: If the file has an unsupported form.
-    """
+    """Return the format of a file or folder."""
     if source.is_dir() and name is None:
         return "brat"
     if source.is_dir() != (name == "brat"):
         raise ConfigurationError(
             "Annotations of brat are in a folder, others in a file.", "Pass another path or format."
         )
-    if name == "brat":
-        return name
-    with source.open("rb") as file:
-        head = file.read(HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-    for form in UNSUPPORTED_FORMS:
-        if re.match(form.start, head):
-            raise ConfigurationError(f"The file is {form.name}, which is not supported.", form.remedy)
     if name is not None:
         return name
-    if PUBTATOR_PATTERN.match(head):
-        return "pubtator"
     suffix = source.suffix.lower()
     readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
-    detected = "jsonl" if suffix == ".json" else next((key for key in readable if suffix in readable[key]), None)
+    detected = next((key for key in readable if suffix in readable[key]), None)
     if detected is not None:
         return detected
     message = "The suffix of the file does not select a format of annotations."
