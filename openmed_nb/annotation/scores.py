@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
+import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -91,16 +91,8 @@ OUTCOMES = tuple(outcome.name for outcome in fields(MatchCounts))
 
 @dataclass(frozen=True)
 class SchemeScores(MatchCounts):
-    """The counts of one scheme over all texts, with intervals.
+    """The counts of one scheme over all texts, with the interval of F1."""
 
-    Attributes:
-        precision_interval: Interval of the precision.
-        recall_interval: Interval of the recall.
-        f1_interval: Interval of F1.
-    """
-
-    precision_interval: Interval = _NO_INTERVAL
-    recall_interval: Interval = _NO_INTERVAL
     f1_interval: Interval = _NO_INTERVAL
 
 
@@ -204,25 +196,17 @@ def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
     )
 
 
-def _find_overlaps(spans: Sequence[GoldSpan], others: Sequence[GoldSpan]) -> list[list[int]]:
-    """Return the indices of the other spans that each span overlaps. Long spans do not make it quadratic."""
-    overlaps: list[list[int]] = [[] for _ in spans]
-    open_spans: list[tuple[int, int]] = []  # End and index of the spans that started, as a heap.
-    open_others: list[tuple[int, int]] = []
-    starts = [(span.start, True, index) for index, span in enumerate(spans)]
-    starts += [(other.start, False, index) for index, other in enumerate(others)]
-    for start, is_span, index in sorted(starts):
-        for heap in (open_spans, open_others):
-            while heap and heap[0][0] <= start:
-                heapq.heappop(heap)
-        if is_span:
-            overlaps[index] += [other for _end, other in open_others]
-            heapq.heappush(open_spans, (spans[index].end, index))
-        else:
-            for _end, span in open_spans:
-                overlaps[span].append(index)
-            heapq.heappush(open_others, (others[index].end, index))
-    return [sorted(indices) for indices in overlaps]
+def _find_overlaps(spans: Sequence[GoldSpan], others: Iterable[GoldSpan]) -> list[list[int]]:
+    """Return the indices of the other spans, in sorted order, that each span overlaps."""
+    others = sorted(others)
+    starts = [other.start for other in others]
+    max_length = max((other.end - other.start for other in others), default=0)
+    overlaps = []
+    for span in spans:
+        first = bisect.bisect_right(starts, span.start - max_length)
+        last = bisect.bisect_left(starts, span.end)
+        overlaps.append([index for index in range(first, last) if others[index].end > span.start])
+    return overlaps
 
 
 def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> list[list[int]]:
@@ -286,7 +270,7 @@ def _count_characters(spans: Iterable[GoldSpan]) -> int:
 
 
 def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
-    """Return the scores of the total of each column of counts, with intervals from resampled texts.
+    """Return the scores of the total of each column of counts, with the interval of F1 from resampled texts.
 
     Texts are resampled instead of entities, because the entities of a text depend on each other.
 
@@ -307,17 +291,11 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
         generator.multinomial(num_texts, frequencies / num_texts) @ rows.astype(float) for _ in range(NUM_RESAMPLES)
     ]
     correct, incorrect, partial, missed, spurious = np.reshape(samples, (NUM_RESAMPLES, *totals.shape)).T
-    matched = correct + 0.5 * partial
-    paired = correct + incorrect + partial
     with np.errstate(invalid="ignore"):
-        precision, recall = np.nan_to_num([matched / (paired + spurious), matched / (paired + missed)])
-        f1 = np.nan_to_num(2 * precision * recall / (precision + recall))
+        f1 = (2 * correct + partial) / (2 * (correct + incorrect + partial) + missed + spurious)
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    intervals = np.quantile([precision, recall, f1], quantiles, axis=2).T.tolist()
-    return [
-        SchemeScores(*total, *(Interval(*ends) for ends in metrics))
-        for total, metrics in zip(totals.tolist(), intervals, strict=True)
-    ]
+    intervals = np.quantile(np.nan_to_num(f1), quantiles, axis=1).T.tolist()
+    return [SchemeScores(*total, Interval(*ends)) for total, ends in zip(totals.tolist(), intervals, strict=True)]
 
 
 def score_spans(

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
 from openmed_nb.annotation.scores import (
-    CONFIDENCE,
-    NUM_RESAMPLES,
     OUTCOMES,
     SCHEMES,
     Interval,
@@ -137,17 +135,17 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     counts = np.array([[[2, 0, 0, index % 2, 0], [0, 0, 0, 0, 0]] for index in range(50)])
     scores, empty = summarize_counts(counts, seed=1)
     assert scores.recall == 0.8
-    assert scores.recall_interval.low < scores.recall < scores.recall_interval.high
-    assert (scores.precision_interval, empty.f1_interval) == ((1.0, 1.0), (0.0, 0.0))
+    assert scores.f1_interval.low < scores.f1 < scores.f1_interval.high
+    assert empty.f1_interval == (0.0, 0.0)
     assert summarize_counts(counts, seed=1) == [scores, empty]
-    assert summarize_counts(counts, seed=2)[0].recall_interval != scores.recall_interval
+    assert summarize_counts(counts, seed=2)[0].f1_interval != scores.f1_interval
     assert summarize_counts(np.zeros((0, 1, 5), int), seed=0)[0].gold == 0
 
 
 def test_interval_width_equals_the_binomial_interval():
-    """One entity in each text: the recall is a binomial proportion."""
-    counts = np.array([[[index < 300, 0, 0, index >= 300, 0]] for index in range(400)])
-    low, high = summarize_counts(counts, seed=0)[0].recall_interval
+    """One entity in each text, and another label in some: F1 is a binomial proportion."""
+    counts = np.array([[[index < 300, index >= 300, 0, 0, 0]] for index in range(400)])
+    low, high = summarize_counts(counts, seed=0)[0].f1_interval
     assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.75 * 0.25 / 400), rel=0.1)
 
 
@@ -229,29 +227,13 @@ def test_report_of_scores():
     )
     assert table.caption == "Scores"
     assert table.columns == ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "found")
-    assert [row[:2] for row in table.rows] == [
-        ("all", "strict"),
-        ("all", "partial"),
-        ("all", "type"),
-        *((label, "strict") for label in ("DATE", "NAME", "TOWN")),
-    ]
     assert table.rows[0] == ("all", "strict", "33.3%", "25.0%", "28.6%", "12.5% to 50.0%", "4", "3")
     assert table.rows[4][2:5] == ("50.0%", "50.0%", "50.0%")
-    assert len(dataclasses.replace(scores, gold_characters=0, num_failed=0).to_report().sentences) == 1
     one = score_spans("model", {0: []}, {0: [GoldSpan(0, 1, "NAME")]}, str, 0).to_report()
     assert (one.title, one.sentences[0]) == (
         'The model "model" found 0 of 1 gold entity exactly',
         "Strict F1: 0.0% in 1 text.",
     )
-
-
-def test_interval_covers_95_percent_of_the_resamples():
-    """Half of the texts match: the interval of 100 is about 0.4 to 0.6."""
-    counts = np.array([[[index % 2, 0, 0, 1 - index % 2, 1 - index % 2]] for index in range(100)])
-    (scores,) = summarize_counts(counts, seed=3)
-    for low, high in (scores.precision_interval, scores.recall_interval, scores.f1_interval):
-        assert (low, high) == pytest.approx((0.4, 0.6), abs=0.02)
-    assert (NUM_RESAMPLES, CONFIDENCE) == (1000, 0.95)
 
 
 @pytest.fixture(scope="module")
@@ -332,11 +314,6 @@ def test_score_aligns_gold_by_id(annotations):
             pd.DataFrame([[0, 8, 14, 14, "asthma"]], columns=["note", "start", "end", "end", "label"]),
             id="repeated-column",
         ),
-        pytest.param(
-            pd.DataFrame({"note": [0.0], "start": [8.0], "end": [float("nan")], "label": ["A"]}), id="missing-end"
-        ),
-        pytest.param(pd.DataFrame({"note": [9], "start": [0], "end": [1], "label": ["A"]}), id="note"),
-        pytest.param(pd.DataFrame({"note": ["asthma"], "start": [0], "end": [1], "label": ["A"]}), id="note-type"),
         pytest.param(pd.DataFrame({"id": [0], "start": [0.5], "end": [1], "label": ["A"]}), id="start"),
         pytest.param(GoldTexts((GoldText("0", "He has asthma.", ()),)), id="other-text"),
         pytest.param(GoldTexts((GoldText("asthma", None, ()),)), id="unknown-id"),
