@@ -117,46 +117,6 @@ class GoldTexts(Displayable, Sequence[GoldText]):
         return Report(title, tuple(sentences), (Table("Entities by label", ("label", "entities"), rows),))
 
 
-def gold_from_columns(columns: Mapping[str, Iterable[Any]], id_name: str = ID_COLUMN) -> GoldTexts:
-    """Return the entities of a table, such as that of ``found.to_frame()``.
-
-    Args:
-        columns: Values of each column.
-        id_name: Name of the column with the ids. Other names are ``note_id`` and ``id``, and in a file of
-            ``found.save()`` the name of the column next to ``note_index``.
-
-    Raises:
-        ConfigurationError: If a column is missing, or if a row is not an entity.
-    """
-    names = list(columns)
-    position_key = NOTE_COLUMN if NOTE_COLUMN in names else None
-    label_key = next((name for name in LABEL_KEYS if name in names), None)
-    next_name = names[names.index(NOTE_COLUMN) + 1 :][:1] if position_key else []
-    saved_names = [name for name in next_name if name not in {"start", "end", *LABEL_KEYS}]
-    id_key = next((name for name in (id_name, ID_COLUMN, "id", *saved_names) if name in names), None)
-    if (id_key or position_key) is None or label_key is None or not {"start", "end"} <= {*names}:
-        raise ConfigurationError("The table of gold entities does not have the required columns.", TABLE_REMEDY)
-    starts = columns["start"]
-    ids: Iterable[Any] = itertools.repeat(None) if id_key is None else columns[id_key]
-    positions: Iterable[Any] = itertools.repeat(None) if position_key is None else columns[position_key]
-    words: Iterable[Any] = columns.get("span_text", itertools.repeat(None))
-    spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
-    span_texts: dict[tuple[Any, int | None], list[SpanText]] = {}
-    rows = zip(starts, columns["end"], columns[label_key], ids, positions, words, strict=False)
-    for row, (start, end, label, note_id, position, word) in enumerate(rows):
-        span = parse_span((start, end, label))
-        index = as_integer(position)
-        if span is None or not is_hashable(note_id) or (position_key is not None and index is None):
-            raise ConfigurationError(f"Row {row} of the table is not an entity of a text.", TABLE_REMEDY)
-        spans.setdefault((note_id, index), []).append(span)
-        if isinstance(word, str) and word:
-            span_texts.setdefault((note_id, index), []).append(SpanText(span.start, span.end, word))
-    texts = tuple(
-        GoldText(key[0], None, tuple(of_text), key[1], tuple(span_texts.get(key, ()))) for key, of_text in spans.items()
-    )
-    return GoldTexts(texts, is_table=True)
-
-
 def align_gold(
     gold: GoldTexts, ids: Sequence[Any] | None, texts: Iterable[str | None], count: int
 ) -> dict[int, GoldText]:
@@ -266,15 +226,37 @@ def validate_labels(labels: Any) -> Mapping[str, str]:
 
 
 def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
+    """Return the entities of a DataFrame with one row per entity, such as that of ``found.to_frame()``."""
     columns = {str(name): frame.iloc[:, index].tolist() for index, name in enumerate(frame.columns)}
     if len(columns) < len(frame.columns):
         raise ConfigurationError("The table of gold entities has several columns of the same name.", TABLE_REMEDY)
+    id_key = next((name for name in (id_name, ID_COLUMN, "id") if name in columns), None)
+    label_key = next((name for name in LABEL_KEYS if name in columns), None)
+    has_positions = NOTE_COLUMN in columns
+    if not (id_key or has_positions) or label_key is None or not {"start", "end"} <= columns.keys():
+        raise ConfigurationError("The table of gold entities does not have the required columns.", TABLE_REMEDY)
     for name in {NOTE_COLUMN, "start", "end"} & columns.keys():
         # pandas stores integers as floats if a value of the column was missing.
         columns[name] = [
             int(value) if isinstance(value, float) and value.is_integer() else value for value in columns[name]
         ]
-    return gold_from_columns(columns, id_name)
+    nothing = [None] * len(frame)
+    keys = ("start", "end", label_key, id_key, NOTE_COLUMN, "span_text")
+    spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
+    span_texts: dict[tuple[Any, int | None], list[SpanText]] = {}
+    rows = zip(*(columns.get(key or "", nothing) for key in keys), strict=True)
+    for row, (start, end, label, note_id, position, word) in enumerate(rows):
+        span = parse_span((start, end, label))
+        index = as_integer(position)
+        if span is None or not is_hashable(note_id) or (has_positions and index is None):
+            raise ConfigurationError(f"Row {row} of the table is not an entity of a text.", TABLE_REMEDY)
+        spans.setdefault((note_id, index), []).append(span)
+        if isinstance(word, str) and word:
+            span_texts.setdefault((note_id, index), []).append(SpanText(span.start, span.end, word))
+    texts = tuple(
+        GoldText(key[0], None, tuple(of_text), key[1], tuple(span_texts.get(key, ()))) for key, of_text in spans.items()
+    )
+    return GoldTexts(texts, is_table=True)
 
 
 def _parse_texts(gold: Any, has_ids: bool) -> Iterator[GoldText]:

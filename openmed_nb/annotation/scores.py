@@ -295,7 +295,10 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
         f1 = (2 * correct + partial) / (2 * (correct + incorrect + partial) + missed + spurious)
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     intervals = np.quantile(np.nan_to_num(f1), quantiles, axis=1).T.tolist()
-    return [SchemeScores(*total, Interval(*ends)) for total, ends in zip(totals.tolist(), intervals, strict=True)]
+    return [
+        SchemeScores(*total, f1_interval=Interval(*ends))
+        for total, ends in zip(totals.tolist(), intervals, strict=True)
+    ]
 
 
 def score_spans(

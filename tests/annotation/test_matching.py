@@ -39,29 +39,20 @@ class TestIdsOfTexts:
             annotate(table["note"], ids=table["patient"].set_axis([30, 10, 21]))
         assert caught.value.unmatched == (20,)
 
-    def test_list_of_ids_has_the_order_of_the_texts(self, table):
-        assert list(annotate(table["note"], ids=IDS).ids) == IDS
-
-    @pytest.mark.parametrize("id_column", ["patient", None])
-    def test_table_that_is_read_in_chunks_is_annotated_once(self, table, id_column):
-        data = table.to_csv(index=False)
-        chunks = pd.read_csv(io.StringIO(data), chunksize=2)
-        found = annotate(chunks, text_column="note", id_column=id_column)
-        assert len(found) == 3
-        assert found.to_frame()["word"].tolist() == ["asthma", "gout", "asthma"]
-        assert found.ids == (IDS if id_column else None)
-
     @pytest.mark.parametrize(
         "make_chunks",
         [
             pytest.param(lambda table: pa.Table.from_pandas(table).to_reader(max_chunksize=1), id="Arrow"),
-            pytest.param(lambda table: iter([table[:1], table[1:]]), id="iterator"),
+            pytest.param(lambda table: pd.read_csv(io.StringIO(table.to_csv()), chunksize=2), id="pandas"),
         ],
     )
-    def test_other_tables_that_are_read_in_chunks_keep_their_ids(self, table, make_chunks):
+    def test_tables_that_are_read_in_chunks_keep_their_ids(self, table, make_chunks):
         found = annotate(make_chunks(table), **COLUMNS)
         assert found.ids == IDS
         assert found["c9"] == found.results[2]
+        without_ids = annotate(make_chunks(table), text_column="note")
+        assert without_ids.ids is None
+        assert without_ids.to_frame()["word"].tolist() == ["asthma", "gout", "asthma"]
 
     def test_chunks_repeat_an_id_with_a_warning(self, table):
         with pytest.warns(OpenMedWarning, match="^3 ids occur more than once"):
@@ -81,7 +72,7 @@ class TestTablesOfNotes:
         assert "patient" in found.mask().to_frame()
         found.save(tmp_path / "found.csv")
         assert pd.read_csv(tmp_path / "found.csv")["patient"].tolist() == ["a7", "c9", "c9"]
-        assert found.score(nb.read_annotations(tmp_path / "found.csv", predictions=True)).total.strict.f1 == 1.0
+        assert found.score(pd.read_csv(tmp_path / "found.csv")).total.strict.f1 == 1.0
         assert found.score(found.to_frame()).total.strict.f1 == 1.0
 
     def test_id_column_with_the_name_of_a_column_of_entities_is_renamed(self, table):
@@ -185,27 +176,19 @@ class TestTablesOfNotes:
         with pytest.raises(UnmatchedIdsError):
             found.to_frame(table)
 
-    def test_masked_texts_cannot_be_moved_from_their_ids(self, table):
-        masked = annotate(table, **COLUMNS).mask()
-        assert not any(hasattr(masked, name) for name in ("sort", "reverse", "pop", "append", "__delitem__"))
-
     def test_index_that_is_not_unicode_is_rejected(self):
         found = annotate(pd.Series(NOTES, index=pd.Index(["\ud800", "x", "y"], dtype=object)))
         with pytest.raises(ConfigurationError, match="not valid Unicode"):
             found.to_arrow()
 
-    @pytest.mark.parametrize("missing", [pd.NA, None, float("nan"), pd.NaT], ids=repr)
-    def test_index_with_a_missing_label_can_be_saved(self, missing, tmp_path):
-        found = annotate(pd.Series(NOTES, index=pd.Index([missing, "x", "y"], dtype=object)))
-        assert found.to_arrow().num_rows == 3
+    def test_index_with_a_missing_label_can_be_saved(self, tmp_path):
+        found = annotate(pd.Series(NOTES, index=pd.Index([pd.NA, "x", "y"], dtype=object)))
         found.save(tmp_path / "found.parquet")
         assert [text["id"] for text in found.to_dict()["texts"]][1:] == ["x", "y"]
 
 
 class TestResultsWithoutEntities:
-    @pytest.mark.parametrize(
-        "texts", [[], ["No complaints."], [None], {}, pd.Series([], dtype=object), "No complaints."], ids=repr
-    )
+    @pytest.mark.parametrize("texts", [[], [None], pd.Series([], dtype=object), "No complaints."], ids=repr)
     def test_every_method_returns(self, texts, tmp_path):
         found = annotate(texts).with_context("all").filter("disease", min_score=0.5, negated=False)
         assert len(found.to_frame()) == 0
@@ -230,21 +213,18 @@ class TestOneText:
         assert (tmp_path / "one.csv").read_text() == (tmp_path / "many.csv").read_text()
         assert one.export("doccano", tmp_path / "one.jsonl").entities == 2
 
-    def test_shown_text_is_scored_by_its_id(self, table):
-        one = annotate(table, **COLUMNS).show("c9")
-        assert one.score(one.to_frame()).total.strict.f1 == 1.0
-
     def test_shown_text_keeps_its_id(self, table):
-        assert annotate(table, **COLUMNS).show("c9").to_frame()["patient"].tolist() == ["c9", "c9"]
+        one = annotate(table, **COLUMNS).show("c9")
+        assert one.to_frame()["patient"].tolist() == ["c9", "c9"]
+        assert one.score(one.to_frame()).total.strict.f1 == 1.0
 
 
 class TestScores:
     @pytest.mark.filterwarnings("ignore:No annotated note")
-    @pytest.mark.parametrize("name", ["found.jsonl", "found.csv", "found.parquet"])
-    def test_saved_predictions_are_no_gold(self, name, tmp_path):
+    def test_saved_predictions_are_no_gold(self, tmp_path):
         found = annotate(NOTES)
-        found.save(tmp_path / name)
-        gold = nb.read_annotations(tmp_path / name)
+        found.save(tmp_path / "found.jsonl")
+        gold = nb.read_annotations(tmp_path / "found.jsonl")
         assert len(gold) == 0
         assert gold.num_predicted > 0
         with pytest.raises(ConfigurationError, match="predictions=True"):
@@ -273,12 +253,11 @@ class TestScores:
             nb.runbook.parity("bundled_small", NOTES[:2], device="cpu", gold=gold, labels={"Disease": "DISEASE"})
 
     def test_files_match_the_names_of_gold(self, tmp_path):
-        for number in range(12):
+        for number in (2, 10):
             (tmp_path / f"{number}.txt").write_text("She has asthma." if number == 2 else "Well.")
-        found = annotate(tmp_path / "*.txt")
-        gold = GoldTexts(tuple(GoldText(str(number), None, ()) for number in range(12) if number != 2))
         asthma = GoldText("2", "She has asthma.", (GoldSpan(8, 14, "DISEASE"),))
-        assert found.score(GoldTexts((*gold, asthma))).total.strict.f1 == 1.0
+        gold = GoldTexts((asthma, GoldText("10", None, ())))
+        assert annotate(tmp_path / "*.txt").score(gold).total.strict.f1 == 1.0
 
 
 def make_ids(draw, count):

@@ -33,6 +33,11 @@ def lines(*records):
     return "\n".join(json.dumps(record) for record in records)
 
 
+def line(**changes):
+    """Return a line with changed values."""
+    return json.dumps({"id": MARKER, "text": MARKER, "entities": [], **changes})
+
+
 HTML_REGION = {
     "value": {"start": "/text()[1]", "end": "/text()[1]", "startOffset": 2, "endOffset": 8, "hypertextlabels": ["A"]}
 }
@@ -81,8 +86,6 @@ READ = [
     Case("a.conll", '# note_index = 2\n# text = "ill"\nill\tB-A\n', [([2], [(0, 3, "A")])]),
     Case("a.jsonl", lines({"id": 5, "text": TEXT, "entities": [{"start": 2, "end": 8, "label": "DISEASE"}]}), [(5, [ASTHMA])]),
     Case("a.jsonl", lines({"note_index": 5, "text": TEXT, "entities": [ASTHMA]}, {"id": 1.5, "text": None, "error": "x"}), [([5], [ASTHMA])], {}, (1, 0)),
-    Case("a.csv", "id,note,start,end,label\n007,0,2,8,NA\n007,0,10,20,DISEASE\n", [("007", [(2, 8, "NA"), COUGH])]),
-    Case("a.csv", f"id,start,end,label\n{'x' * 200_000},0,1,A\n", [("x" * 200_000, [(0, 1, "A")])]),
 ]  # fmt: skip
 
 
@@ -111,7 +114,7 @@ def test_read_annotations_reads_files_of_other_tools(case, tmp_path):
     [
         ("a.json", task(predictions=[{"result": [region()]}]), "1 note has only predictions, which predictions=True"),
         ("a.json", task(), "1 note without an annotation"),
-        ("a.csv", "id,start,end,label\n", "No annotated note"),
+        ("a.jsonl", line(), "No annotated note"),
         (
             "a.jsonl",
             lines({"text": "asthma\r\nMild cough", "label": [[7, 11, "A"], [12, 17, "B"]]}),
@@ -146,11 +149,6 @@ def bad_task(**changes):
     return task({"result": [{"value": value, "type": "labels"}]}, data={"text": MARKER, "note_id": MARKER})
 
 
-def line(**changes):
-    """Return a line with changed values."""
-    return json.dumps({"id": MARKER, "text": MARKER, "entities": [], **changes})
-
-
 BAD_FILES = [
     ("label-studio", bad_task(end=6)),
     ("label-studio", bad_task(start=1)),
@@ -176,11 +174,6 @@ BAD_FILES = [
     ("conll", f"# id = {MARKER}\n# text = 5\n{MARKER}\tO\n"),
     ("conll", f'# id = 5\n# text = "a {MARKER} b"\nb\tO\n'),
     ("conll", f'# id = 5\n# text = "a {MARKER}"\na\tO\n'),
-    ("csv", f"start,end,label\n0,1,{MARKER}\n"),
-    ("csv", f"id,start,end,label\n{MARKER},0,{MARKER},{MARKER}\n"),
-    ("csv", f"note,start,end,label\n{MARKER},0,5,{MARKER}\n"),
-    ("csv", f"id,start,end,label\n{MARKER},0\n"),
-    ("parquet", MARKER),
     ("brat", f"T1\t{MARKER} 0 6\t{MARKER}"),
     ("brat", f"T1\t{MARKER} 0 5\tx{MARKER}"),
     ("brat", f"T1\t{MARKER} 5 0\t{MARKER}"),
@@ -202,6 +195,7 @@ REFUSED = [
     ("a.jsonl", lines({"id": [MARKER], "text": "a", "entities": []}), "value for 'id'", "Correct"),
     ("a.jsonl", lines({"note_index": "1", "text": "a", "entities": []}), "or 'note_index'", "Correct"),
     ("a.jsonl.gz", "\x1f", "suffix", "Pass format"),
+    ("a.csv", "id,start,end,label\n", "suffix", "DataFrame"),
     ("a.abc", "x", "suffix", "brat, conll"),
     ("a.conll", "B-A\tMild\nO\tcough\n", "line without a tag", "column of tags"),
     ("b", {"c": {"b.txt": "x", "b.ann": ""}}, "in folders", "Pass one of these"),
@@ -249,9 +243,6 @@ def test_errors_contain_the_position_of_the_note(tmp_path):
     (tmp_path / "a.jsonl").write_text(f"{line()}\n{line()}\n{line()[:-4]}")
     with pytest.raises(ConfigurationError, match="Note 2 of the jsonl file cannot be read: JSONDecodeError"):
         nb.read_annotations(tmp_path / "a.jsonl")
-    (tmp_path / "a.csv").write_text("id,start,end,label\n1,0,5,A\n1,5,5,A\n")
-    with pytest.raises(ConfigurationError, match="Row 1 "):
-        nb.read_annotations(tmp_path / "a.csv")
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.read])
@@ -261,4 +252,4 @@ def test_other_encodings_are_rejected(name, tmp_path):
         path.mkdir()
     (path / "a.txt" if name == "brat" else path).write_bytes(f"{MARKER} \u00e9".encode("utf-16"))
     catch_rejection(lambda: nb.read_annotations(path, name))
-    assert "UTF-8" in catch_rejection(lambda: nb.read_annotations(path, name)).remedy or name == "parquet"
+    assert "UTF-8" in catch_rejection(lambda: nb.read_annotations(path, name)).remedy

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +14,6 @@ from ..._render.display import Report, escape, to_html
 from ..._utils.validation import invalid_type
 from ..._utils.warning import warn
 from ...errors import ConfigurationError
-from ..gold import TABLE_REMEDY, GoldTexts, gold_from_columns
-from ..inputs import NOTE_COLUMN
 from .notes import (
     INVALID_UNICODE_REMEDY,
     Export,
@@ -45,8 +40,6 @@ if TYPE_CHECKING:
 
 # Only predictions have a score. In a string, the quotation mark would follow a backslash.
 SCORE_PATTERN = re.compile(r'(?<!\\)"score"\s*:')
-
-MAX_CELL_CHARACTERS = 2**31 - 1  # Maximum that every platform supports.
 
 MISALIGNED = "entities that do not start and end at the boundaries of spaCy's tokens, which were omitted"
 UNLABELED = "entities without a label, which were omitted"
@@ -105,24 +98,6 @@ def save_csv(path: Path, found: Annotations) -> None:
     found.to_frame_with_ids().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
 
 
-def read_csv(path: Path) -> GoldTexts:
-    """Read one row per entity. Keys are strings, so that leading zeros remain."""
-    # The limit of 131,072 characters is one of the process. The file is in memory already.
-    csv.field_size_limit(MAX_CELL_CHARACTERS)
-    reader = csv.DictReader(io.StringIO(read_utf8(path), newline=""))
-    rows = list(reader)
-    names = reader.fieldnames or ()
-    if len({*names}) < len(names):
-        raise InvalidNoteError("has several columns of the same name")
-    for index, row in enumerate(rows):
-        if len(row) != len(names) or None in row.values():  # DictReader adds a key for further cells.
-            raise ConfigurationError(f"Row {index} of the table has too few or too many cells.", TABLE_REMEDY)
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in names}
-    for name in {NOTE_COLUMN, "start", "end"} & columns.keys():
-        columns[name] = [int(value) if str(value).isdecimal() else None for value in columns[name]]
-    return _create_gold(columns)
-
-
 def to_arrow(frame: pd.DataFrame) -> pa.Table:
     """Return a DataFrame as an Arrow table. Ids of various types, which are in the second column, become strings."""
     name = frame.columns[1]
@@ -136,17 +111,6 @@ def to_arrow(frame: pd.DataFrame) -> pa.Table:
 def save_parquet(path: Path, found: Annotations) -> None:
     """Write one row per entity, without the texts of the notes."""
     import_library("pyarrow.parquet").write_table(found.to_arrow(), path)
-
-
-def read_parquet(path: Path) -> GoldTexts:
-    """Read one row per entity."""
-    return _create_gold(import_library("pyarrow.parquet").read_table(path).to_pydict())
-
-
-def _create_gold(columns: Mapping[str, list[Any]]) -> GoldTexts:
-    """Return the entities of a table. Those with scores are predictions of a model."""
-    gold = gold_from_columns(columns)
-    return replace(gold, num_predicted=len(gold)) if "score" in columns else gold
 
 
 def save_html(path: Path, found: Annotations) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,16 +36,16 @@ class Format(NamedTuple):
         save: Function for :meth:`Annotations.save`.
     """
 
-    read: Callable[[Path], Iterable[RawNote] | GoldTexts] | None = None
+    read: Callable[[Path], Iterable[RawNote]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
     save: Callable[[Path, Annotations], None] | None = None
 
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(files.read_jsonl, (".jsonl", ".ndjson", ".json"), save=files.save_jsonl),
-    "parquet": Format(files.read_parquet, (".parquet",), save=files.save_parquet),
-    "csv": Format(files.read_csv, (".csv",), save=files.save_csv),
+    "jsonl": Format(files.read_jsonl, (".jsonl", ".ndjson"), save=files.save_jsonl),
+    "parquet": Format(suffixes=(".parquet",), save=files.save_parquet),
+    "csv": Format(suffixes=(".csv",), save=files.save_csv),
     "html": Format(suffixes=(".html",), save=files.save_html),
     "brat": Format(tools.read_brat, write=tools.write_brat),
     "conll": Format(tools.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv"), write=tools.write_conll),
@@ -155,7 +155,7 @@ def read_annotations(
 
     Args:
         path: File, or folder with the files of brat.
-        format: ``"jsonl"``, ``"parquet"``, ``"csv"``, ``"brat"``, ``"conll"``, ``"doccano"`` or ``"label-studio"``. If ``None``, the
+        format: ``"jsonl"``, ``"brat"``, ``"conll"``, ``"doccano"`` or ``"label-studio"``. If ``None``, the
             suffix and the keys of JSON select the format.
         labels: Label for each name of a label in the file, such as ``{"Disease": "DISEASE"}``. Other names are kept.
         annotator: Number, name or mail of the annotator, for a file in which several annotators have annotated a note.
@@ -193,7 +193,7 @@ def read_annotations(
         check_choice("format", format, [key for key, form in FORMATS.items() if form.read])
     counts: Counter[str] = Counter()
     gold = _read_file(source, format, annotator, predictions, counts)
-    if annotator is not None and (gold.is_table or not gold):
+    if annotator is not None and not gold:
         message = "The file has no annotation by the annotator."
         raise ConfigurationError(message, "Pass an annotator whom the file names, or omit annotator.")
     for description, count in (+counts).items():
@@ -216,9 +216,6 @@ def _read_file(
         name = _detect_format(source, name)
         read = FORMATS[name].read
         contents = () if read is None else read(source)
-        if isinstance(contents, GoldTexts):
-            num_predicted = 0 if predictions else contents.num_predicted
-            return GoldTexts((), num_predicted=num_predicted) if num_predicted else replace(contents, num_predicted=0)
         for note in contents:
             version = select_version(note.versions, annotator, predictions)
             if version is not None:
@@ -257,8 +254,10 @@ def _detect_format(source: Path, name: str | None) -> str:
         return name
     suffix = source.suffix.lower()
     readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
-    detected = next((key for key in readable if suffix in readable[key]), None)
+    detected = "jsonl" if suffix == ".json" else next((key for key in readable if suffix in readable[key]), None)
     if detected is not None:
         return detected
     message = "The suffix of the file does not select a format of annotations."
-    raise ConfigurationError(message, f"Pass format, one of {', '.join(readable)}.")
+    raise ConfigurationError(
+        message, f"Pass format, one of {', '.join(readable)}. For a table, pass a DataFrame to score()."
+    )
