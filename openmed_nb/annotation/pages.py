@@ -15,7 +15,7 @@ from .._utils.validation import check_integer
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
 
-    from .results import Annotations
+    from .export.notes import Saveable
 
 NOTES_PER_PAGE = 5
 
@@ -58,7 +58,7 @@ class NotePages(LiveNotes):
         notes_per_page: Number of notes on a page.
     """
 
-    annotations: Annotations
+    annotations: Saveable
     notes_per_page: int = NOTES_PER_PAGE
 
     def __len__(self) -> int:

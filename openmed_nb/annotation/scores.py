@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._render.display import Displayable, JsonMixin, Report, Table, format_percent, pluralize
@@ -296,7 +296,7 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     intervals = np.quantile(np.nan_to_num(f1), quantiles, axis=1).T.tolist()
     return [
-        SchemeScores(*total, f1_interval=Interval(*ends))
+        replace(SchemeScores(*total), f1_interval=Interval(*ends))
         for total, ends in zip(totals.tolist(), intervals, strict=True)
     ]
 

@@ -20,6 +20,7 @@ from .notes import (
     ExportedNote,
     InvalidNoteError,
     RawNote,
+    Saveable,
     Version,
     create_entities,
     import_library,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from spacy import Language
     from spacy.tokens import Doc
 
-    from ..results import Annotations
 
 # Only predictions have a score. In a string, the quotation mark would follow a backslash.
 SCORE_PATTERN = re.compile(r'(?<!\\)"score"\s*:')
@@ -63,7 +63,7 @@ article {{border-top: 1px solid #8886; padding: 0.8rem 0; content-visibility: au
 PAGE_END = "</main></body></html>\n"
 
 
-def save_jsonl(path: Path, found: Annotations) -> None:
+def save_jsonl(path: Path, found: Saveable) -> None:
     """Write one JSON object per note with its key, text and entities, and its error or ``missing``."""
     with open_utf8(path) as file:
         for record in found.iter_records():
@@ -92,7 +92,7 @@ def _parse_record(record: Mapping[str, Any], is_predicted: bool) -> RawNote:
     raise InvalidNoteError(message, "Pass the format, or a file that one of the supported tools exported.")
 
 
-def save_csv(path: Path, found: Annotations) -> None:
+def save_csv(path: Path, found: Saveable) -> None:
     """Write one row per entity, without the texts of the notes."""
     # The csv module quotes the characters of the line terminator only, and words may contain both.
     found.to_frame_with_ids().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
@@ -108,12 +108,12 @@ def to_arrow(frame: pd.DataFrame) -> pa.Table:
     raise ConfigurationError("An id or a label is not valid Unicode.", INVALID_UNICODE_REMEDY)
 
 
-def save_parquet(path: Path, found: Annotations) -> None:
+def save_parquet(path: Path, found: Saveable) -> None:
     """Write one row per entity, without the texts of the notes."""
-    import_library("pyarrow.parquet").write_table(found.to_arrow(), path)
+    import_library("pyarrow.parquet").write_table(to_arrow(found.to_frame_with_ids()), path)
 
 
-def save_html(path: Path, found: Annotations) -> None:
+def save_html(path: Path, found: Saveable) -> None:
     """Write a page with all notes and their marked entities, without scripts and network access."""
     summary = found.summary().to_report()
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in summary.sentences)

@@ -9,12 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TextIO
 
+from ..._render.display import Displayable, TextSegment
 from ...errors import ConfigurationError
 from ..boundaries import is_inside_word
 from ..gold import GoldSpan, GoldText, parse_span
 from ..inputs import NOTE_COLUMN
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from ipywidgets import DOMWidget
 
 # Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
@@ -88,6 +93,38 @@ class Export:
         if tag != label:
             self.losses[CHANGED_LABELS] += 1
         return tag
+
+
+class Saveable(Protocol):
+    """Results that can be saved, and displayed in pages."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return model, device and texts as JSON-compatible data."""
+        ...
+
+    def to_frame_with_ids(self) -> pd.DataFrame:
+        """Return one row per entity, with the ids of the notes as a column."""
+        ...
+
+    def iter_records(self) -> Iterator[dict[str, Any]]:
+        """Yield a JSON-compatible object per note."""
+        ...
+
+    def summary(self) -> Displayable:
+        """Return a summary of the results."""
+        ...
+
+    def iter_named_segments(
+        self, start: int, stop: int, max_characters: int | None = ...
+    ) -> Iterator[tuple[str, list[TextSegment]]]:
+        """Yield index and id of each note, and its segments."""
+        ...
+
+    def create_view(self) -> DOMWidget:
+        """Return a browser of the notes."""
+        ...
+
+    def __len__(self) -> int: ...
 
 
 class RawEntity(NamedTuple):

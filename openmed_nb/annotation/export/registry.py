@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.temporary import temporary_folder
@@ -18,10 +18,7 @@ from ...errors import ConfigurationError, OpenMedError
 from ..gold import GoldText, GoldTexts, rename_labels, validate_labels
 from ..references import describe_read_error
 from . import files, tools
-from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, create_gold_text, select_version
-
-if TYPE_CHECKING:
-    from ..results import Annotations
+from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, Saveable, create_gold_text, select_version
 
 ResultT = TypeVar("ResultT")
 
@@ -39,7 +36,7 @@ class Format(NamedTuple):
     read: Callable[[Path], Iterable[RawNote]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
-    save: Callable[[Path, Annotations], None] | None = None
+    save: Callable[[Path, Saveable], None] | None = None
 
 
 FORMATS: Mapping[str, Format] = {
@@ -102,7 +99,7 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
 
-def save_annotations(path: Any, found: Annotations) -> None:
+def save_annotations(path: Any, found: Saveable) -> None:
     """Write all results to a file whose suffix selects the format.
 
     Raises:
