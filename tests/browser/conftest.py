@@ -38,9 +38,6 @@ WIDE = {"width": 1200, "height": 1400}
 LOADED = "%load_ext openmed_nb\nimport openmed_nb as nb\nfrom openmed_nb.session import SESSION as session"
 """The first cell of a notebook of these tests."""
 
-CLOCK = "panel.model.clock = lambda: 0.0 if panel.model.state.cell_running else 60.0"
-"""A minute after the last cell it is, for ever."""
-
 PATIENCE = 120_000
 """Milliseconds for what is expected of a page, on however busy a computer; the first model takes seconds."""
 
@@ -122,13 +119,10 @@ def shipped(write: Callable[..., str]) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def open_panel(server: Any, new_page: Callable[..., Page], write: Callable[..., str]) -> Callable[..., Any]:
-    """A function that opens a notebook in a front end, runs it, and returns the page with a panel on it.
-
-    The clock of the panel stands still between cells: every answer is a prompt one, on however busy a computer.
-    """
+    """A function that opens a notebook in a front end, runs it, and returns the page with a panel on it."""
 
     def open_panel(label: str, theme: str = "light", model: str = "bundled_small", *cells: str) -> Any:
-        name = write(label, LOADED, f"panel = nb.panel({model!r})\n{CLOCK}\npanel", *cells)
+        name = write(label, LOADED, f"panel = nb.panel({model!r})\npanel", *cells)
         front = front_ends.FRONTS[label](server, new_page(), name, theme)
         front.run_all()
         return front

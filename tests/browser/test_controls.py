@@ -1,7 +1,5 @@
 """Each control does in the kernel what it says, in each front end, and the panel shows what the kernel knows."""
 
-import re
-
 import pytest
 from playwright.sync_api import expect
 
@@ -9,14 +7,8 @@ from helpers import front_ends
 
 pytestmark = pytest.mark.slow
 
-MEMORY_PATTERN = re.compile(r"Python session\s+([\d.,]+) (\w+)")
-
 SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
 """A second panel, at the end of the shipped notebook."""
-
-THREADS = "sorted(one.name for one in __import__('threading').enumerate() if 'subshell' not in one.name)"
-RESIDENT = "__import__('psutil').Process().memory_info().rss"
-"""What the kernel uses now; the page may still show what it used before."""
 
 WATCH = """() => { window.__seen = [];
   new MutationObserver(() => document.querySelectorAll('.openmed-activity').forEach(e => window.__seen.push(e.innerText)))
@@ -81,29 +73,6 @@ def test_absent_device_has_a_reason_and_no_button(front):
     assert len(remedy) > 10
 
 
-def used_memory(front, panel=0):
-    """Return the memory of the process in the panel, in bytes."""
-    shown = front.region("Memory", panel).get_by_role("row", name="Python session").inner_text()
-    size, unit = MEMORY_PATTERN.search(shown).groups()
-    return float(size.replace(",", "")) * 1024 ** ("bytes", "KiB", "MiB", "GiB").index(unit)
-
-
-def test_auto_refresh_shows_it_without_a_click_and_can_be_stopped(front):
-    """While the checkbox is checked the memory is updated without an additional thread."""
-    box = front.region("Memory", panel=1).get_by_role("checkbox", name="Refresh every 2 seconds")
-    threads = front.evaluate(THREADS)
-    before = front.evaluate(RESIDENT)
-    box.check()
-    front.run("hog = bytearray(b'x') * (300 << 20)")
-
-    front.wait_until(lambda: used_memory(front, panel=1) > before + (200 << 20))
-    front.expect_kernel("second.model.state.auto_refresh", True)
-    front.expect_kernel(THREADS, threads)
-    box.uncheck()
-    front.run("del hog")
-    front.expect_kernel("second.model.state.auto_refresh", False)
-
-
 def test_activity_is_displayed(front):
     """While a model is loaded, or moved to another device, the panel says so."""
     front.run("%openmed_device --simulate mps")
@@ -117,3 +86,31 @@ def test_activity_is_displayed(front):
     assert "Loading: bundled_small" in seen
     assert "Moving to cpu: bundled_small" in seen
     expect(front.panel.locator(".openmed-spinner")).to_have_count(0)
+
+
+def test_last_of_several_waiting_clicks_decides(front):
+    """Clicks on another device and then on the previous device during a cell keep the previous device."""
+    front.run("%openmed_device --simulate mps")
+    with front.running_cell():
+        front.device_button("cpu").click()
+        front.device_button("mps").click()
+        front.page.wait_for_timeout(500)
+
+    front.expect_kernel(DEVICE, ("mps", "the panel"))
+    front.expect_pressed("mps")
+    expect(front.panel.locator(".mod-active")).to_have_count(1)
+
+
+def test_displayed_text_is_annotated(front):
+    """Annotate uses the text that is displayed at the click, even if both messages arrive together."""
+    box, annotate = front.region("Try it").get_by_role("textbox"), front.button("Annotate")
+    for word in ("asthma", "hypertension", "influenza"):
+        box.fill(f"No {word}.")
+        annotate.click()
+        expect(front.region("Try it").locator("mark").first).to_contain_text(word)
+    with front.running_cell():
+        box.fill("No diabetes.")
+        annotate.click()
+        front.page.wait_for_timeout(300)
+
+    expect(front.region("Try it").locator("mark").first).to_contain_text("diabetes")

@@ -7,12 +7,11 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ipywidgets import HTML, Button, Checkbox, Widget
+from ipywidgets import HTML, Button
 
-from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.model import PanelModel
 from openmed_nb.notebook.panel.state import PanelState, read_state
-from openmed_nb.notebook.panel.view import PanelView, Region, iter_widgets
+from openmed_nb.notebook.panel.view import STYLES, PanelView, Region, iter_widgets
 
 
 class OpenPanel(PanelView):
@@ -23,11 +22,6 @@ class OpenPanel(PanelView):
         return next(region for region in self.regions if region.name == name)
 
     @property
-    def device_buttons(self) -> dict[str, Widget]:
-        """The buttons of the devices, by device."""
-        return self.devices.named
-
-    @property
     def pressed(self) -> list[str]:
         """The devices whose button looks pressed."""
         return [device for device, toggle in self.device_buttons.items() if "mod-active" in toggle._dom_classes]
@@ -35,16 +29,13 @@ class OpenPanel(PanelView):
     @property
     def messages(self) -> dict[str, str]:
         """Results and errors of the last click, by region."""
-        said = {
-            name: self.region(name).message.value for name in ("Device", "Environment", "Memory", "Models", "Try it")
-        }
-        return {name: html for name, html in said.items() if html}
+        return {region.name: region.message.value for region in self.regions if region.message.value}
 
     @property
     def shown(self) -> str:
         """All HTML in it, without the style sheets."""
         htmls = [widget.value for widget in iter_widgets(self) if isinstance(widget, HTML)]
-        return "".join(html for html in htmls if not html.startswith(rendering.STYLES))
+        return "".join(html for html in htmls if not html.startswith(STYLES))
 
     def click(self, name: str) -> None:
         """Click the button with a description."""
@@ -52,36 +43,6 @@ class OpenPanel(PanelView):
             widget for widget in iter_widgets(self) if isinstance(widget, Button) and widget.description == name
         )
         button.click()
-
-
-class FrontEnd:
-    """Records the messages to some widgets, as a front end receives them.
-
-    Attributes:
-        state: Displayed state of each widget, from messages and clicks.
-        focused: What was on the controls that got the focus.
-    """
-
-    def __init__(self) -> None:
-        self.state: dict[Widget, dict[str, Any]] = {}
-        self.focused: list[str] = []
-
-    def record(self, one: Widget, message: dict[str, Any]) -> None:
-        """Record a message to a widget."""
-        data = message.get("data") or {}
-        if data.get("method") == "update":
-            self.state.setdefault(one, {}).update(data["state"])
-        elif data.get("content") == {"do": "focus"}:
-            self.focused.append(one.description)
-
-    def click(self, control: Button | Checkbox) -> None:
-        """Click as a front end does: a checkbox shows its new value before it sends it."""
-        if isinstance(control, Button):
-            control.click()
-        else:
-            value = not control.value
-            self.state.setdefault(control, {})["value"] = value
-            control.set_state({"value": value})
 
 
 class Watched(PanelModel):

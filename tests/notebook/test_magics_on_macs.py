@@ -64,7 +64,7 @@ def test_every_magic_renders_on_each_mac(shell, name, tmp_path, monkeypatch):
             result = shell.run_line_magic(magic, line)
             results[f"{magic} {line}".strip()] = result
         results["openmed_ner cell"] = shell.run_cell_magic("openmed_ner", "", NOTE)
-        panel = OpenPanel(PanelModel(SESSION, "bundled_small", clock=lambda: 0.0))
+        panel = OpenPanel(PanelModel(SESSION, "bundled_small"))
         displayed = panel.shown
         state = panel.model.state
         panel.close()

@@ -1,7 +1,7 @@
 """Open the panel: widgets if a kernel can display them, otherwise the same state as text.
 
-``state`` defines the displayed state, ``rendering`` renders it as HTML, ``model`` runs the operations, and ``view`` builds
-the widgets. ``view`` imports ipywidgets, so it is imported only when a panel is opened.
+``state`` defines the displayed state, ``model`` runs the operations, and ``view`` renders the state as HTML and builds the
+widgets. ``view`` imports ipywidgets, so it is imported only when a panel is opened.
 """
 
 from __future__ import annotations

@@ -3,20 +3,17 @@
 Since version 4.4, JupyterLab sends widget messages over a subshell of the kernel, whose handlers run in another thread
 (setting ``commsOverSubshells``). Tensor operations in two threads can crash the process on MPS (reported up to torch 2.14: pytorch#197805). The modes
 of torch, which the simulated MPS uses, are local to one thread. Therefore a click is passed to the event loop of the main
-thread, and a timer of that loop, not a thread, samples the memory.
+thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from traitlets import HasTraits, Instance
@@ -28,7 +25,7 @@ from ..._utils.text import short_type_name
 from ...errors import OpenMedError
 from ...session import SESSION, Session
 from ...training.release import release
-from .state import PanelState, StateChanges, read_memory, read_state
+from .state import PanelState, StateChanges, read_state
 
 if TYPE_CHECKING:
     from IPython.core.events import EventManager
@@ -103,15 +100,6 @@ PANEL_SOURCE = "the panel"
 
 NO_TEXT = 'Enter some text, then click "Annotate".'
 
-# Interval between memory samples if automatic refresh is on.
-REFRESH_SECONDS = 2.0
-
-# Length of the memory history: two minutes at one sample every two seconds.
-MAX_SAMPLES = 60
-
-# A click counts as answered immediately within this time. Later the user may already type elsewhere.
-IMMEDIATE_SECONDS = 1.0
-
 
 class PanelModel(HasTraits):
     """State and operations of a panel; the session makes all decisions.
@@ -121,7 +109,7 @@ class PanelModel(HasTraits):
 
     state: PanelState = Instance(PanelState)
 
-    def __init__(  # noqa: PLR0913 - each parameter differs between notebooks, scripts and tests
+    def __init__(
         self,
         session: Session = SESSION,
         model: str | None = None,
@@ -129,30 +117,18 @@ class PanelModel(HasTraits):
         *,
         cells: MainThreadRunner | None = None,
         events: EventManager | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(state=PanelState(**read_state(session)))
         self.session = session
         self.cells = cells or MainThreadRunner()
-        self.clock = clock
         self._name = model
         self._show_text = show_text
         self._lock = threading.RLock()
         self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._depth = 0  # Number of nested running cells.
-        self._last_end = -math.inf
-        self._postponed: list[Callable[[], None]] = []
         self._stop_listening = session.subscribe(self._on_event)
         self._events = events
         if events is not None:
-            events.register("pre_run_cell", self.on_cell_start)
             events.register("post_run_cell", self.on_cell_end)
-
-    @property
-    def responds_immediately(self) -> bool:
-        """Whether a click is processed immediately: no cell is running, and none delayed the click."""
-        return not self.state.cell_running and self.clock() - self._last_end > IMMEDIATE_SECONDS
 
     def use_device(self, device: str) -> None:
         """Override the device for the session, as ``%openmed_device`` does."""
@@ -179,21 +155,6 @@ class PanelModel(HasTraits):
             lambda: {"result": release().final_report()},
         )
 
-    def unload(self, name: str) -> None:
-        """Unload the models of a name."""
-
-        def unload_models() -> StateChanges:
-            names = ", ".join(self.session.unload(name))
-            if not names:
-                return {"result": Report("No loaded model has that name.")}
-            return {
-                "result": Report(
-                    f"Unloaded: {names}. A model stays in memory as long as one of your variables refers to it."
-                )
-            }
-
-        self._dispatch(ProgressEvent("Unloading a model", name), unload_models)
-
     def annotate(self, text: str) -> None:
         """Annotate a text, which stays in this process."""
         texts = [text]
@@ -207,59 +168,29 @@ class PanelModel(HasTraits):
             self._count_pending(-1)
             self.annotate(read())
 
-        self._run_after_cell(annotate_now, PENDING_INPUT_SECONDS)
-
-    def on_cell_start(self, *_information: object) -> None:
-        """Show that a cell is running. A click has to wait for it, and often its handler cannot run to say so."""
-        self._depth += 1
-        self._update(cell_running=True)
+        self._count_pending(1)
+        self.cells.call_soon(annotate_now, PENDING_INPUT_SECONDS)
 
     def on_cell_end(self, *_result: object) -> None:
-        """Show the changes of a cell. IPython calls this after each cell, including nested ones."""
-        self._depth = max(0, self._depth - 1)  # The cell that opens the panel started before the panel existed.
-        self._last_end = self.clock()
-        self._update(cell_running=self._depth > 0)
+        """Show the changes of a cell. IPython calls this after each cell."""
         self.cells.run(lambda: self._update(**self._read_state()))
-        if not self._depth:
-            postponed = self._postponed
-            self._postponed = []
-            for function in postponed:
-                self.cells.call_soon(partial(self._run_when_idle, function))
-
-    def set_auto_refresh(self, wanted: bool) -> None:
-        """Start or stop sampling the memory every few seconds between cells."""
-        self.cells.run(partial(self._set_timer, wanted))
 
     def close(self) -> None:
         """Disconnect the panel from the session and the cells. Closing a closed panel has no effect."""
         self._closed = True
         self._stop_listening()
         if self._events is not None:
-            self._events.unregister("pre_run_cell", self.on_cell_start)
             self._events.unregister("post_run_cell", self.on_cell_end)
         self._events = None
         self.unobserve_all()
-        self._postponed.clear()
-        self._set_timer(wanted=False)
 
     def _dispatch(self, event: ProgressEvent, operation: Callable[[], StateChanges]) -> None:
         """Run an operation in the main thread, and show that it is pending if it has to wait."""
         if self.cells.is_current_thread:
             self._run_operation(event, operation)
         else:
-            self._run_after_cell(lambda: self._run_operation(event, operation, waited=1))
-
-    def _run_after_cell(self, function: Callable[[], None], wait: float = 0.0) -> None:
-        """Run a function in the main thread between cells. The function itself has to decrement the pending clicks."""
-        self._count_pending(1)
-        self.cells.call_soon(partial(self._run_when_idle, function), wait)
-
-    def _run_when_idle(self, function: Callable[[], None]) -> None:
-        """Run a function now, or after the running cell. The event loop also runs while a cell awaits something."""
-        if self.state.cell_running:
-            self._postponed.append(function)
-        else:
-            function()
+            self._count_pending(1)
+            self.cells.call_soon(lambda: self._run_operation(event, operation, waited=1))
 
     def _count_pending(self, difference: int, **changes: Any) -> None:
         """Change the number of pending clicks and other fields in one state."""
@@ -317,14 +248,8 @@ class PanelModel(HasTraits):
         return read_state(self.session) if self.session.is_idle() else {}
 
     def _update(self, **changes: Any) -> None:
-        """Replace fields of the state. New memory bars get the history of the old ones; an outdated answer is cleared."""
+        """Replace fields of the state, and clear an outdated annotation."""
         with self._lock:
-            if "memory" in changes:
-                histories = {bar.name: bar.history for bar in self.state.memory}
-                changes["memory"] = tuple(
-                    replace(bar, history=(*histories.get(bar.name, ()), bar.used)[-MAX_SAMPLES:])
-                    for bar in changes["memory"]
-                )
             state = replace(self.state, **changes)
             self.state = replace(state, annotation=None) if state.is_annotation_outdated else state
 
@@ -332,18 +257,6 @@ class PanelModel(HasTraits):
         if isinstance(text, str) and not text.strip():
             return {"annotation": None, "result": Report(NO_TEXT)}
         return {"annotation": annotate_text(self.session, text, self._name, show_text=self._show_text)}
-
-    def _set_timer(self, wanted: bool) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if wanted and self.cells.loop is not None and not self._closed:
-            self._timer = self.cells.loop.call_later(REFRESH_SECONDS, self._tick)
-        self._update(auto_refresh=self._timer is not None)
-
-    def _tick(self) -> None:
-        self._update(memory=read_memory(self.session, self.state.choice))
-        self._set_timer(wanted=True)
 
 
 def _report_moved(names: tuple[str, ...]) -> StateChanges:

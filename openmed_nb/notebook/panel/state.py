@@ -40,19 +40,12 @@ class MemoryBar:
         parts: Memory in use, by kind.
         limit: Limit in bytes, or 0 if unknown.
         limit_name: Description of the limit.
-        history: Memory in use at the last samples, in bytes, oldest first.
     """
 
     name: str
     parts: tuple[MemoryPart, ...]
     limit: int
     limit_name: str
-    history: tuple[int, ...] = ()
-
-    @property
-    def used(self) -> int:
-        """Total memory in use, in bytes."""
-        return sum(part.size for part in self.parts)
 
     @property
     def row(self) -> tuple[str, str, str]:
@@ -153,9 +146,7 @@ class PanelState(Displayable):
         memory: Memory bars.
         models: Loaded models.
         simulated: Whether the computer is simulated.
-        cell_running: Whether a cell of the notebook is running, so that clicks have to wait.
         pending_clicks: Number of clicks that wait for the running cell.
-        auto_refresh: Whether the memory is sampled every few seconds.
         activity: Operation in progress.
         error: Error of the last click, if it failed.
         result: Result of the last click.
@@ -168,9 +159,7 @@ class PanelState(Displayable):
     memory: tuple[MemoryBar, ...]
     models: LoadedModels
     simulated: bool = False
-    cell_running: bool = False
     pending_clicks: int = 0
-    auto_refresh: bool = False
     activity: ProgressEvent | None = None
     error: OpenMedError | None = None
     result: Report | None = None
@@ -253,16 +242,12 @@ class PanelState(Displayable):
 def read_state(session: Session) -> StateChanges:
     """Return the state of a session as fields of a :class:`PanelState`, without loading or changing anything."""
     devices = session.list_devices(confirm=False)
+    choice = devices.choice
+    fraction = session.device_manager.memory_fraction(choice.device) if choice and choice.confirmed else None
     return {
         "devices": devices,
         "explanation": session.explain(confirm=False),
-        "memory": read_memory(session, devices.choice),
+        "memory": memory_bars(devices.choice, fraction),
         "models": session.inventory(),
         "simulated": is_mps_simulated(),
     }
-
-
-def read_memory(session: Session, choice: DeviceChoice | None) -> tuple[MemoryBar, ...]:
-    """Return the memory bars of a session, with the memory limit that it has set."""
-    fraction = session.device_manager.memory_fraction(choice.device) if choice and choice.confirmed else None
-    return memory_bars(choice, fraction)

@@ -6,19 +6,33 @@ cleared or updated, so there is no Output widget and nothing is displayed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from anywidget import AnyWidget
-from ipywidgets import HTML, Box, Button, Checkbox, HBox, Textarea, VBox, Widget
+from ipywidgets import HTML, Box, Button, HBox, Textarea, VBox, Widget
 from traitlets import Unicode, dlink
 
-from ..._render.display import Report, StaticReprMixin
+from ..._render.display import (
+    SIMULATED_SUFFIX,
+    SIMULATION_NOTICE,
+    Report,
+    StaticReprMixin,
+    Table,
+    escape,
+    pluralize,
+    to_html,
+)
 from ...annotation.results import AnnotatedText
-from . import rendering
-from .model import IMMEDIATE_SECONDS, REFRESH_SECONDS, PanelModel
+from ...devices.choice import GPU_QUESTION
+from ...devices.machine import is_marked_simulated
+from .model import PanelModel
+from .state import MEMORY_COLUMNS, PanelState
 
 WidgetT = TypeVar("WidgetT")
 
@@ -30,6 +44,147 @@ ANNOTATE_CLASS = "openmed-annotate"
 
 # Displayed with the static form in a saved notebook.
 RERUN_NOTICE = "Saved output. Run this cell to get an interactive panel."
+
+
+# The following functions render each region as HTML: pure functions of a PanelState that escape all external text.
+
+STYLE_SHEET = Path(__file__).with_name("panel.css").read_text("utf-8").partition("*/\n")[2]
+# The style sheet, which the panel contains once.
+STYLES = f"<style>\n{STYLE_SHEET}</style>"
+
+CLICK_PENDING_NOTICE = "Waiting for the running cell to finish."
+
+# Every panel contains this text. The style sheet shows only it when the front end marks the kernel as disconnected.
+STALE_PANEL_HTML = '<p role="alert">The kernel was restarted; this panel is no longer connected. <strong>Run this cell again.</strong></p>'
+
+
+def render_status(state: PanelState) -> str:
+    """Render the active device, emphasized, and the reason; a screen reader announces a change."""
+    headline, *details = state.status
+    first = escape(headline)
+    if state.choice is not None:
+        device = f"{state.choice.device}{SIMULATED_SUFFIX if state.choice.simulated else ''}"
+        reason = headline.removeprefix("Device: ").removeprefix(device)
+        first = f"<strong>{escape(device)}</strong>{escape(reason)}"
+    notices = (SIMULATION_NOTICE,) if state.simulated else ()
+    content = _block(f'<p class="openmed-first">{first}</p>', _paragraphs((*details, *notices)))
+    return f'<div role="status">{content}</div>'
+
+
+def render_devices(state: PanelState) -> str:
+    """Render a collapsed table of the devices; without MPS hardware, its variables are there too."""
+    table = replace(state.devices.to_report().tables[0], caption="Devices")
+    environment_tables = () if state.devices.has_mps else state.environment_tables
+    return _details(GPU_QUESTION if state.devices.unavailable else "All devices", table, *environment_tables)
+
+
+def render_environment(state: PanelState) -> str:
+    """Render the tables of the variables, collapsed unless a variable has a suggested action; nothing without MPS."""
+    if not state.devices.has_mps:
+        return ""
+    settings = state.explanation.environment.settings
+    counts = Counter(setting.effect for setting in settings)
+    effects = ", ".join(f"{count} {effect}" for effect, count in counts.items())
+    has_remedy = any(setting.remedy for setting in settings)
+    return _details(f"MPS variables: {effects}", *state.environment_tables, opened=has_remedy)
+
+
+def render_memory(state: PanelState) -> str:
+    """Render the memory in use, and the limit with a bar.
+
+    Each kind of memory has the same pattern in the legend and in the bar. Screen readers skip the bar, because the text
+    has the same values.
+    """
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in MEMORY_COLUMNS)
+    rows = ""
+    for bar in state.memory:
+        legend = []
+        stripes = ""
+        for index, part in enumerate(bar.parts):
+            swatch = f'<span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
+            legend.append(f'<span class="openmed-used">{swatch}{_nowrap_sizes(str(part))}</span>')
+            fraction = min(1, part.size / bar.limit) if bar.limit else 0
+            stripes += f'<div class="openmed-part-{index}" style="width:{fraction:.2%}"></div>'
+        used = " ".join(legend)
+        limit = f'{_nowrap_sizes(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
+        rows += f'<tr><th scope="row">{escape(bar.name)}</th><td>{used}</td><td>{limit}</td></tr>'
+    title = '<caption class="openmed-unseen">Memory in use</caption>'
+    table = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return _block(f'<div class="openmed-memories">{table}</div>')
+
+
+def render_models(state: PanelState) -> str:
+    """Render a collapsed table of the loaded models."""
+    if not state.models:
+        return _block(_paragraphs(['No models are loaded. Click "Annotate" to load one.']))
+    summary = f"{pluralize(len(state.models), 'model')} loaded: {', '.join(state.models.names)}"
+    return _details(summary, replace(state.models.table(), caption="Loaded models"))
+
+
+def render_activity(state: PanelState) -> str:
+    """Render the operation in progress with a spinner, or a click that waits; empty if there is neither."""
+    if state.pending_clicks:
+        return f'<div role="status" class="openmed-activity openmed-late">{CLICK_PENDING_NOTICE}</div>'
+    if state.activity is None:
+        return ""
+    spinner = '<span class="openmed-spinner" aria-hidden="true"></span>'
+    return f'<div role="status" class="openmed-activity">{spinner}<span>{escape(state.activity)}</span></div>'
+
+
+def render_message(state: PanelState) -> str:
+    """Render the error of the last click with its remedy, or its result; empty if it has neither."""
+    if state.error is not None:
+        problem = f"<p><strong>Error:</strong> {escape(state.error.message)}</p>"
+        remedy = f"<p><strong>Suggested action:</strong> {escape(state.error.remedy)}</p>"
+        return f'<div role="alert" class="openmed-error">{_block(problem, remedy)}</div>'
+    if state.result is None:
+        return ""
+    return f'<div role="status" class="openmed-result">{to_html(state.result)}</div>'
+
+
+def render_annotation(state: PanelState) -> str:
+    """Render the last annotated text in a box that the keyboard can scroll; empty if no text was annotated."""
+    if state.annotation is None:
+        return ""
+    report = state.annotation.to_report()
+    if is_marked_simulated(state.annotation.device):
+        report = replace(report, sentences=(SIMULATION_NOTICE, *report.sentences))
+    box = '<div class="openmed-answer" role="region" aria-label="Annotated text" tabindex="0">'
+    return f'<div role="status">{box}{to_html(report)}</div></div>'
+
+
+def _nowrap_sizes(text: str) -> str:
+    """Return a text as HTML in which sizes such as 9.8 MiB do not wrap, however narrow the cell is."""
+    return re.sub(r"[\d.]+ (bytes|[KMGTP]iB)\b", r'<span class="openmed-size">\g<0></span>', escape(text))
+
+
+def _details(summary: str, *tables: Table, opened: bool = False) -> str:
+    content = to_html(Report("", tables=tables))
+    return _block(f"<details{' open' if opened else ''}><summary>{escape(summary)}</summary>{content}</details>")
+
+
+def _block(*parts: str) -> str:
+    return f'<div class="openmed-nb tex2jax_ignore">{"".join(parts)}</div>'
+
+
+def _paragraphs(sentences: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+# The renderer of the content below the heading of a region.
+CONTENT_RENDERERS = {
+    "Device": render_status,
+    "Memory": render_memory,
+    "Models": render_models,
+    "Environment": render_environment,
+}
+
+
+def render_top(name: str, state: PanelState) -> str:
+    """Render the heading of a region and its content."""
+    render = CONTENT_RENDERERS.get(name)
+    content = render(state) if render else ""
+    return f'<h2 class="openmed-heading">{escape(name)}</h2>{content}' if content or not render else ""
 
 
 class TextBox(Textarea):
@@ -89,26 +244,6 @@ class Region(VBox):
         super().__init__(children, layout=self.top.layout, _dom_classes=classes)
 
 
-class NamedButtons(HBox):
-    """A row of buttons by name; a button is reused as long as its name is displayed."""
-
-    def __init__(self, make: Callable[[str], Button], **options: object) -> None:
-        self.make = make
-        self.named: dict[str, Button] = {}
-        super().__init__(**options)
-
-    def sync(self, names: tuple[str, ...]) -> bool:
-        """Display a button for each name, and return whether any was added or removed."""
-        if tuple(self.named) == names:
-            return False
-        previous = self.named
-        self.named = {name: previous.pop(name, None) or self.make(name) for name in names}
-        self.children = tuple(self.named.values())
-        for button in previous.values():
-            _close_tree(button)
-        return True
-
-
 class PanelView(StaticReprMixin, VBox):
     """The panel: device, memory, an example text, models and environment. Each click calls one operation of its model.
 
@@ -121,22 +256,15 @@ class PanelView(StaticReprMixin, VBox):
     def __init__(self, model: PanelModel) -> None:
         self.model = model
         self.styles: dict[Callable[..., object], Widget] = {}
-        self._clicked: Widget | None = None
-        self._clicked_at = 0.0
         self._displayed: AnnotatedText | None = None
         super().__init__(_dom_classes=("openmed-panel",))
-        self.devices = self._make(NamedButtons, self._device_button, name="named")
+        self.device_buttons: dict[str, Button] = {}
+        self.devices = self._make(HBox, name="named")
         self.table = self._make(HTML)
         reset = self._button("Reset", "Undo your choice of device.", model.reset)
         refresh = self._button("Refresh", "Refresh the panel.", model.refresh)
         tooltip = "Release memory held by models, outputs and the last error."
         release = self._button("Release memory", tooltip, model.release)
-        self.automatic = self._make(
-            Checkbox,
-            description=f"Refresh every {REFRESH_SECONDS:g} seconds",
-            indent=False,
-            disabled=model.cells.loop is None,
-        )
         self.text = self._make(TextBox, EXAMPLE_TEXT, description="Text to annotate (Ctrl+Enter)", rows=2)
         tooltip = (
             "Find the entities in the text (Ctrl+Enter or Cmd+Enter in the text box). "
@@ -147,23 +275,21 @@ class PanelView(StaticReprMixin, VBox):
         # Hidden in a box, because a front end without anywidget displays an error in place of the shortcut.
         shortcut = self._make(HBox, [self._make(Shortcut, button=ANNOTATE_CLASS)], name="shortcut")
         self.annotation = self._make(HTML)
-        self.models = self._make(NamedButtons, self._unload_button, name="named")
         self.regions = (
             Region("Device", self._make, [self.devices, reset], after=[self.table]),
-            Region("Memory", self._make, [refresh, release, self.automatic]),
+            Region("Memory", self._make, [refresh, release]),
             Region("Try it", self._make, [self.annotate], before=[self.text, shortcut], after=[self.annotation]),
-            Region("Models", self._make, [self.models]),
+            Region("Models", self._make),
             Region("Environment", self._make),
         )
         self._region = self.regions[0]
         for region in self.regions:
-            dlink((model, "state"), (region.top, "value"), partial(rendering.top, region.name))
-        dlink((model, "state"), (self.table, "value"), rendering.devices)
-        self.children = (self._make(HTML, rendering.STYLES + rendering.STALE_PANEL_HTML, name="gone"), *self.regions)
+            dlink((model, "state"), (region.top, "value"), partial(render_top, region.name))
+        dlink((model, "state"), (self.table, "value"), render_devices)
+        self.children = (self._make(HTML, STYLES + STALE_PANEL_HTML, name="gone"), *self.regions)
         self._show_state()
         model.observe(self._show_state, "state")
         self.text.observe(self._show_annotation, "value")
-        self.automatic.observe(self._on_auto_refresh, "value")
 
     def __repr__(self) -> str:
         return "openmed_nb panel. To see the device as text, run %openmed_device."
@@ -200,23 +326,20 @@ class PanelView(StaticReprMixin, VBox):
     def _run_click(self, operation: Callable[[], None], control: Widget) -> None:
         """Run the operation of a control, and record the region of the control, which displays the result."""
         self._region = next(region for region in self.regions if control in iter_widgets(region))
-        self._clicked = control if self.model.responds_immediately else None
-        self._clicked_at = self.model.clock()
         operation()
-
-    def _on_auto_refresh(self, change: Mapping[str, bool]) -> None:
-        if change["new"] != self.model.state.auto_refresh:
-            self._run_click(partial(self.model.set_auto_refresh, change["new"]), self.automatic)
 
     def _show_state(self, _change: object = None) -> None:
         """Update the controls to the state of the model, and show the result of the last click in its region."""
         state = self.model.state
-        redrawn = {
-            self.regions[0]: self.devices.sync(tuple(button.device for button in state.buttons)),
-            self.regions[3]: self.models.sync(state.models.names),
-        }
+        names = [button.device for button in state.buttons]
+        if names != list(self.device_buttons):  # torch has counted the GPUs.
+            previous = self.device_buttons
+            self.device_buttons = {name: previous.pop(name, None) or self._device_button(name) for name in names}
+            self.devices.children = tuple(self.device_buttons.values())
+            for button in previous.values():
+                _close_tree(button)
         for device_button in state.buttons:
-            button = self.devices.named[device_button.device]
+            button = self.device_buttons[device_button.device]
             button.description = device_button.label
             button.tooltip = device_button.tooltip
             button.disabled = not device_button.enabled
@@ -226,24 +349,14 @@ class PanelView(StaticReprMixin, VBox):
                 button.add_class("mod-active")
             else:
                 button.remove_class("mod-active")
-        if not state.pending_clicks:  # A pending click must not reset the checkbox.
-            self.automatic.value = state.auto_refresh
         self._show_annotation()
         for region in self.regions:
             clicked = region is self._region
-            region.activity.value = rendering.activity(state) if clicked else ""
-            region.message.value = rendering.message(state) if clicked else ""
-        self._restore_focus(redrawn.get(self._region, False))
-        if state.activity is None and not state.pending_clicks:
-            self._clicked = None
+            region.activity.value = render_activity(state) if clicked else ""
+            region.message.value = render_message(state) if clicked else ""
 
     def _device_button(self, device: str) -> Button:
         return self._button(device, "", partial(self.model.use_device, device))
-
-    def _unload_button(self, name: str) -> Button:
-        return self._button(
-            f"Unload {name}", "Unload the model and release its memory.", partial(self.model.unload, name)
-        )
 
     def _show_annotation(self, _change: object = None) -> None:
         """Show the annotation of the text in the box, or nothing if it is of another text; render it only if it changed."""
@@ -252,32 +365,7 @@ class PanelView(StaticReprMixin, VBox):
         displayed = state.annotation if is_current else None
         if displayed is not self._displayed:
             self._displayed = displayed
-            self.annotation.value = rendering.annotation(state) if is_current else ""
-
-    def _restore_focus(self, redrawn: bool) -> None:
-        """Move the keyboard focus to the clicked control, or to its neighbor, if the browser lost the focus.
-
-        The focus moves immediately or never. If the user types in a cell by then, the keys would act as notebook commands
-        that delete the cell.
-        """
-        control = self._clicked
-        if control is None or self.model.clock() - self._clicked_at > IMMEDIATE_SECONDS:
-            self._clicked = None
-        elif control.comm is None or control.disabled:
-            self._clicked = None
-            if self._region is self.regions[0]:
-                active_devices = (button.device for button in self.model.state.buttons if button.active)
-                _focus(self.devices.named[next(active_devices, "auto")])
-            else:
-                _focus(next(iter(self.models.children), self.annotate))
-        elif redrawn:
-            _focus(control)
-
-
-def _focus(control: Widget) -> None:
-    """Move the keyboard focus to a control, which ipywidgets 7 does not support."""
-    if hasattr(control, "focus"):
-        control.focus()
+            self.annotation.value = render_annotation(state) if is_current else ""
 
 
 def iter_widgets(widget: Widget) -> Iterator[Widget]:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from helpers import simulated_computers as computers
-from helpers.panels import FrontEnd, OpenPanel
+from helpers.panels import OpenPanel
 from openmed_nb.models.config import OpenMedConfig
 
 
 @pytest.fixture
 def open_panel() -> Iterator[Callable[..., Any]]:
-    """Give a function that opens a panel over a session, by a clock that stands still; all are closed at the end."""
+    """Give a function that opens a panel over a session; all are closed at the end."""
     from openmed_nb.notebook.panel.model import PanelModel
     from openmed_nb.session import SESSION
 
     opened = []
 
-    def open_panel(session: Any = SESSION, model: str | None = None, clock: Callable[[], float] = lambda: 0.0) -> Any:
-        opened.append(OpenPanel(PanelModel(session, model, clock=clock)))
+    def open_panel(session: Any = SESSION, model: str | None = None) -> Any:
+        opened.append(OpenPanel(PanelModel(session, model)))
         return opened[-1]
 
     yield open_panel
@@ -41,21 +41,6 @@ def here() -> Any:
 def panel(here: Any, watch: Callable[..., Any]) -> Any:
     """A panel without widgets over its session, opened where there is no event loop."""
     return watch(here.session, "bundled_small")
-
-
-@pytest.fixture
-def front_end(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Give a function that puts a front end at the other side of some widgets."""
-
-    def front_end(*widgets: Any) -> Any:
-        front = FrontEnd()
-        for widget in widgets:
-            monkeypatch.setattr(
-                widget.comm, "publish_msg", lambda *_, widget=widget, **message: front.record(widget, message)
-            )
-        return front
-
-    return front_end
 
 
 class Load:

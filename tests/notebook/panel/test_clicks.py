@@ -6,10 +6,12 @@ import pytest
 
 import openmed_nb as nb
 from helpers import simulated_computers as computers
+from helpers.panels import in_notebook, next_cell
+from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.view import EXAMPLE_TEXT, iter_widgets
 from openmed_nb.session import SESSION
 
-pytestmark = pytest.mark.usefixtures("quick_collection")  # A slow one would be no prompt answer.
+pytestmark = pytest.mark.usefixtures("quick_collection")
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -33,33 +35,30 @@ def test_click_overrides_the_device(open_panel):
     assert "the panel" in view.region("Device").top.value
 
 
-def test_failing_device_is_disabled_and_the_former_stays(open_panel, front_end):
-    """The former device stays, the error is shown with its remedy, the button is disabled, and the focus moves on."""
+def test_failing_device_is_disabled_and_the_former_stays(open_panel):
+    """The former device stays, the error is shown with its remedy, and the button is disabled."""
     here = computers.mac(failing="the driver is broken", OPENMED_DEVICE="cpu")
     view = open_panel(here.session)
     mps = view.device_buttons["mps"]
-    front = front_end(*view.device_buttons.values())
-    front.click(mps)
+    mps.click()
     message = view.messages["Device"]
 
     choice = here.session.device()
     assert (choice.device, choice.requested_by) == ("cpu", "OPENMED_DEVICE")
     assert view.pressed == ["cpu"]
-    assert front.state[mps] == {"disabled": True, "tooltip": mps.tooltip}
+    assert mps.disabled
     assert "the driver is broken" in mps.tooltip
     assert 'role="alert"' in message
     assert "use &#x27;cpu&#x27;" in message
-    assert front.focused == ["cpu ✓"]
 
 
-def test_device_buttons_follow_the_gpus_of_torch(open_panel, broken, front_end):
+def test_device_buttons_follow_the_gpus_of_torch(open_panel, broken):
     """When torch tells which GPUs there are, their buttons come; the others stay the same widgets, and none is left."""
     view = open_panel(broken.session)
     before = dict(view.device_buttons)
     gone = [*iter_widgets(before["cuda"])]
     assert list(before) == ["auto", "cuda", "cpu"]
-    front = front_end(*before.values())
-    front.click(before["cuda"])
+    before["cuda"].click()
 
     after = view.device_buttons
     assert list(after) == ["auto", "cuda:0", "cuda:1", "cpu"]
@@ -67,31 +66,19 @@ def test_device_buttons_follow_the_gpus_of_torch(open_panel, broken, front_end):
     assert all(after[device] is before[device] for device in ("auto", "cpu"))
     assert all(widget.comm is None for widget in gone)
     assert view.pressed == ["cpu"]
-    assert front.focused == ["cpu ✓"]
 
 
-def test_focus_returns_to_a_redrawn_button(open_panel, broken, front_end):
-    """A clicked button that a front end has to draw again, because others came, gets its focus back."""
-    view = open_panel(broken.session)
-    front = front_end(*view.device_buttons.values())
-    broken.torch.read["PYTORCH_ENABLE_MPS_FALLBACK"] = None  # Somebody imported torch.
-    front.click(view.device_buttons["cpu"])
-
-    assert list(view.device_buttons) == ["auto", "cuda:0", "cuda:1", "cpu"]
-    assert front.focused == ["cpu ✓"]
-
-
-def test_focus_does_not_move_without_need(open_panel, front_end):
-    """Where nothing that was clicked is gone, the focus is not touched; nor where another one changed the device."""
-    here = computers.mac(failing="broken", OPENMED_DEVICE="cpu")
+@in_notebook
+async def test_click_from_another_thread_waits_for_the_cell(open_panel, here):
+    """The region of the click says that it waits, and the button looks pressed only when the device has changed."""
     view = open_panel(here.session)
-    front = front_end(*view.device_buttons.values())
-    front.click(view.device_buttons["cpu"])
-    with pytest.raises(nb.OpenMedError):
-        here.session.use("mps")
-
-    assert view.device_buttons["mps"].disabled
-    assert front.focused == []
+    run_in_thread(view.device_buttons["cpu"].click)
+    assert view.pressed == ["auto"]
+    assert "Waiting for the running cell" in view.region("Device").activity.value
+    assert "Waiting for the running cell" not in view.region("Memory").activity.value
+    await next_cell()
+    assert view.pressed == ["cpu"]
+    assert view.region("Device").activity.value == ""
 
 
 @pytest.mark.usefixtures("clean")
@@ -99,7 +86,7 @@ class TestModels:
     """Models on the session of this process."""
 
     def test_annotate_shows_entities_and_lists_the_model(self, open_panel, home):
-        """Annotate finds entities in the text, and shows the time, the device and the model, which can be unloaded."""
+        """Annotate finds entities in the text, and shows the time, the device and the model."""
         SESSION.unload()
         view = open_panel(model="bundled_small")
         view.click("Annotate")
@@ -111,12 +98,6 @@ class TestModels:
         assert "<mark " in answer
         assert "bundled_small" in view.region("Models").top.value
         assert [model.device.split()[0] for model in view.model.state.models] == [home]
-        view.click("Unload bundled_small")
-        assert SESSION.inventory().names == ()
-        assert view.models.children == ()
-        assert "No models are loaded" in view.region("Models").top.value
-        assert list(view.messages) == ["Models"]
-        assert "Unloaded: bundled_small." in view.messages["Models"]
 
     def test_annotate_reads_the_typed_text(self, open_panel):
         """What is annotated is what somebody typed."""
@@ -146,23 +127,6 @@ class TestModels:
         view.text.value = text
         view.click("Annotate")
         assert view.annotation.value == ""
-
-    def test_unload_buttons_pass_the_focus_on(self, open_panel, front_end):
-        """Each loaded name has its button; when one is clicked and gone, the focus goes to the next, then to Annotate."""
-        view = open_panel(model="bundled_small")
-        nb.load_pipeline("bundled_small")
-        nb.load_pipeline("bundled")
-        models, annotate = view.models, view.annotate
-        first, second = models.children
-        assert [button.description for button in (first, second)] == ["Unload bundled_small", "Unload bundled"]
-        front = front_end(second, annotate)
-        first.click()
-        assert models.children == (second,)
-        assert all(widget.comm is None for widget in iter_widgets(first))
-        assert front.focused == ["Unload bundled"]
-        second.click()
-        assert models.children == ()
-        assert front.focused == ["Unload bundled", "Annotate"]
 
     def test_release_button_reports_below_itself(self, open_panel):
         """Release memory forgets the models, and says by how much memory went back, below its button."""

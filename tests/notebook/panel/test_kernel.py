@@ -1,4 +1,4 @@
-"""The thread that runs the cells: where a click's work is done, and when; in plain Python, in an event loop, in a kernel."""
+"""The thread that runs the cells: where a click's work is done, and when; in plain Python and in an event loop."""
 
 import asyncio
 import os
@@ -91,50 +91,3 @@ def test_loop_continues_after_an_error():
 def test_kernel_loop_is_none_without_asyncio(kernel):
     """A kernel without an event loop of asyncio has none for us."""
     assert kernel_loop(SimpleNamespace(kernel=kernel)) is None
-
-
-SETUP = """
-import threading
-from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
-
-cells, log = MainThreadRunner(kernel_loop(get_ipython())), []
-
-def note(word):
-    log.append((word, threading.current_thread() is threading.main_thread()))
-
-def elsewhere(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
-
-def click():
-    note("clicked")
-    cells.run(lambda: note("done"))
-"""
-
-
-@pytest.fixture
-def cells(kernel):
-    """A real kernel with a MainThreadRunner that one of its cells has made."""
-    assert kernel.run(SETUP).status == "ok"
-    return kernel
-
-
-@pytest.mark.real_computer  # The kernel is a process of its own.
-class TestInKernel:
-    """In a real kernel, cell by cell."""
-
-    def test_click_between_cells_runs_in_the_main_thread(self, cells):
-        """From another thread, while no cell runs, it is done in the main thread without a cell."""
-        cells.run(
-            "begin, done = threading.Event(), threading.Event()\n"
-            "def idle():\n"
-            "    begin.wait(60)\n"
-            "    click()\n"
-            "    cells.run(done.set)\n"
-            "waiting = threading.Thread(target=idle)\n"
-            "waiting.start()"
-        )
-        cells.run("cells.loop.call_later(0, begin.set)")
-        cells.run("waiting.join(60)")
-        assert cells.value("(log, done.is_set())") == ([("clicked", False), ("done", True)], True)

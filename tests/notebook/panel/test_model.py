@@ -243,33 +243,13 @@ def test_failed_annotation_keeps_the_former_one(panel):
     assert panel.state.error is not None
 
 
-def test_unload_removes_a_model(here, panel):
-    """A model that is unloaded is gone from the list, and the panel says what was unloaded."""
-    here.session.load_model(SMALL, OpenMedConfig())
-    here.session.load_model(SMALL, OpenMedConfig(device="cpu"))
-    assert len(panel.state.models) == 2
-    panel.unload(SMALL)
-
-    assert len(panel.state.models) == 0
-    assert panel.state.result.title.startswith(f"Unloaded: {SMALL}.")
-    assert panel.agrees
-
-
-def test_unload_of_an_unknown_model_is_no_error(panel):
-    """Unloading a model that is no longer loaded is not an error."""
-    panel.unload(SMALL)
-
-    assert panel.state.result.title == "No loaded model has that name."
-    assert panel.state.error is None
-
-
 def test_result_is_cleared_by_the_next_click(here, panel):
     """The next click or another device clears the result of a click."""
-    panel.unload(SMALL)
+    panel.release()
     here.session.device()
     assert panel.state.result is not None
     here.session.use("cpu")
     assert panel.state.result is None
-    panel.unload(SMALL)
+    panel.release()
     panel.refresh()
     assert panel.state.result is None

@@ -95,12 +95,10 @@ def test_closed_panel_does_nothing(here, panel):
     panel.reset()
     panel.annotate("She has asthma.")
     panel.release()
-    panel.set_auto_refresh(wanted=True)
 
     assert here.state == before
     assert panel.state == state
     assert panel.states == []
-    assert not panel.state.auto_refresh
     assert len(here.session.inventory()) == 0
 
 

@@ -17,9 +17,9 @@ from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMAR
 from openmed_nb.devices.request import DeviceSetting
 from openmed_nb.errors import OpenMedError
 from openmed_nb.models.store import LoadedModelInfo, LoadedModels
-from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.rendering import STYLE_SHEET, STYLES
+from openmed_nb.notebook.panel import view
 from openmed_nb.notebook.panel.state import MemoryBar, MemoryPart, PanelState, read_state
+from openmed_nb.notebook.panel.view import STYLE_SHEET, STYLES
 
 GROUND, ACCENT = (
     re.search(rf"--openmed-{name}: var\([^,]+, (#\w+)\)", STYLE_SHEET)[1] for name in ("ground", "accent")
@@ -30,14 +30,14 @@ DARK = "#212121"
 DARK_ACCENT = "#2196f3"
 
 REGIONS = (
-    rendering.status,
-    rendering.devices,
-    rendering.environment,
-    rendering.memory,
-    rendering.models,
-    rendering.activity,
-    rendering.message,
-    rendering.annotation,
+    view.render_status,
+    view.render_devices,
+    view.render_environment,
+    view.render_memory,
+    view.render_models,
+    view.render_activity,
+    view.render_message,
+    view.render_annotation,
 )
 GIB = 1 << 30
 ENTITY = {"entity_group": "DISEASE", "score": 0.9, "word": "asthma", "start": 7, "end": 13}
@@ -63,7 +63,7 @@ def full(words="words", state="usable"):
             plan_mps_variables({HIGH_WATERMARK_VARIABLE: words, LOW_WATERMARK_VARIABLE: "0.5"}),
             {words: words},
         ),
-        (MemoryBar(words, (MemoryPart(words, GIB), MemoryPart(words, GIB)), 4 * GIB, words, (GIB, 2 * GIB)),),
+        (MemoryBar(words, (MemoryPart(words, GIB), MemoryPart(words, GIB)), 4 * GIB, words),),
         LoadedModels((LoadedModelInfo(words, words, words, GIB, follows_session=True),)),
         activity=ProgressEvent(words, words, 0, 2),
         error=error if state == "failed" else None,
@@ -87,41 +87,39 @@ def cases(plain):
     nothing = replace(plain.devices, choice=None)
     failed = replace(plain.explanation, choice=OpenMedError("It broke.", "Mend it."))
     changes = {
-        "device": (rendering.status, {}),
-        "device of a simulation": (rendering.status, {"simulated": True}),
-        "no device": (rendering.status, {"devices": nothing, "explanation": failed}),
-        "devices": (rendering.devices, {}),
+        "device": (view.render_status, {}),
+        "device of a simulation": (view.render_status, {"simulated": True}),
+        "no device": (view.render_status, {"devices": nothing, "explanation": failed}),
+        "devices": (view.render_devices, {}),
         "variables": (
-            rendering.environment,
+            view.render_environment,
             {"devices": mac, "explanation": explained[HIGH_WATERMARK_VARIABLE, "0.7"]},
         ),
-        "variables without MPS": (rendering.environment, {}),
+        "variables without MPS": (view.render_environment, {}),
         "variables that need a remedy": (
-            rendering.environment,
+            view.render_environment,
             {"devices": mac, "explanation": explained[HIGH_WATERMARK_VARIABLE, "0,7"]},
         ),
-        "memory": (rendering.memory, {"memory": (replace(gpu, history=(0, 2 * GIB, GIB)),)}),
-        "memory before a look": (rendering.memory, {"memory": (gpu,)}),
-        "memory after a look": (rendering.memory, {"memory": (replace(gpu, history=(GIB,)),)}),
+        "memory": (view.render_memory, {"memory": (gpu,)}),
         "memory without a limit": (
-            rendering.memory,
-            {"memory": (MemoryBar("mps", (MemoryPart("", GIB),), 0, "", (0,)),)},
+            view.render_memory,
+            {"memory": (MemoryBar("mps", (MemoryPart("", GIB),), 0, ""),)},
         ),
-        "memory over its limit": (rendering.memory, {"memory": (replace(gpu, limit=GIB),)}),
-        "no model": (rendering.models, {}),
-        "models": (rendering.models, {"models": LoadedModels((model,))}),
-        "no activity": (rendering.activity, {}),
-        "an activity": (rendering.activity, {"activity": loading}),
-        "an activity in a cell": (rendering.activity, {"activity": loading, "cell_running": True}),
-        "a cell": (rendering.activity, {"cell_running": True}),
-        "a click between cells": (rendering.activity, {"pending_clicks": 2}),
-        "a click in a cell": (rendering.activity, {"pending_clicks": 2, "cell_running": True, "activity": loading}),
-        "nothing said": (rendering.message, {}),
-        "something said": (rendering.message, {"result": result}),
-        "an error": (rendering.message, {"error": OpenMedError("It broke.", "Mend it."), "result": result}),
-        "no answer": (rendering.annotation, {}),
-        "an answer": (rendering.annotation, {"annotation": answer}),
-        "an answer of a simulation": (rendering.annotation, {"annotation": replace(answer, device="mps (SIMULATED)")}),
+        "memory over its limit": (view.render_memory, {"memory": (replace(gpu, limit=GIB),)}),
+        "no model": (view.render_models, {}),
+        "models": (view.render_models, {"models": LoadedModels((model,))}),
+        "no activity": (view.render_activity, {}),
+        "an activity": (view.render_activity, {"activity": loading}),
+        "a click that waits": (view.render_activity, {"pending_clicks": 2, "activity": loading}),
+        "nothing said": (view.render_message, {}),
+        "something said": (view.render_message, {"result": result}),
+        "an error": (view.render_message, {"error": OpenMedError("It broke.", "Mend it."), "result": result}),
+        "no answer": (view.render_annotation, {}),
+        "an answer": (view.render_annotation, {"annotation": answer}),
+        "an answer of a simulation": (
+            view.render_annotation,
+            {"annotation": replace(answer, device="mps (SIMULATED)")},
+        ),
     }
     return {name: (region, replace(plain, **changed)) for name, (region, changed) in changes.items()}
 
@@ -162,8 +160,8 @@ def test_words_like_ours_are_no_device(plain, spelling):
         explanation=replace(plain.explanation, choice=choice),
     )
 
-    assert read(rendering.status(refused)).find("strong") == []
-    assert [bold.text for bold in read(rendering.status(chosen)).find("strong")] == ["cpu"]
+    assert read(view.render_status(refused)).find("strong") == []
+    assert [bold.text for bold in read(view.render_status(chosen)).find("strong")] == ["cpu"]
 
 
 @pytest.mark.parametrize("state", ["usable", "failed"])

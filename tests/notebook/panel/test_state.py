@@ -16,8 +16,8 @@ from helpers.processes import run_python
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import OpenMedError
-from openmed_nb.notebook.panel import rendering
 from openmed_nb.notebook.panel.state import COMMANDS, NO_DEVICE, PanelState, memory_bars, read_state
+from openmed_nb.notebook.panel.view import render_devices, render_environment, render_top
 from openmed_nb.session import SESSION
 
 
@@ -113,8 +113,8 @@ def test_state_hides_hardware_that_the_computer_does_not_have(make, absent, ques
     assert html.count(">Why not a GPU?</summary>") == question
     for name in ("PYTORCH_ENABLE_MPS_FALLBACK", "\n  mps "):
         assert (name in text) == ("mps" not in absent)
-    assert ("<h2" in rendering.top("Environment", state)) == ("mps" not in absent)
-    assert "PYTORCH_ENABLE_MPS_FALLBACK" in rendering.devices(state) + rendering.environment(state)
+    assert ("<h2" in render_top("Environment", state)) == ("mps" not in absent)
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" in render_devices(state) + render_environment(state)
 
 
 TOOLTIPS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {

@@ -9,8 +9,7 @@ import pytest
 from helpers import simulated_computers as computers
 from helpers.processes import run_python
 from openmed_nb._render.display import WIDGET_MIME_TYPE, to_html
-from openmed_nb.notebook.panel import rendering
-from openmed_nb.notebook.panel.view import RERUN_NOTICE, Shortcut, iter_widgets
+from openmed_nb.notebook.panel.view import RERUN_NOTICE, Shortcut, iter_widgets, render_top
 
 NAMES = ("Device", "Memory", "Try it", "Models", "Environment")
 REPR = "openmed_nb panel. To see the device as text, run %openmed_device."
@@ -20,7 +19,7 @@ CORE = {"@jupyter-widgets/base", "@jupyter-widgets/controls"}
 def test_panel_has_regions_and_one_style_sheet(open_panel):
     view = open_panel()
     assert [region.name for region in view.regions] == list(NAMES)
-    assert all(region.top.value == rendering.top(region.name, view.model.state) for region in view.regions)
+    assert all(region.top.value == render_top(region.name, view.model.state) for region in view.regions)
     assert sum("<style>" in widget.value for widget in iter_widgets(view) if isinstance(widget, ipywidgets.HTML)) == 1
 
 
@@ -33,7 +32,7 @@ def test_panel_has_only_core_widgets_with_shared_layout_and_styles(open_panel):
     widgets = [widget for widget in widgets if not isinstance(widget, Shortcut)]  # A widget of anywidget.
     assert {widget._model_module for widget in widgets} == CORE
     assert {widget._model_name.removesuffix("Model") for widget in widgets} <= set(dir(ipywidgets)) | {
-        *("HTMLStyle", "ToggleButtonStyle", "CheckboxStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
+        *("HTMLStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
     }
     assert not [widget for widget in widgets if isinstance(widget, ipywidgets.Output)]
 
@@ -43,9 +42,9 @@ def test_controls_have_descriptions_and_tooltips(open_panel):
     controls = [widget for widget in widgets if hasattr(widget, "disabled")]
     assert [control.description for control in controls] == [
         *("auto ✓", "cpu", "Reset"),
-        *("Refresh", "Release memory", "Refresh every 2 seconds", "Text to annotate (Ctrl+Enter)", "Annotate"),
+        *("Refresh", "Release memory", "Text to annotate (Ctrl+Enter)", "Annotate"),
     ]
-    buttons = [control for control in controls if isinstance(control, (ipywidgets.Button, ipywidgets.ToggleButton))]
+    buttons = [control for control in controls if isinstance(control, ipywidgets.Button)]
     assert all(button.tooltip.endswith(".") for button in buttons)
 
 
@@ -98,28 +97,6 @@ def test_saved_forms_contain_no_typed_or_annotated_text(open_panel):
     assert "leprosy" not in bundle
     assert "Miller" not in bundle
     assert "asthma" not in bundle
-
-
-def test_auto_refresh_is_disabled_without_event_loop(open_panel):
-    box = open_panel().automatic
-    assert (box.disabled, box.value) == (True, False)
-
-
-def test_auto_refresh_updates_panel_in_main_thread_of_kernel(kernel):
-    kernel.run(
-        "import asyncio, threading\nimport openmed_nb as nb\npanel, seen = nb.panel(), []\n"
-        "where = lambda _: seen.append(threading.current_thread().name)\n"
-    )
-    assert kernel.value("(panel.automatic.disabled, panel.model.state.auto_refresh)") == (False, False)
-    kernel.run("panel.automatic.value = True")
-    assert kernel.value("panel.model.state.auto_refresh") is True
-    reply = kernel.run("panel.model.observe(where, 'state')\nwhile not seen:\n    await asyncio.sleep(0.02)\n")
-    assert reply.status == "ok"
-    assert set(kernel.value("seen")) == {"MainThread"}
-    kernel.run("panel.automatic.value = False")
-    assert kernel.value("panel.model.state.auto_refresh") is False
-    kernel.run("panel.automatic.value = True\npanel.close()")
-    assert kernel.value("panel.model.state.auto_refresh") is False
 
 
 KERNEL_COUNTS = (
