@@ -32,7 +32,6 @@ class Cuda(Device):
     headroom_fraction = 0.9  # The allocator splits blocks, and later batches can be larger.
     max_fraction = 1.0  # torch/cuda/memory.py
     allocation_failure_pattern = r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-    out_of_memory_pattern = r"out of memory|CUBLAS|CUDNN"  # Also for HIP, whose devices torch calls "cuda".
     pins_memory = True
     pin_reason = "copies from pinned memory to the GPU are faster and can overlap with computation"
     batch_tokens = 32768

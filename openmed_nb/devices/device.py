@@ -76,7 +76,6 @@ class Device:
     # Regular expressions for error messages of torch, empty if not needed. The first matches failed allocations whose
     # message does not contain "out of memory". The second matches out-of-memory errors that identify the device type.
     allocation_failure_pattern = ""
-    out_of_memory_pattern = ""
     alternative_devices = "the CPU"  # Suggestion for a model that fails on the device.
     pins_memory = False
     pin_reason = ""

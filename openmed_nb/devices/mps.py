@@ -56,7 +56,6 @@ class Mps(Device):
     memory_limit_base_caption = "recommended by Metal"
     limit_caption = "high watermark"
     allocation_failure_pattern = r"invalid buffer size"  # A buffer larger than Metal allows (MPSAllocator.mm:236).
-    out_of_memory_pattern = r"MPS backend|invalid buffer size"
     pin_reason = (
         "MPS does not use pinned memory; the loader would warn and continue without it (torch/utils/data/dataloader.py)"
     )
