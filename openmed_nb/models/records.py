@@ -37,17 +37,6 @@ from .store import ModelKey
 DATA_VARIABLE = "OPENMED_NB_DATA"
 DATA_FOLDER = "openmed_nb"  # Name of the data folder in that of the system.
 
-# The changes that make a record expire, as text. A record of another device stays valid on that device.
-CHANGE_MESSAGES = {
-    "weights": "the weights changed",
-    "config": "its config.json changed",
-    "tokenizer": "the tokenizer changed",
-    "torch": "torch was {before.torch} and is {now.torch}",
-    "transformers": "transformers was {before.transformers} and is {now.transformers}",
-}
-FILE_FIELDS = {"weights", "config", "tokenizer"}
-DEVICE_FIELDS = {"device", "simulated", "device_name"}
-
 Count = Annotated[int, Minimum(0)]
 Ratio = Annotated[float, Minimum(0)]
 
@@ -89,10 +78,6 @@ class ModelIdentity:
     def shown_device(self) -> str:
         """Device type, labeled if it is simulated."""
         return f"{self.device}{SIMULATED_SUFFIX}" if self.simulated else self.device
-
-    def changes(self, before: ModelIdentity) -> set[str]:
-        """Return the names of the fields that differ from an identity: those of files, versions and the device."""
-        return {name for name in {*CHANGE_MESSAGES, *DEVICE_FIELDS} if getattr(before, name) != getattr(self, name)}
 
 
 def identify_model(spec: LoadSpec, dtype: str, device: str, computer: DeviceManager) -> ModelIdentity:
@@ -295,42 +280,20 @@ class RecordStore:
         """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""
         if self.get(identity):
             return ""
-        record = _read(self.file(identity), ValidationRecord)
-        if isinstance(record, str):
-            return f"its validation record is damaged ({record})"
-        stored = [_read(file, ValidationRecord) for file in sorted(self.folder.glob("*.json"))]
-        differences = [
-            (record.identity, identity.changes(record.identity))
-            for record in stored
-            if isinstance(record, ValidationRecord)
-            and record.identity.dtype == identity.dtype
+        own = _read(self.file(identity), ValidationRecord)
+        if isinstance(own, str):
+            return f"its validation record is damaged ({own})"
+        for file in self.folder.glob("*.json"):
+            record = _read(file, ValidationRecord)
+            if not isinstance(record, ValidationRecord):
+                continue
+            stored = record.identity
             # The same model by its name, or under another name by its weights.
-            and (record.identity.model == identity.model or record.identity.weights == identity.weights)
-            and (identity.simulated or not record.simulated)
-        ]
-        # A record without changes is valid under its own file name, so this file was renamed.
-        expired = [(other, changes) for other, changes in differences if changes and not changes & DEVICE_FIELDS]
-        if expired:
-            before, changes = min(expired, key=lambda pair: len(pair[1]))  # The record with the fewest changes.
-            messages = [
-                message.format(before=before, now=identity)
-                for name, message in CHANGE_MESSAGES.items()
-                if name in changes
-            ]
-            if len(messages) > 1:
-                messages[-1] = f"and {messages[-1]}"
-            return f"its validation expired: {', '.join(messages)}"
-        # Two devices of the same type are distinguished by the names that they report.
-        devices = {
-            other.device_name if other.shown_device == identity.shown_device else other.shown_device
-            for other, changes in differences
-            if changes and not changes & FILE_FIELDS
-        }
-        if devices:
-            return f"it was validated on {' and '.join(sorted(devices))} only"
-        damaged = sum(isinstance(record, str) for record in stored)
-        unreadable = f", and {pluralize(damaged, 'validation record')} cannot be read" if damaged else ""
-        return f"it has not been validated{unreadable}"
+            is_same_model = stored.model == identity.model or stored.weights == identity.weights
+            is_relevant = stored.dtype == identity.dtype and (identity.simulated or not stored.simulated)
+            if is_same_model and is_relevant and stored.key != identity.key:
+                return "it was validated with other files, versions or another device"
+        return "it has not been validated"
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

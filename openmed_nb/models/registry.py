@@ -1,6 +1,6 @@
 """Resolve the name of a model to a directory with its files.
 
-huggingface_hub retries an unreachable Hub for 24 to 48 seconds, so a plain connection is tested first. Once the files are
+huggingface_hub retries an unreachable Hub for 24 to 48 seconds, so one short request is sent first. Once the files are
 in a directory, loading needs no network access.
 """
 
@@ -11,11 +11,8 @@ import difflib
 import errno
 import os
 import re
-import socket
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from .._utils.text import describe_error, describe_value
 from ..devices.request import mask_secrets
@@ -201,24 +198,12 @@ def _hub_error(error: Exception, repo_id: str, revision: str | None, offline: st
     return ModelDownloadError(message, DISK_REMEDY if is_disk_error else OFFLINE_REMEDY)
 
 
-def is_reachable(endpoint: str, seconds: float = CONNECT_TIMEOUT) -> bool:
-    """Return whether a server, or the proxy for it, accepts a connection within a timeout."""
-    from urllib.request import getproxies, proxy_bypass
+def is_reachable(endpoint: str) -> bool:
+    """Return whether a server, or the proxy for it, answers within a timeout."""
+    from huggingface_hub.utils import get_session
 
-    connected = threading.Event()
-
-    def connect() -> None:
-        with contextlib.suppress(OSError, ValueError):  # urlsplit raises a ValueError for an invalid port of a proxy.
-            url = urlsplit(endpoint)
-            proxies = {} if proxy_bypass(url.netloc) else getproxies()
-            if proxy := proxies.get(url.scheme) or proxies.get("all"):
-                url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            address = url.hostname or "localhost", url.port or (443 if url.scheme == "https" else 80)
-            socket.create_connection(address, timeout=seconds).close()
-            connected.set()
-
-    # A thread is needed because the timeout of a socket does not include name resolution.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return connected.is_set()
+    try:
+        get_session().head(endpoint, timeout=CONNECT_TIMEOUT)
+    except Exception:  # noqa: BLE001 - the errors of the HTTP library differ between releases of huggingface_hub
+        return False
+    return True

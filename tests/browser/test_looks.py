@@ -191,7 +191,7 @@ REGIONS = {
               - rowgroup:
                 - row "model device dtype size moves when you change the device"
               - rowgroup:
-                - row "bundled_small mps (SIMULATED) float32 9.7 MiB yes":
+                - row /^bundled_small mps .SIMULATED. float32 [\\d.]+ MiB yes/:
                   - rowheader "bundled_small"
         """,
     "Environment": """

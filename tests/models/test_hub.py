@@ -3,7 +3,6 @@
 Every test has a cache of its own; the client process and the address of the hub are shared, to import them only once.
 """
 
-import contextlib
 import shutil
 import socket
 
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.real_computer  # The client is a process of its own.
 
 ID = "OpenMed/OpenMed-NER-DiseaseDetect-TinyMed-135M"
 FOUND = {"words": ["diabetes mellitus", "hypertension"]}
-CLOSED = "http://127.0.0.1:9"
-"""An address where nothing listens."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def test_download(hub, load):
     assert hub.downloads("model.safetensors") == 1
     hub.requests.clear()
     assert load() == FOUND
-    asked = [request for request in hub.requests if request != "GET /api/agent-harnesses"]
+    asked = [request for request in hub.requests if f"/{ID}" in request]
     assert asked == [f"GET /api/models/{ID}/revision/main"]
 
 
@@ -100,13 +97,24 @@ def test_only_the_files_of_a_model_are_downloaded(hub, load, keyword_model, tmp_
     assert {file.name for file in tmp_path.rglob("snapshots/*/*")} == {file.name for file in keyword_model.iterdir()}
 
 
-def test_model_in_the_cache_loads_without_network(hub, load):
-    """A model that was downloaded loads again with the network left alone, and the hub is not asked."""
+def test_model_in_the_cache_loads_without_network(hub, load, hub_server, tmp_path):
+    """A model that was downloaded loads again; another cache is one error, before huggingface_hub tries and tries."""
     load()
     hub.requests.clear()
     assert load(local_only=True) == FOUND
-    assert load(environment={"http_proxy": CLOSED}) == FOUND
+    with hub_server.closed(hub):
+        assert load() == FOUND
+        check_unreachable(load(cache_dir=str(tmp_path / "another cache")))
+    check_unreachable(load(local_only=True, cache_dir=str(tmp_path / "other")), "local_only=True disables network")
     assert hub.requests == []
+
+
+def test_server_that_does_not_respond_is_not_reachable():
+    """The request stops at the timeout."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        assert not is_reachable(f"http://127.0.0.1:{server.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("revision", ["v9", "../../v9", "\0", "ü"])
@@ -163,12 +171,6 @@ class TestRefusal:
             assert answer["error"] == "UnknownModelError"
             assert repr(shown) in answer["text"]
 
-    @pytest.mark.parametrize("name", ["a/..", "a/b..c", "a/" + "b" * 120])
-    def test_name_that_no_hub_can_have(self, hub, load, name):
-        """An id that breaks the hub's own rules is an unknown model, and the hub is not asked."""
-        assert load(name)["error"] == "UnknownModelError"
-        assert not any("/resolve/" in request or "/models/" in request for request in hub.requests)
-
     def test_unavailable_hub(self, hub, load):
         """A hub that answers 503 is unreachable, and the error says so."""
         hub.unavailable = True
@@ -206,53 +208,16 @@ class TestWhatMustBeAllowed:
         assert load("disease_detection_tiny", remote_code_allowed=[ID]) == FOUND
 
 
-class TestNoNetwork:
-    """Without a way to the hub there is one error, before huggingface_hub tries and tries, and never another model."""
-
-    def test_local_only_sends_no_request(self, hub, load):
-        """With local_only, the hub is not asked."""
-        check_unreachable(load(local_only=True), "local_only=True disables network access")
-        assert hub.requests == []
-
-    @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy"])
-    def test_proxy_that_does_not_answer(self, hub, load, variable):
-        """A proxy that refuses, does not exist or is misspelt counts as no network."""
-        for proxy in (CLOSED, "127.0.0.1:9", "http://proxy:port", "http://[::1", "http://no.invalid:1"):
-            check_unreachable(load(environment={variable: proxy}))
-        assert hub.requests == []
-
-    def test_proxy_that_is_not_used_for_the_hub(self, load):
-        """A dead proxy does not matter where no_proxy exempts the hub."""
-        assert load(environment={"http_proxy": CLOSED, "no_proxy": "127.0.0.1"}) == FOUND
-
-    def test_connection_refused(self, hub, load, hub_server, tmp_path):
-        """A hub that refuses the connection is unreachable; with the model in the cache, the model loads."""
-        assert load() == FOUND
-        with hub_server.closed(hub):
-            assert load() == FOUND
-            check_unreachable(load(cache_dir=str(tmp_path / "another cache")))
-
-    def test_is_reachable_times_out(self):
-        """The connection attempt to a server that does not respond stops at the timeout."""
-        with socket.socket() as server, contextlib.ExitStack() as waiting:
-            server.bind(("127.0.0.1", 0))
-            server.listen(0)
-            for _ in range(8):  # They fill the queue, and nobody takes them out of it.
-                client = waiting.enter_context(socket.socket())
-                client.setblocking(False)
-                client.connect_ex(server.getsockname())
-            assert not is_reachable(f"http://127.0.0.1:{server.getsockname()[1]}", seconds=0.05)
-
-    def test_offline_mode(self, load, tmp_path, words_of):
-        """HF_HUB_OFFLINE=1, as in this process, leaves the hub alone; a model in the cache loads."""
-        assert load() == FOUND
-        loader = nb.compat.ModelLoader(nb.OpenMedConfig(device="cpu", cache_dir=str(tmp_path)))
-        try:
-            assert words_of(loader.create_pipeline(ID), "no history of asthma .") == ["asthma"]
-        finally:
-            loader.unload()
-        with pytest.raises(ModelDownloadError, match="HF_HUB_OFFLINE disables network access"):
-            nb.load_model(ID, cache_dir=str(tmp_path / "another cache"))
+def test_offline_mode(load, tmp_path, words_of):
+    """HF_HUB_OFFLINE=1, as in this process, leaves the hub alone; a model in the cache loads."""
+    assert load() == FOUND
+    loader = nb.compat.ModelLoader(nb.OpenMedConfig(device="cpu", cache_dir=str(tmp_path)))
+    try:
+        assert words_of(loader.create_pipeline(ID), "no history of asthma .") == ["asthma"]
+    finally:
+        loader.unload()
+    with pytest.raises(ModelDownloadError, match="HF_HUB_OFFLINE disables network access"):
+        nb.load_model(ID, cache_dir=str(tmp_path / "another cache"))
 
 
 def test_cache_that_cannot_be_written(load, tmp_path):

@@ -60,50 +60,22 @@ def test_store_keeps_batch_size_and_validation_record_separately(store):
     store.remove(HERE)
 
 
+VALIDATED_DIFFERENTLY = "it was validated with other files, versions or another device"
 EXPLAINED = {
-    "weights": ([{}], {"weights": "w2"}, "its validation expired: the weights changed"),
-    "config": ([{}], {"config": "s2"}, "its validation expired: its config.json changed"),
-    "tokenizer": ([{}], {"tokenizer": "t2"}, "its validation expired: the tokenizer changed"),
-    "torch": ([{}], {"torch": "2.14.0"}, "its validation expired: torch was 2.13.0 and is 2.14.0"),
-    "several": (
-        [{}],
-        {"transformers": "5.18.0", "tokenizer": "t2", "config": "s2"},
-        (
-            "its validation expired: its config.json changed, the tokenizer changed, "
-            "and transformers was 5.17.0 and is 5.18.0"
-        ),
-    ),
-    "the nearest": (
-        [{"torch": "2.6.0", "weights": "w0"}, {"torch": "2.12.0"}],
-        {},
-        "its validation expired: torch was 2.12.0 and is 2.13.0",
-    ),
-    "another name": ([{"model": "yours", "torch": "1"}], {}, "its validation expired: torch was 1 and is 2.13.0"),
-    "device": ([{}], {"device": "cpu"}, "it was validated on mps only"),
-    "device of a newer torch": ([{}], {"device": "cpu", "torch": "3.0"}, "it was validated on mps only"),
-    "name of the device": ([{}], {"device_name": "Apple M4"}, "it was validated on Apple M2 Pro only"),
-    "simulated device": ([{}], {"simulated": True}, "it was validated on mps only"),
-    "several devices": (
-        [{}, {"transformers": "5.16.0"}, {"device": "cuda", "device_name": "NVIDIA T4"}],
-        {"device": "cpu", "device_name": "AMD EPYC"},
-        "it was validated on cuda and mps only",
-    ),
-    "expired before others": (
-        [{}, {"device": "cuda", "device_name": "NVIDIA T4"}],
-        {"device": "cuda", "device_name": "NVIDIA T4", "torch": "3.0"},
-        "its validation expired: torch was 2.13.0 and is 3.0",
-    ),
-    "other files on another device": ([{}], {"device": "cpu", "weights": "w2"}, NOT_VALIDATED),
+    **{name: ([{}], {name: "other"}, VALIDATED_DIFFERENTLY) for name in ("weights", "config", "tokenizer", "torch")},
+    "another name": ([{"model": "yours", "torch": "1"}], {}, VALIDATED_DIFFERENTLY),
+    "device": ([{}], {"device": "cpu"}, VALIDATED_DIFFERENTLY),
+    "simulated device": ([{}], {"simulated": True}, VALIDATED_DIFFERENTLY),
+    "one of several": ([{"dtype": "float16"}, {"torch": "2.12.0"}], {}, VALIDATED_DIFFERENTLY),
     "another type": ([{}], {"dtype": "float16"}, NOT_VALIDATED),
     "another model": ([{}], {"model": "yours", "weights": "w9"}, NOT_VALIDATED),
     "only simulated": ([{"simulated": True}], {"torch": "2.14.0"}, NOT_VALIDATED),
-    "only simulated, for the CPU": ([{"simulated": True}], {"device": "cpu"}, NOT_VALIDATED),
     "nothing": ([], {}, NOT_VALIDATED),
 }
 
 
 @pytest.mark.parametrize(("stored", "requested", "reason"), EXPLAINED.values(), ids=EXPLAINED)
-def test_explain_names_changes_in_order(store, stored, requested, reason):
+def test_explain_missing_names_the_reason(store, stored, requested, reason):
     """Also: a record of a simulated device never explains a real device."""
     for changes in stored:
         store.store(make_record(**changes))
@@ -127,16 +99,10 @@ def render_damaged(**changes):
 
 DAMAGED = {
     "nothing": ("", "Expecting value"),
-    "half of it": ('{"format": "openmed_nb valid', "Unterminated string"),
     "no mapping": ("[]", "it"),
     "another format": (render_damaged(format="openmed_nb validation record, 1"), "its format"),
-    "no identity": (render_damaged(identity=None), "its identity"),
     "a field less": (render_damaged().replace('"missing": 0, ', ""), "its evidence"),
-    "a field more": (render_damaged(evidence={"x": 1}), "its evidence"),
-    "a text for a number": (render_damaged(evidence={"speedup": "fast"}), "its evidence.speedup"),
     "fewer than none": (render_damaged(evidence={"extra": -5}), "its evidence.extra"),
-    "no number": (render_damaged(evidence={"recall": float("nan")}), "its evidence.recall"),
-    "no date": (render_damaged(date=5), "its date"),
     "deep": ("[" * 100_000, ""),
 }
 
@@ -151,33 +117,25 @@ def test_damaged_record_is_ignored_and_replaced(store, content, problem):
 
 
 def test_store_ignores_other_files(store):
-    """Other files are mentioned only if the store has no other explanation."""
     store.folder.mkdir(parents=True)
     (store.folder / "notes.json").write_bytes(b"\xff\xfe\x00")
     (store.folder / "folder.json").mkdir()
-    (store.folder / "notes.txt").write_text("not a record")
 
-    assert store.explain_missing(HERE) == f"{NOT_VALIDATED}, and 2 validation records cannot be read"
+    assert store.explain_missing(HERE) == NOT_VALIDATED
     store.store(RECORD)
-    assert store.explain_missing(replace(HERE, torch="2.14.0")).startswith("its validation expired: torch")
-    assert {path.name for path in store.folder.iterdir()} > {"notes.json", "folder.json", "notes.txt"}
+    assert store.explain_missing(replace(HERE, torch="2.14.0")) == VALIDATED_DIFFERENTLY
+    assert {path.name for path in store.folder.iterdir()} > {"notes.json", "folder.json"}
 
 
-def test_renamed_record_is_not_valid(store):
+def test_renamed_or_edited_record_is_not_valid(store):
     file = store.store(RECORD)
     other = replace(HERE, weights="w2")
     file.rename(store.file(other))
-    assert (store.get(other), store.explain_missing(other)) == (None, "its validation expired: the weights changed")
+    assert (store.get(other), store.explain_missing(other)) == (None, VALIDATED_DIFFERENTLY)
 
-    store.file(other).rename(file.with_name("copy.json"))
-    assert (store.get(HERE), store.explain_missing(HERE)) == (None, NOT_VALIDATED)
-
-
-def test_record_with_edited_dtype_is_valid_for_neither_dtype(store):
-    other = make_record(dtype="float16")
-    store.store(RECORD).write_text(json.dumps(other.to_dict()), "utf-8")
-
-    assert (store.get(HERE), store.get(other.identity), store.explain_missing(HERE)) == (None, None, NOT_VALIDATED)
+    edited = make_record(dtype="float16")
+    store.store(RECORD).write_text(json.dumps(edited.to_dict()), "utf-8")
+    assert (store.get(HERE), store.get(edited.identity)) == (None, None)
 
 
 def test_record_store_rejects_home_of_unknown_user():

@@ -244,7 +244,9 @@ class TestWarning:
     def test_move_to_unvalidated_device_warns(self, store_record, session, load_in_dtype):
         store_record("bfloat16")
         pipe = load_in_dtype("bfloat16")
-        with pytest.warns(OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), but it was validated on cpu only"):
+        with pytest.warns(
+            OpenMedWarning, match=r"in bfloat16 on mps \(SIMULATED\), but it was validated with other files"
+        ):
             session.simulate("8 GiB")
         session.end_simulation()
         assert str(pipe.device) == "cpu"
