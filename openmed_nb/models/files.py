@@ -351,24 +351,14 @@ EMPTY_SETTINGS = {
     **FORBIDDEN_SETTINGS,
     # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others download kernels
     "quantization_config": "requires the code of a quantization method",
-    # quantizers.auto: the older name of the same setting in compressed-tensors
-    "compression_config": "requires the code of a quantization method",
     # configuration_utils.PreTrainedConfig.__setattr__: renames any setting, so that none can be checked
     "attribute_map": "renames settings",
-}
-
-# The same for submodels, such as vision_config. A token classifier does not have these settings at the top level.
-EMPTY_SUBMODEL_SETTINGS = {
-    **EMPTY_SETTINGS,
     # backbone_utils.consolidate_backbone_kwargs_to_config: reads the settings of another model on the hub
     "backbone": "refers to another model",
-    "use_timm_backbone": "requires a model of the package timm",
 }
 
 # The same for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
 EMPTY_TOKENIZER_SETTINGS = {
-    # tokenization_utils_tokenizers.TokenizersBackend.__init__: opens the path relative to a directory
-    "gguf_file": "refers to another file",
     # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class instead of its files
     "init_inputs": "has arguments for the tokenizer class",
 }
@@ -417,8 +407,8 @@ def check_remote_code(config: limits.JsonObject, reference: ModelReference, trus
 def check_settings(folder: Path, config: limits.JsonObject, reference: ModelReference, trusted: bool) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     unsafe = []
-    for key, value, is_nested in limits.walk_settings(config):
-        unsafe.append(("config.json", key, _config_effect(key, value, is_nested)))
+    for key, value in limits.walk_settings(config):
+        unsafe.append(("config.json", key, _config_effect(key, value)))
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for key, value in limits.read_json_object(folder / file).items():
             effect = _tokenizer_effect(key, value, folder)
@@ -443,20 +433,16 @@ def check_settings(folder: Path, config: limits.JsonObject, reference: ModelRefe
 # The following functions return the effect of an unsafe setting as a verb phrase, empty if the setting is safe.
 
 
-def _config_effect(key: str, value: object, is_nested: bool) -> str:
+def _config_effect(key: str, value: object) -> str:
     """Return the effect of a setting in a config.json, at any depth and also under the name of a private attribute."""
     name = key.removeprefix("_").removesuffix("_internal")
     # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by submodel, "" is the whole model.
     # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are downloaded from the Hub in the first forward pass.
     if name in ("attn_implementation", "experts_implementation"):
         return "" if _is_builtin_implementation(value) else "requires code outside transformers"
-    # models.timm_wrapper, models.timm_backbone: timm.create_model takes "hf_hub:..." and "local-dir:..." as architecture.
-    if name == "model_type" and value in ("timm_wrapper", "timm_backbone"):
-        return "requires a model of timm"
     if name == "tokenizer_class":
         return _tokenizer_class_effect(value)
-    empty = EMPTY_SUBMODEL_SETTINGS if is_nested else EMPTY_SETTINGS
-    return empty.get(name, "") if value else ""
+    return EMPTY_SETTINGS.get(name, "") if value else ""
 
 
 def _is_builtin_implementation(value: object) -> bool:

@@ -106,12 +106,12 @@ def panics_as_errors() -> Iterator[None]:
         raise RuntimeError("the tokenizers library failed") from error
 
 
-def walk_settings(settings: JsonObject) -> Iterator[tuple[str, object, bool]]:
-    """Yield every key, its value, and whether it is nested, at any depth of mappings and lists."""
+def walk_settings(settings: JsonObject) -> Iterator[tuple[str, object]]:
+    """Yield every key and its value, at any depth of mappings and lists."""
     stack: list[JsonObject | list[object]] = [settings]
     while stack:
         values = stack.pop()
         if isinstance(values, dict):
-            yield from ((key, value, values is not settings) for key, value in values.items())
+            yield from values.items()
             values = list(values.values())
         stack += [value for value in values if isinstance(value, (dict, list))]

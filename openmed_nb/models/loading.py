@@ -62,9 +62,6 @@ PRETRAINING_HEADS_PATTERN = re.compile(
     r"(cls|lm_head|mlm|nsp|predictions|discriminator_predictions|generator_\w+|vocab_\w+)\."
 )
 
-# Settings that are dropout probabilities. torch validates some of them only when the model runs.
-DROPOUT_PATTERN = re.compile(r"(\w*_)?(dropout|pdrop|drop_rate|drop_path_rate|layerdrop)(_prob|_p|_rate|_ratio)?")
-
 INT8 = "int8"
 OTHER_DTYPE_REMEDY = "Use dtype='bfloat16', or 'float32'."
 
@@ -252,7 +249,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForTokenClassification
 
     stored = _stored_tensors(files.weight_files(folder))
-    _check_numbers(settings, stored, name)
+    _check_counts(settings, stored, name)
     source: dict[str, bool] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers changes the default dtype of torch while it builds a model, which would affect other threads. The default
     # device of the user may be ``meta``, whose tensors have no data.
@@ -371,22 +368,9 @@ def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_numbers(settings: limits.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
-    """Raise an error for impossible numbers in a config.json.
-
-    These are NaN, dropout settings outside [0, 1], and far more modules or labels than the weights have. Such a model could
-    take forever to build.
-    """
-    for key, value, _ in limits.walk_settings(settings):
-        is_probability = DROPOUT_PATTERN.fullmatch(key) is not None
-        for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, bool) or not isinstance(number, (int, float)):
-                continue
-            if math.isnan(number) or (is_probability and not 0 <= number <= 1):
-                expected = "a probability from 0 to 1" if is_probability else "a number"
-                setting = f"{describe_value(number)} for {describe_names([key])}"
-                message = f"The config.json of {describe_value(name)} has {setting}, which is not {expected}."
-                raise InvalidModelError(message, "Correct its config.json.")
+def _check_counts(settings: limits.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
+    """Raise an error for far more modules or labels than the weights have. Such a model could take forever to build."""
+    for key, value in limits.walk_settings(settings):
         words = set(key.split("_"))
         limit = math.inf
         if "labels" in words:
@@ -409,7 +393,7 @@ def check_size(
     The missing weights would be initialized randomly and might exceed the memory. This requires a setting larger than
     every dimension in the weights. Only then the model is built on the meta device and its elements are counted.
     """
-    numbers = (number for _, value, _ in limits.walk_settings(settings) for number in _iter_integers(value))
+    numbers = (number for _, value in limits.walk_settings(settings) for number in _iter_integers(value))
     if not stored or max(numbers, default=0) <= _largest_size(stored):
         return
     import torch

@@ -114,40 +114,6 @@ def test_load_ignores_meta_as_default_device(keyword_model, load_folder, home):
     assert {parameter.device.type for parameter in loaded.model.parameters()} == {home}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("hidden_dropout_prob", float("nan")),
-        ("attention_probs_dropout_prob", float("nan")),
-        ("classifier_dropout", 1.5),
-        ("attn_pdrop", -0.1),
-        ("layerdrop", float("inf")),
-        ("drop_path_rate", [0.0, float("nan")]),
-        ("layer_norm_eps", float("nan")),
-        ("text_config", {"dropout": float("nan")}),
-    ],
-)
-def test_load_rejects_nan_and_invalid_probabilities(key, value, folder, tiny, load_folder):
-    """Regression: the run failed with the advice to restart the kernel."""
-    tiny.change_json(folder / "config.json", **{key: value})
-
-    with pytest.raises(InvalidModelError, match=r"config\.json") as caught:
-        load_folder(folder)
-
-    assert caught.value.remedy == "Correct its config.json."
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("classifier_dropout", None), ("hidden_dropout_prob", 1), ("time_step_limit", [0.0, float("inf")])],
-)
-def test_load_accepts_other_settings(key, value, folder, tiny, load_folder):
-    """No dropout, an integer, and an infinite limit, as in Mamba."""
-    tiny.change_json(folder / "config.json", **{key: value})
-
-    assert load_folder(folder).config
-
-
 @pytest.mark.parametrize("changes", [{}, {"pad_token": None}])
 def test_long_text_is_processed_in_full(folder, tiny, find, changes):
     """For a model with 64 positions, even if the tokenizer does not have a padding token."""
