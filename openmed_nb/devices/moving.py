@@ -12,9 +12,7 @@ import dataclasses
 import itertools
 import re
 import sys
-from collections import UserList, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._render.values import pluralize
@@ -78,63 +76,45 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _get_children(value: object) -> list[tuple[object, object]] | None:
-    """Return the children of a mapping, sequence, set or dataclass with their keys, indices or field names.
+    """Return the keys and children of a mapping, list, tuple or dataclass, or ``None`` for any other value.
 
     A ``BatchEncoding`` of transformers is a mapping but not a ``dict``. A ``ModelOutput`` is both a ``dict`` and a dataclass.
-
-    Returns:
-        Pairs of a key and a child, or ``None`` for any other value.
     """
     if isinstance(value, Mapping):
         return list(value.items())
-    if isinstance(value, (list, tuple, deque, UserList, set, frozenset)):
+    if isinstance(value, (list, tuple)):
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = (field.name for field in dataclasses.fields(value))
-        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return None
 
 
 def _replace_children(value: Any, children: Sequence[object]) -> object:
-    """Return a value of the same type with other children, in the order of :func:`_get_children`.
-
-    A read-only mapping becomes a ``dict``, unless it is a ``MappingProxyType``. A tuple with unchanged children, such as a
-    ``torch.Size``, is returned unchanged.
-    """
+    """Return a value of the same type with other children, in the order of :func:`_get_children`."""
     if isinstance(value, tuple):
-        if all(new is old for new, old in zip(children, value, strict=True)):
-            return value
-        if hasattr(value, "n_sequence_fields"):  # A result of functions such as torch.max.
-            return type(value)(children)
-        changed_tuple = tuple.__new__(type(value), children)  # The constructor of a subclass may have other parameters.
-        getattr(changed_tuple, "__dict__", {}).update(getattr(value, "__dict__", {}))
-        return changed_tuple
-    if isinstance(value, (set, frozenset)):
-        return type(value)(children)
-    pairs = {key: child for (key, _), child in zip(_get_children(value) or (), children, strict=True)}
-    is_mapping = isinstance(value, Mapping)
-    if is_mapping and not isinstance(value, MutableMapping):
-        return MappingProxyType(pairs) if isinstance(value, MappingProxyType) else pairs
+        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
     changed = copy.copy(value)
+    if isinstance(value, list):
+        changed[:] = children
+        return changed
     if hasattr(value, "_metadata"):  # Versions of a state dict, which copy.copy does not preserve.
         changed._metadata = value._metadata  # noqa: SLF001
-    for key, child in pairs.items():
-        if dataclasses.is_dataclass(value) and not is_mapping:
-            object.__setattr__(changed, str(key), child)  # The dataclass may be frozen; this instance is new.
-        else:  # A ModelOutput does not support update().
+    for (key, _), child in zip(_get_children(value) or (), children, strict=True):
+        if isinstance(value, Mapping):  # A ModelOutput does not support update().
             changed[key] = child
+        else:  # The dataclass may be frozen; this instance is new.
+            object.__setattr__(changed, str(key), child)
     return changed
 
 
-def named_tensors(value: object, name: str = "", parents: tuple[int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in nested mappings, sequences and dataclasses with their names, joined by dots."""
+def named_tensors(value: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in nested mappings, lists, tuples and dataclasses with their names, joined by dots."""
     import torch
 
     if isinstance(value, torch.Tensor):
         yield name, value
-    elif id(value) not in parents:  # A value may contain a reference to itself.
-        for key, child in _get_children(value) or ():
-            yield from named_tensors(child, f"{name}.{key}" if name else str(key), (*parents, id(value)))
+    for key, child in _get_children(value) or ():
+        yield from named_tensors(child, f"{name}.{key}" if name else str(key))
 
 
 def iter_operator_tensors(value: object) -> list[torch.Tensor]:
@@ -158,14 +138,15 @@ def iter_operator_tensors(value: object) -> list[torch.Tensor]:
 
 
 def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value of the same type with changed tensors. A value without tensors is returned unchanged."""
+    """Return a value of the same type with changed tensors."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return change(value)
-    if next(named_tensors(value), None) is None:
+    children = _get_children(value)
+    if not children:
         return value
-    return _replace_children(value, [map_tensors(child, change) for _, child in _get_children(value) or ()])
+    return _replace_children(value, [map_tensors(child, change) for _, child in children])
 
 
 def get_module(
@@ -224,16 +205,12 @@ def _child_suffix(parent: object, key: object, index: int) -> str:
     return f".{key}"
 
 
-# Kinds of NumPy dtypes that torch supports, with their maximum sizes in bytes. Text, objects, dates and float128 are excluded.
-MAX_BYTES_BY_KIND = {"b": 1, "i": 8, "u": 8, "f": 8, "c": 16}
-
-
 def _is_numeric_array(value: object) -> bool:
     """Return whether a value is an array that can become a tensor; a masked array cannot."""
     numpy = sys.modules.get("numpy")  # If numpy is not imported, there are no arrays.
     if numpy is None or not isinstance(value, numpy.ndarray) or hasattr(value, "mask"):
         return False
-    return int(value.dtype.itemsize) <= MAX_BYTES_BY_KIND.get(value.dtype.kind, 0)
+    return value.dtype.kind in "biufc"
 
 
 def to_device(value: T, device: str | torch.device) -> T:
@@ -272,7 +249,7 @@ class TensorMover:
         # By identity: the original tensor, which is kept alive so that its identity is not reused, and the moved tensor.
         self._moved: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def move(self, value: Any, name: str, parents: tuple[int, ...] = ()) -> Any:
+    def move(self, value: Any, name: str) -> Any:
         """Return a value with moved tensors; its name describes where it is in the value that the caller passed."""
         import torch
 
@@ -287,19 +264,13 @@ class TensorMover:
         if isinstance(value, torch.optim.Optimizer):
             remedy = "Move the model first, then create the optimizer from its parameters."
             raise ConfigurationError(f"The optimizer {type_name} cannot be moved.", remedy)
-        if id(value) in parents:
-            message = f"A {type_name} contains a reference to itself and cannot be moved."
-            raise ConfigurationError(message, "Remove that reference from the value.")
         children = _get_children(value)
-        if children is None:
+        if not children:
             return value
         moved = []
         for index, (key, child) in enumerate(children):
             child_name = f"{name}{_child_suffix(value, key, index)}".lstrip(".")
-            if isinstance(value, torch.nn.utils.rnn.PackedSequence) and child is value.batch_sizes:
-                moved.append(child)  # torch reads it on the CPU.
-            else:
-                moved.append(self.move(child, child_name, (*parents, id(value))))
+            moved.append(self.move(child, child_name))
         return _replace_children(value, moved)
 
     def move_module(self, module: torch.nn.Module) -> None:
@@ -396,18 +367,13 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
         return torch.nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
 
     try:
-        # Subclasses of tensors define their own copy.
-        plain_tensors = (tensor for tensor in tensors if type(tensor) in {torch.Tensor, torch.nn.Parameter})
-        with TENSOR_LOCK, torch.no_grad():  # A TorchScript model would copy its weights with a graph otherwise.
-            copies = {id(tensor): copy_to_cpu(tensor) for tensor in plain_tensors}
+        with TENSOR_LOCK, torch.no_grad():
+            copies = {id(tensor): copy_to_cpu(tensor) for tensor in tensors}
             copied: torch.nn.Module = copy.deepcopy(inner, copies).to("cpu")
     except Exception as error:
         # A model can have any attribute, and each type raises a different error: a lock, a file, a tensor with a graph.
         message = f"{name} cannot be copied: {describe_error(error)}."
         raise ConfigurationError(message, "Remove the attribute that cannot be copied.") from error
-    for copied_weight, weight in zip(copied.parameters(), inner.parameters(), strict=True):
-        if copied_weight.requires_grad != weight.requires_grad:  # An uninitialized weight rejects the call.
-            copied_weight.requires_grad_(weight.requires_grad)
     return copied.to(torch.device(device))
 
 
