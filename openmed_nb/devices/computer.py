@@ -176,12 +176,11 @@ class DeviceManager:
         return self._state
 
     def mps_environment(self, device: str) -> EnvPlan:
-        """Return the MPS variables for a device, including variables of the user that torch ignores."""
-        torch = self._torch.version if self._torch else None
+        """Return the MPS variables for a device."""
         if device == "mps":
-            return plan_mps_variables(self.user_environ, "mps", self.track_variable_reads(), torch=torch)
+            return plan_mps_variables(self.user_environ, "mps", self.track_variable_reads())
         applied = {name: value for name, value in self.applied_variables.items() if self.environ.get(name) == value}
-        return plan_mps_variables(self.user_environ, device, applied_variables=applied, torch=torch)
+        return plan_mps_variables(self.user_environ, device, applied_variables=applied)
 
     def dtype_rejection(self, dtype: str, device: str) -> RejectionRule | None:
         """Return the reason why a dtype is neither validated nor recommended on a device, or ``None`` if it can be used."""

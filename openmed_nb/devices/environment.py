@@ -6,8 +6,7 @@ A variable has an effect only if it is set before torch reads it (from torch 2.1
 - The two watermark ratios are read once, when the MPS allocator is initialized by the first MPS tensor or memory query.
   An invalid pair makes every MPS call of the process fail (``MPSAllocator.mm:86`` and ``:100``).
 
-Values of the user are never overwritten, and the values of the package adapt to them. MPS variables that torch ignores are
-reported.
+Values of the user are never overwritten, and the values of the package adapt to them.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from .._render.values import Displayable, Report, Table
-from .._utils.validation import closest_match
-from .backend import parse_release
 from .request import mask_secrets
 
 # If it is "1", torch computes operators without an MPS kernel on the CPU instead of raising an error.
@@ -31,18 +28,6 @@ HIGH_WATERMARK_VARIABLE = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW_WATERMARK_VARIABLE = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 VARIABLES = (FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE)
 
-# MPS variables with the first torch release that reads them, from the strings in its binaries for macOS.
-SUPPORTED_SINCE = {
-    **dict.fromkeys((*VARIABLES, "PYTORCH_DEBUG_MPS_ALLOCATOR"), "2.0"),
-    **dict.fromkeys(("PYTORCH_MPS_LOG_PROFILE_INFO", "PYTORCH_MPS_TRACE_SIGNPOSTS"), "2.1"),
-    "PYTORCH_MPS_PREFER_METAL": "2.3",
-    "PYTORCH_MPS_FAST_MATH": "2.5",
-    "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION": "2.13",
-    "PYTORCH_MPS_METAL_VERSION": "2.15",
-}
-LATEST_CHECKED_TORCH = "2.15"  # Newest torch release whose binaries were checked.
-MPS_VARIABLE_PATTERN = re.compile(r"PYTORCH_([A-Z0-9]+_)*MPS(_[A-Z0-9]+)*")
-
 DEFAULT_HIGH = 1.0
 DEFAULT_LOW = 0.9
 
@@ -50,14 +35,13 @@ TORCH_HIGH = 1.7
 TORCH_LOW = 1.4
 MAX_RATIO = 2.0
 
-Effect: TypeAlias = Literal["pending", "active", "too late", "unknown", "conflict", "ignored", "not applicable"]
+Effect: TypeAlias = Literal["pending", "active", "too late", "unknown", "conflict", "not applicable"]
 
 PENDING: Final = "pending"
 ACTIVE: Final = "active"
 TOO_LATE: Final = "too late"
 UNKNOWN: Final = "unknown"
 CONFLICT: Final = "conflict"
-IGNORED: Final = "ignored"
 NOT_FOR_DEVICE: Final = "not applicable"
 
 SettingSource: TypeAlias = Literal["set", "kept", "unset"]
@@ -101,8 +85,8 @@ class EnvSetting:
         name: Name of the variable.
         value: Value after the plan is applied, or ``None`` if the variable remains unset.
         source: ``"set"`` by the package, ``"kept"`` from the user, or ``"unset"``.
-        effect: ``"pending"`` (torch will read the value), ``"active"``, ``"too late"``, ``"unknown"``, ``"conflict"``,
-            ``"ignored"`` (torch does not read the variable) or ``"not applicable"`` (the device is not mps).
+        effect: ``"pending"`` (torch will read the value), ``"active"``, ``"too late"``, ``"unknown"``, ``"conflict"``
+            or ``"not applicable"`` (the device is not mps).
         note: Note about the value.
         remedy: Suggested action, empty if there is no problem.
     """
@@ -129,7 +113,7 @@ class EnvPlan(Displayable):
     """Plan of the MPS variables.
 
     Attributes:
-        settings: The three variables of the package, followed by variables of the user that torch ignores.
+        settings: The three variables of the package.
     """
 
     settings: tuple[EnvSetting, ...]
@@ -170,7 +154,6 @@ def plan_mps_variables(
     device: str = "mps",
     state: TorchState | None = None,
     applied_variables: Mapping[str, str] | None = None,
-    torch: str | None = None,
 ) -> EnvPlan:
     """Plan the MPS variables for a device without changing the environment.
 
@@ -180,7 +163,6 @@ def plan_mps_variables(
         state: State of torch. If ``None``, torch is not imported.
         applied_variables: For other devices than ``"mps"``, the variables that the package set before and that still have
             its values.
-        torch: Version of torch, or ``None`` if it is unknown.
     """
     variables_to_set = applied_variables or {}
     conflict = ""
@@ -198,20 +180,6 @@ def plan_mps_variables(
         if device == "mps":
             watermark_error = "" if name == FALLBACK_VARIABLE else conflict
             setting = _with_effect(setting, environ, watermark_error, state or TorchState())
-        settings.append(setting)
-    # Further MPS variables of the user that this torch ignores.
-    supported = {
-        name for name, since in SUPPORTED_SINCE.items() if torch is None or parse_release(since) <= parse_release(torch)
-    }
-    for name in sorted(name for name in environ if MPS_VARIABLE_PATTERN.fullmatch(name) and name not in supported):
-        note = f"not read by any torch release up to {LATEST_CHECKED_TORCH}"
-        if name in SUPPORTED_SINCE:
-            note = f"read from torch {SUPPORTED_SINCE[name]} on; the installed version is {torch}"
-        setting = EnvSetting(name, environ[name], "kept", NOT_FOR_DEVICE, note)
-        if device == "mps":
-            suggestion = closest_match(name, supported, cutoff=0.8)
-            remedy = f"Use {suggestion}, or unset it." if suggestion else "Unset it."
-            setting = replace(setting, effect=IGNORED, remedy=remedy)
         settings.append(setting)
     return EnvPlan(tuple(settings))
 

@@ -9,11 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.environment import (
-    ACTIVE,
     CONFLICT,
     FALLBACK_VARIABLE,
     HIGH_WATERMARK_VARIABLE,
-    IGNORED,
     LOW_WATERMARK_VARIABLE,
     NOT_FOR_DEVICE,
     PENDING,
@@ -221,7 +219,7 @@ def test_plan_masks_secrets():
 
 
 def test_plan_report_has_one_row_per_variable():
-    user_environ = {HIGH_WATERMARK_VARIABLE: "0", "PYTORCH_MPS_LOG_LEVEL": "1"}
+    user_environ = {HIGH_WATERMARK_VARIABLE: "0"}
     (table,) = plan_mps_variables(user_environ).to_report().tables
     (unused,) = plan_mps_variables({LOW_WATERMARK_VARIABLE: "0.5"}, "cpu").to_report().tables
 
@@ -230,7 +228,6 @@ def test_plan_report_has_one_row_per_variable():
         ("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "pending", ""),
         ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0", "you", "pending", "no limit"),
         ("PYTORCH_MPS_LOW_WATERMARK_RATIO", "0.9", "openmed_nb", "pending", ""),
-        ("PYTORCH_MPS_LOG_LEVEL", "1", "you", "ignored", f"{UNREAD}. Unset it."),
     )
     assert unused.rows[1:] == (
         ("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "(not set)", "default", "not applicable", ""),
@@ -238,48 +235,6 @@ def test_plan_report_has_one_row_per_variable():
     )
 
 
-def test_effects_have_the_names_of_the_documentation():
-    effects = (ACTIVE, TOO_LATE, UNKNOWN, CONFLICT)
-    assert effects == ("active", "too late", "unknown", "conflict")
-
-
 def test_parse_ratio_is_linear_in_length():
     assert plan_mps_variables({HIGH_WATERMARK_VARIABLE: "9" * 100_000 + "x"}).settings[1].effect == CONFLICT
     assert parse_ratio("9" * 100_000 + "x") == math.inf
-
-
-PREFILL = "PYTORCH_MPS_DISABLE_PREFILL_ATTENTION"
-UNREAD = "not read by any torch release up to 2.15"
-
-
-@pytest.mark.parametrize(
-    ("name", "torch", "note", "suggestion"),
-    [
-        ("PYTORCH_MPS_LOG_LEVEL", "2.15.0", UNREAD, "Unset it."),
-        ("PYTORCH_MPS_LOG_LEVEL", None, UNREAD, "Unset it."),
-        ("PYTORCH_MPS_HIGH_WATERMARK", "2.13.0", UNREAD, HIGH_WATERMARK_VARIABLE),
-        ("PYTORCH_MPS_ENABLE_FALLBACK", "2.13.0", UNREAD, FALLBACK_VARIABLE),
-        ("PYTORCH_DEBUG_MPS", "2.13.0", UNREAD, "Unset it."),
-        ("PYTORCH_MPS_METAL_VERSION", "2.14.1", "from torch 2.15 on; the installed version is 2.14.1", "Unset it."),
-        (PREFILL, "2.12.1", "from torch 2.13 on; the installed version is 2.12.1", "Unset it."),
-        (PREFILL, "2.13.0+cpu", None, ""),
-        ("PYTORCH_MPS_METAL_VERSION", "2.15.0", None, ""),
-        ("PYTORCH_DEBUG_MPS_ALLOCATOR", "2.6.0", None, ""),
-        *((name, "2.13.0", None, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_TEMPS", "MTL_CAPTURE_ENABLED")),
-    ],
-)
-def test_plan_lists_ignored_variables(name, torch, note, suggestion):
-    planned = plan_mps_variables({name: "1"}, "mps", torch=torch)
-    assert planned.variables_to_set == plan_mps_variables({}).variables_to_set
-    ignored = planned.settings[3:]
-    assert [setting.name for setting in ignored] == [name] * (note is not None)
-    for setting in ignored:
-        assert (setting.value, setting.source, setting.effect) == ("1", "kept", IGNORED)
-        assert note in setting.note
-        assert suggestion in setting.remedy
-
-
-def test_plan_lists_ignored_variables_on_other_devices():
-    (other,) = plan_mps_variables({"PYTORCH_MPS_LOG_LEVEL": "hf_abcdefgh"}, "cpu").settings[3:]
-
-    assert (other.effect, other.note, other.remedy, other.display_value) == (NOT_FOR_DEVICE, UNREAD, "", "***")

@@ -22,7 +22,7 @@ from ...._utils.plain import MAX_INTEGER, from_json_data, utc_timestamp
 from ...._utils.text import describe_value, short_type_name
 from ...._utils.validation import check_bool, check_optional_integer, check_path
 from ....devices.computer import DeviceManager
-from ....devices.environment import IGNORED, NOT_FOR_DEVICE, SET_BY
+from ....devices.environment import NOT_FOR_DEVICE, SET_BY
 from ....devices.machine import (
     COMMAND_SECONDS,
     Footprint,
@@ -249,7 +249,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
             setting.effect,
         )
         for setting in device_manager.mps_environment(device).settings
-        if setting.effect not in {NOT_FOR_DEVICE, IGNORED}
+        if setting.effect != NOT_FOR_DEVICE
     )
     folders = {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
     if folder:

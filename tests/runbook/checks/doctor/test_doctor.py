@@ -43,7 +43,6 @@ SEEN = {
 }
 
 
-UNKNOWN = "PYTORCH_MPS_LOG_LEVEL"
 PACKAGES = (Finding("packages", OK, "9 packages fit together"),)
 
 ON_MPS = ComputationCheck(
@@ -144,7 +143,6 @@ PLANTED = [
         make_mac_facts(**seeing(FALLBACK_VARIABLE, "true")),
         f"{FALLBACK_VARIABLE}: warning",
     ),
-    ("variable that torch does not have", make_mac_facts(environment={UNKNOWN: "debug"}), f"{UNKNOWN}: warning"),
     (
         "no float32",
         make_mac_facts(**computing(dtypes={"float32": "no kernel", "float64": NO_FLOAT64})),
@@ -289,16 +287,6 @@ EVIDENCE = [
         make_mac_facts(torch=replace(MAC_TORCH, version="2.15.0a0+git1234567")),
         "torch",
         "2.15.0a0+git1234567, built from source, not released",
-    ),
-    (
-        make_mac_facts(environment={UNKNOWN: "1"}),
-        UNKNOWN,
-        "1, set by you: ignored; not read by any torch release up to 2.15",
-    ),
-    (
-        make_cpu_facts(PLAIN, PLAIN_TORCH, environment=plan_mps_variables({UNKNOWN: "1"}, "cpu")),
-        UNKNOWN,
-        "1, set by you: not applicable; not read by any torch release up to 2.15",
     ),
     (make_cpu_facts(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
     (make_cpu_facts(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
