@@ -19,7 +19,7 @@ from . import __version__
 from ._annotate import annotate_text
 from ._events.activity import ProgressEvent
 from ._render.values import Json
-from ._utils.text import describe_error, parser_problem, short_type_name
+from ._utils.text import parser_problem, short_type_name
 from .annotation.references import FileReference, raise_if_error, read_text, table_reader
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
@@ -30,9 +30,6 @@ PROGRAM = "openmed-nb" if Path(sys.argv[0]).stem == "openmed-nb" else "python -m
 
 # Exit status after Ctrl-C, as in a shell for a program that SIGINT terminated.
 EXIT_SIGINT = 130
-
-# Exit status if the reader of the output closed the pipe, as in a shell for a program that SIGPIPE terminated.
-EXIT_SIGPIPE = 141
 
 EXAMPLE_NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
@@ -67,24 +64,18 @@ def main(arguments: list[str] | None = None) -> int:
             stack.callback(SESSION.subscribe(print_progress))
         try:
             output, status = run(words)
-            try:
-                print(output, flush=True)
-            except OSError as error:
-                # Redirected to the null device, so that Python does not report a second error at exit (Python's
-                # ``signal``, "Note on SIGPIPE").
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                if isinstance(error, BrokenPipeError):  # The reader, such as ``head``, has closed the pipe.
-                    return EXIT_SIGPIPE
-                message = f"The result cannot be written: {describe_error(error)}."
-                raise ConfigurationError(message, "Free disk space or use another output.") from error
-            else:
-                return status
+            print(output, flush=True)
+        except BrokenPipeError:  # The reader, such as ``head``, has closed the pipe.
+            # Python's ``signal``, "Note on SIGPIPE": otherwise Python reports a second error at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except OpenMedError as error:
             print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2
         except RunInterrupted as interrupt:
             print(f"\n{interrupt}", file=sys.stderr)
             return EXIT_SIGINT
+    return status
 
 
 def annotate(arguments: list[str]) -> tuple[str, int]:
@@ -114,19 +105,14 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
 
 
 def run_doctor(arguments: list[str]) -> tuple[str, int]:
-    """Return the findings of the doctor or the forecast of a model, and the exit status, 1 for a failed check."""
+    """Return the findings of the doctor, and the exit status, 1 for a failed check."""
     command = _Parser(f"{PROGRAM} doctor", description="Diagnose problems and suggest fixes.")
-    models = command.add_mutually_exclusive_group()
-    models.add_argument("model", nargs="?", help="alias, Hub id or folder of a model to check")
-    models.add_argument(
-        "--ops", metavar="MODEL", help="predict which operators fall back to the CPU; exit with status 1 if any do"
-    )
+    command.add_argument("model", nargs="?", help="alias, Hub id or folder of a model to check")
     command.add_argument("--json", action="store_true", help="print JSON")
     options = command.parse_args(arguments)
     from .runbook.checks.doctor.report import doctor
-    from .runbook.checks.operators.forecast import forecast
 
-    result = doctor(options.model) if options.ops is None else forecast(options.ops, training=True)
+    result = doctor(options.model)
     return str(Json.of(result.to_dict()) if options.json else result), result.exit_code
 
 
@@ -153,7 +139,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
 
 def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     """Bring up a model, and return the stage results, and the exit status, 1 until all stages pass."""
-    from .runbook.records.bring_up import DEFAULT_FOLDER, DEFAULT_SECONDS, bring_up
+    from .runbook.records.bring_up import DEFAULT_FOLDER, bring_up
 
     command = _Parser(
         f"{PROGRAM} bring-up",
@@ -166,8 +152,6 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
-    time_limit = f"approximate time limit of the sweep and of the comparison, in seconds (default: {DEFAULT_SECONDS:g})"
-    command.add_argument("--seconds", type=float, default=DEFAULT_SECONDS, help=time_limit)
     result = bring_up(**vars(command.parse_args(arguments)))
     return str(result), result.exit_code
 

@@ -26,7 +26,6 @@ from openmed_nb import __main__ as command_line
 from openmed_nb import errors
 from openmed_nb.annotation import json_lines, resume
 from openmed_nb.annotation.export.registry import FORMATS
-from openmed_nb.devices import environment
 from openmed_nb.notebook import magics
 from openmed_nb.runbook.checks.doctor import checks, silent_errors
 from openmed_nb.runbook.verdict.metrics import SYMPTOMS
@@ -379,15 +378,6 @@ def variables_page() -> str:
         "On Apple Silicon, `%load_ext openmed_nb` sets these three, unless they are already set. It never overwrites a",
         "value that you set. torch reads them once, so load the extension before anything imports torch.\n",
         *definitions(torch, variables),
-        "## Other variables of MPS\n",
-        f"The doctor reports variables that torch ignores. Binaries up to torch {environment.LATEST_CHECKED_TORCH} were checked.\n",
-        "| variable | read by torch since |",
-        "|---|---|",
-        *(
-            f"| `{name}` | {release} |"
-            for name, release in environment.SUPPORTED_SINCE.items()
-            if name not in variables
-        ),
     ]
     return "\n".join(lines) + "\n"
 
