@@ -367,13 +367,18 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
         return torch.nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
 
     try:
-        with TENSOR_LOCK, torch.no_grad():
-            copies = {id(tensor): copy_to_cpu(tensor) for tensor in tensors}
+        # Subclasses of tensors define their own copy.
+        plain_tensors = (tensor for tensor in tensors if type(tensor) in {torch.Tensor, torch.nn.Parameter})
+        with TENSOR_LOCK, torch.no_grad():  # A TorchScript model would copy its weights with a graph otherwise.
+            copies = {id(tensor): copy_to_cpu(tensor) for tensor in plain_tensors}
             copied: torch.nn.Module = copy.deepcopy(inner, copies).to("cpu")
     except Exception as error:
         # A model can have any attribute, and each type raises a different error: a lock, a file, a tensor with a graph.
         message = f"{name} cannot be copied: {describe_error(error)}."
         raise ConfigurationError(message, "Remove the attribute that cannot be copied.") from error
+    for copied_weight, weight in zip(copied.parameters(), inner.parameters(), strict=True):
+        if copied_weight.requires_grad != weight.requires_grad:  # An uninitialized weight rejects the call.
+            copied_weight.requires_grad_(weight.requires_grad)
     return copied.to(torch.device(device))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from pathlib import Path
 from types import MethodType
 
 from IPython import get_ipython
@@ -99,22 +98,18 @@ _CHOICES = {"device": _DEVICES, "--device": _DEVICES, "--simulate": SIMULATIONS,
 
 def _suggest_values(argument: str) -> list[str]:
     """Return suggestions for the value of an option or a positional argument; empty if any name is valid."""
-    values = list(_CHOICES.get(argument, ()))
     if argument in ("model", "--model", "--ops"):
         from ..models.registry import ALIASES, BUNDLED
 
-        values += [*BUNDLED, *ALIASES]
-    if argument in ("model", "--ops", "names", "--from"):
+        return [*BUNDLED, *ALIASES]
+    if argument == "names":
         shell = get_ipython()
-        hidden = shell.user_ns_hidden
-        values += sorted(name for name in shell.user_ns if name not in hidden and not name.startswith("_"))
-    if argument in ("file", "--diff"):
-        values += sorted(path.name for path in Path().glob("*.json"))
-    return values
+        return sorted(name for name in shell.user_ns if name not in shell.user_ns_hidden and not name.startswith("_"))
+    return list(_CHOICES.get(argument, ()))
 
 
 def _complete_line(line: str) -> list[str] | None:
-    """Return the completions at the end of a line, or ``None`` if the line has no magic of this package.
+    """Return the completions at the end of a line, or ``None`` to leave it to IPython, which completes files.
 
     Example:
         >>> _complete_line("choice = %openmed_device m"), _complete_line("%macro m")
@@ -135,7 +130,7 @@ def _complete_line(line: str) -> list[str] | None:
                 suggestions += _suggest_values(action.dest)
         if match["word"] or not suggestions:
             suggestions += [option for option in options if option.startswith("--")]
-    return [word for word in suggestions if word.startswith(match["word"]) and word not in words]
+    return [word for word in suggestions if word.startswith(match["word"]) and word not in words] or None
 
 
 @context_matcher(identifier="openmed_nb.magics")

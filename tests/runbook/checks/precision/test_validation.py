@@ -1,7 +1,6 @@
 """Acceptance criteria of a reduced dtype, and expiry of its validation record."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 
@@ -245,8 +244,7 @@ class TestExpiry:
             load(accepted, dtype="bfloat16")
 
     def test_changed_torch_expires_record(self, new_session, accepted):
-        version = re.escape(torch.__version__)
-        with pytest.warns(OpenMedWarning, match=rf"expired: torch was {version} and is 9\.0\.0\."):
+        with pytest.warns(OpenMedWarning, match="it was validated with other files, versions"):
             create_pipeline(
                 new_session(torch_backend=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16"
             )
