@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,9 @@ import openmed_nb as nb
 from helpers import simulated_computers as computers
 from helpers.processes import run_python
 from openmed_nb.devices.backend import TorchInfo
-from openmed_nb.devices.registry import DEVICE_TYPES
 from openmed_nb.errors import OpenMedError
-from openmed_nb.notebook.panel.state import COMMANDS, NO_DEVICE, PanelState, memory_bars, read_state
-from openmed_nb.notebook.panel.view import render_devices, render_environment, render_top
+from openmed_nb.notebook.panel import view
+from openmed_nb.notebook.panel.state import COMMANDS, PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION
 
 
@@ -27,11 +27,6 @@ def make_state(computer):
     return PanelState(
         session.list_devices(confirm=False), session.explain(confirm=False), memory_bars(None), session.inventory()
     )
-
-
-def make_computer_without_torch(computers):
-    """Return a computer without torch."""
-    return computers.Computer(computers.PLAIN, TorchInfo(None), {})
 
 
 def confirm_device(computer):
@@ -47,109 +42,31 @@ def use_device(computer, device):
     return computer
 
 
-def all_except(*devices):
-    """Return all device types except the given ones."""
-    return set(DEVICE_TYPES).difference(devices)
-
-
-BUTTONS: dict[str, tuple[Callable[[ModuleType], Any], str, str, set[str]]] = {
-    "auto on a Mac": (lambda c: c.mac(), "auto", "mps", all_except("mps", "cpu")),
-    "auto with uncounted GPUs": (lambda c: c.box(), "auto", "cuda", all_except("cuda", "cpu")),
-    "auto where MPS fails": (lambda c: confirm_device(c.mac(failing="no memory")), "auto", "cpu", all_except("cpu")),
-    "a variable": (lambda c: c.mac(OPENMED_DEVICE="cpu"), "cpu", "cpu", all_except("mps", "cpu")),
-    "cuda with several GPUs": (lambda c: use_device(c.box(), "cuda"), "cuda:0", "cuda:0", all_except("cuda", "cpu")),
-    "the second of several GPUs": (
-        lambda c: use_device(c.box(), "cuda:1"),
-        "cuda:1",
-        "cuda:1",
-        all_except("cuda", "cpu"),
-    ),
-    "the second of uncounted GPUs": (
-        lambda c: c.box(OPENMED_DEVICE="cuda:1"),
-        "cuda:1",
-        "cuda:1",
-        all_except("cuda", "cpu"),
-    ),
-    "gpu on a Mac": (lambda c: use_device(c.mac(), "gpu"), "mps", "mps", all_except("mps", "cpu")),
-    "nonsense": (lambda c: c.mac(OPENMED_DEVICE="nonsense"), "", "", all_except("mps", "cpu")),
-    "no torch": (make_computer_without_torch, "", "", all_except()),
+STATES: dict[str, Callable[[], Any]] = {
+    "auto on a Mac": computers.mac,
+    "a confirmed Mac": lambda: confirm_device(computers.mac()),
+    "auto where MPS fails": lambda: confirm_device(computers.mac(failing="no memory")),
+    "no GPU": computers.plain,
+    "uncounted GPUs": computers.box,
+    "the second of uncounted GPUs": lambda: computers.box(OPENMED_DEVICE="cuda:1"),
+    "cuda with several GPUs": lambda: use_device(computers.box(), "cuda"),
+    "a variable": lambda: computers.mac(OPENMED_DEVICE="cpu"),
+    "gpu on a Mac": lambda: use_device(computers.mac(), "gpu"),
+    "nonsense": lambda: computers.mac(OPENMED_DEVICE="nonsense"),
+    "no torch": lambda: computers.Computer(computers.PLAIN, TorchInfo(None), {}),
 }
 
 
-@pytest.mark.parametrize(("make", "pressed", "active", "disabled"), BUTTONS.values(), ids=BUTTONS)
-def test_buttons_and_device_table_agree(make, pressed, active, disabled):
-    state = make_state(make(computers))
-    buttons = state.buttons
-    (table,) = (table for table in state.to_report().tables if table.caption == "Devices")
-    active_devices = [active] if active else []
+def test_states_are_as_recorded(as_recorded):
+    """Buttons, the text form and the regions of each state are what the record has, which is read by people."""
+    shown = {}
+    for name, make in STATES.items():
+        state = replace(make_state(make()), memory=())
+        buttons = [[button.label, button.enabled, button.active, button.tooltip] for button in state.buttons]
+        html = view.render_devices(state) + view.render_top("Environment", state)
+        shown[name] = [buttons, str(state).splitlines(), re.sub(r' style="[^"]*"', "", html)]
 
-    assert [button.device for button in buttons if button.pressed] == ([pressed] if pressed else [])
-    assert [button.device for button in buttons if button.active] == active_devices
-    absent = {status.device for status in state.devices.devices if status.is_absent}
-    assert {button.device for button in buttons if not button.enabled} == disabled - absent
-    assert (buttons[0].device, buttons[0].enabled) == ("auto", True)
-    assert len({button.device for button in buttons}) == len(buttons)
-    assert {button.device for button in buttons} - {"auto"} <= {row[0] for row in table.rows}
-    assert disabled - absent <= {row[0] for row in table.rows if row[2]}
-
-
-@pytest.mark.parametrize(
-    ("make", "absent", "question"),
-    [
-        (lambda c: c.plain(), {"mps", "cuda"}, True),
-        (lambda c: c.mac(), {"cuda"}, False),
-        (lambda c: c.box(), {"mps"}, False),
-        (make_computer_without_torch, {"mps"}, True),
-    ],
-    ids=["no GPU", "Mac", "NVIDIA", "no torch"],
-)
-def test_state_hides_hardware_that_the_computer_does_not_have(make, absent, question):
-    """It is behind one question in the HTML, and the text names the command that shows it."""
-    state = make_state(make(computers))
-    text, html = str(state), state._repr_html_()
-
-    assert {status.device for status in state.devices.devices if status.is_absent} == absent
-    assert ("Why not a GPU? Run %openmed_device --explain." in text) == question
-    assert html.count(">Why not a GPU?</summary>") == question
-    for name in ("PYTORCH_ENABLE_MPS_FALLBACK", "\n  mps "):
-        assert (name in text) == ("mps" not in absent)
-    assert ("<h2" in render_top("Environment", state)) == ("mps" not in absent)
-    assert "PYTORCH_ENABLE_MPS_FALLBACK" in render_devices(state) + render_environment(state)
-
-
-TOOLTIPS: dict[str, tuple[Callable[[ModuleType], Any], str, str]] = {
-    "auto": (lambda c: c.plain(), "auto", "The best available device."),
-    "usable": (lambda c: c.plain(), "cpu", "Use cpu."),
-    "not tested": (lambda c: c.mac(), "mps", "Not tested yet. Click to test and use mps."),
-    "a remedy too": (make_computer_without_torch, "cpu", "torch is not installed. "),
-}
-
-
-@pytest.mark.parametrize(("make", "device", "tooltip"), TOOLTIPS.values(), ids=TOOLTIPS)
-def test_tooltip_shows_reason_or_action(make, device, tooltip):
-    (button,) = (button for button in make_state(make(computers)).buttons if button.device == device)
-
-    assert tooltip in button.tooltip
-
-
-@pytest.mark.parametrize(
-    ("make", "first", "second"),
-    [
-        (lambda c: c.mac(), "mps", "The device is checked "),
-        (lambda c: confirm_device(c.mac()), "mps", ""),
-        (lambda c: use_device(c.mac(), "cpu"), "cpu", ""),
-        (lambda c: c.plain(), "cpu", ""),
-        (lambda c: c.mac(OPENMED_DEVICE="mpss"), NO_DEVICE, "'mpss'"),
-        (make_computer_without_torch, NO_DEVICE, "'auto'"),
-    ],
-    ids=["planned", "confirmed", "by magic", "no GPU", "nonsense", "no torch"],
-)
-def test_status_shows_device_and_confirmation_or_error(make, first, second):
-    status = make_state(make(computers)).status
-
-    assert status[0] == first if first == NO_DEVICE else status[0].startswith(f"Device: {first}")
-    assert len(status) == (3 if first == NO_DEVICE else 2 if second else 1)
-    assert "".join(status[1:2]).startswith(second)
+    as_recorded("panel_states", shown)
 
 
 @pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])
