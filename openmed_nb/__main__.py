@@ -126,7 +126,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
         epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
     )
     command.add_argument(
-        "folder", nargs="?", type=Path, default=Path(DEFAULT_FOLDER), help=f"output folder (default: {DEFAULT_FOLDER})"
+        "folder", nargs="?", type=Path, default=Path(BRING_UP_FOLDER), help=f"output folder (default: {BRING_UP_FOLDER})"
     )
     command.add_argument(
         "--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five"
@@ -139,7 +139,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
 
 def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     """Bring up a model, and return the stage results, and the exit status, 1 until all stages pass."""
-    from .runbook.records.bring_up import DEFAULT_FOLDER, bring_up
+    from .runbook.records.report.report import BRING_UP_FOLDER, bring_up
 
     command = _Parser(
         f"{PROGRAM} bring-up",
@@ -148,7 +148,7 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("model", nargs="?", help="alias, Hub id or folder (default: the bundled model)")
     command.add_argument(
-        "--folder", type=Path, default=Path(DEFAULT_FOLDER), help=f"output folder (default: {DEFAULT_FOLDER})"
+        "--folder", type=Path, default=Path(BRING_UP_FOLDER), help=f"output folder (default: {BRING_UP_FOLDER})"
     )
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")

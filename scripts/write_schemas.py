@@ -12,16 +12,16 @@ import inspect
 import json
 import re
 import types
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from openmed_nb._utils.plain import Pattern, field_types
 from openmed_nb.runbook.records.logbook import sections as logbook
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
 from openmed_nb.runbook.records.logbook.sections import LogbookData
-from openmed_nb.runbook.records.report import record as report
-from openmed_nb.runbook.records.report.record import SCHEMA_FILE as REPORT_FILE
-from openmed_nb.runbook.records.report.record import ReportData
+from openmed_nb.runbook.records.report import report
+from openmed_nb.runbook.records.report.report import SCHEMA_FILE as REPORT_FILE
+from openmed_nb.runbook.records.report.report import DeviceReport
 
 # The names of plain types in JSON Schema.
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -50,7 +50,7 @@ def schema_of_dataclass(kind: Any) -> dict[str, Any]:
     """Return the schema of a dataclass: every field is needed, and no other may be there."""
     described = descriptions(kind)
     hints = field_types(kind)
-    properties = {name: schema_of(hint) for name, hint in hints.items()}
+    properties = {field.name: schema_of(hints[field.name]) for field in fields(kind)}
     for name in properties.keys() & described.keys():
         properties[name]["description"] = described[name]
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
@@ -83,7 +83,7 @@ def logbook_schema() -> str:
 def report_schema() -> str:
     """Return the schema of a report."""
     what = "What nb.report() measured on a computer. No text of a note, no name of a person or a computer, and no home is in it."
-    return published(ReportData, report.SCHEMA, "A report of openmed_nb", what)
+    return published(DeviceReport, report.SCHEMA, "A report of openmed_nb", what)
 
 
 if __name__ == "__main__":

@@ -90,13 +90,13 @@ def test_parameters_have_the_same_meaning_everywhere():
         "annotate": ["texts"],
         "handoff": ["folder"],
         "logbook": ["reports"],
+        "report": ["folder"],
     }
 
 
 LONG_RUNNING_FUNCTIONS = {
-    *("annotate", "compare", "doctor", "handoff", "load_model", "load_pipeline", "logbook"),
-    *("report", "sweep"),
-    *(f"runbook.{name}" for name in ("forecast", "bring_up", "parity", "profile", "validate_precision")),
+    *("annotate", "compare", "doctor", "load_model", "load_pipeline", "logbook", "sweep"),
+    *(f"runbook.{name}" for name in ("forecast", "parity", "profile", "validate_precision")),
 }
 """The functions that may take longer than half a second. The line of a function that only imports torch is disabled by a setting."""
 

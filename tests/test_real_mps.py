@@ -7,7 +7,7 @@ import pytest
 import openmed_nb as nb
 from helpers.processes import run_python
 from openmed_nb.runbook.records.report.report import run_report
-from openmed_nb.runbook.records.report.steps import STEPS
+from openmed_nb.runbook.records.report.steps import STEPS, StepOptions
 
 torch = pytest.importorskip("torch")
 
@@ -98,6 +98,8 @@ def test_new_shapes_do_not_add_up_between_steps(monkeypatch):
 
 def test_report_selects_mps_by_default(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENMED_TORCH_DEVICE", raising=False)
-    report = run_report(tmp_path, True, False, [step for step in STEPS if step.name in {"device", "doctor"}])
+    report = run_report(
+        tmp_path, StepOptions(quick=True), [step for step in STEPS if step.name in {"device", "doctor"}]
+    )
 
     assert (report.device, report.missing_steps) == ("mps", ())

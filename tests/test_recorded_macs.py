@@ -10,10 +10,9 @@ import openmed_nb as nb
 from helpers import html
 from helpers.recorded_macs import NAMES, PARAMETERS, RECORDED, RecordedMac, on_recorded_mac
 from openmed_nb._utils.plain import utc_timestamp
-from openmed_nb.runbook.records.report.record import SCHEMA, StepOutcome
-from openmed_nb.runbook.records.report.report import DeviceReport
+from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, current_subject
+from openmed_nb.runbook.records.report.running import StepOutcome
 from openmed_nb.runbook.records.report.steps import STEPS, StepOptions
-from openmed_nb.runbook.records.runner import current_subject
 from openmed_nb.runbook.records.signals import (
     MAC_COMMANDS,
     GpuStatus,
@@ -63,10 +62,10 @@ def make_report():
     """Return a report of the session with the steps that need no measurement."""
     device = SESSION.device().device
     names = tuple(step.name for step in STEPS)
-    report = DeviceReport(SCHEMA, utc_timestamp(), current_subject(False, quick=True), None, names)
+    report = DeviceReport(SCHEMA, utc_timestamp(), current_subject(StepOptions(quick=True)), None, names)
     for step in STEPS:
         if step.name in ("device", "doctor", "signals", "logbook"):
-            result = step.run(StepOptions(True, False, device, ()))
+            result = step.run(StepOptions(quick=True, device=device))
             displayed = result.displayed.final_report()
             summary = result.summary or "Finished."
             data = json.loads(json.dumps(result.displayed.to_dict()))

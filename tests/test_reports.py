@@ -17,8 +17,8 @@ from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
 from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
-from openmed_nb.runbook.records.report.record import SCHEMA, ReportSubject, StepOutcome
-from openmed_nb.runbook.records.report.report import DeviceReport
+from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, ReportSubject
+from openmed_nb.runbook.records.report.running import StepOutcome
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
@@ -46,7 +46,7 @@ VARYING_KEYS = {"environment", "packages"}
 def make_device_report():
     """Return a report with a completed step and a crashed step."""
     created_at = "2026-11-01T12:00:00Z"
-    subject = ReportSubject(False, (), None, True, False, "Apple M2", 16 << 30, SOFTWARE)
+    subject = ReportSubject(False, (), None, "bundled", 0, True, False, False, "Apple M2", 16 << 30, SOFTWARE)
     initial = DeviceReport(SCHEMA, created_at, subject, None, ("rows", "device"))
     choice = nb.device("cpu")
     chart = Chart("Rows", (Bar("8", 1.0, "1 ms"),))

@@ -147,7 +147,7 @@ def test_report_step_writes_the_report_and_the_summary(tmp_path):
     assert process.returncode == 0, process.stderr
     assert DeviceReport.read(folder / "report.json").missing_steps == ()
     assert (folder / "report.html").is_file()
-    assert summary.startswith("\nParavirtual: correctness, no speed.\n\n# Report on ")
+    assert summary.startswith("\nParavirtual: correctness, no speed.\n\n    Report on ")
 
 
 @pytest.mark.slow

@@ -14,12 +14,11 @@ from .checks.precision.trajectory import LossParity as LossParity
 from .checks.precision.trajectory import loss_parity as loss_parity
 from .checks.precision.validation import PrecisionVerdict as PrecisionVerdict
 from .checks.precision.validation import validate_precision as validate_precision
-from .records.bring_up import BringUpReport as BringUpReport
-from .records.bring_up import bring_up as bring_up
 from .records.handoff.bundle import Handoff as Handoff
 from .records.logbook.logbook import Logbook as Logbook
 from .records.logbook.logbook import LogbookDiff as LogbookDiff
 from .records.report.report import DeviceReport as DeviceReport
+from .records.report.report import bring_up as bring_up
 from .records.signals import SystemStatus as SystemStatus
 from .verdict.metrics import Gates as Gates
 from .verdict.metrics import gates as gates

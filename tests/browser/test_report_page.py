@@ -8,8 +8,8 @@ from helpers import page_measures
 from openmed_nb._render.display import Report, Table
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.runbook.records.logbook.sections import Software
-from openmed_nb.runbook.records.report.page import render_page
-from openmed_nb.runbook.records.report.record import SCHEMA, ReportData, ReportSubject, StepOutcome
+from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, ReportSubject, render_page
+from openmed_nb.runbook.records.report.running import StepOutcome
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +32,10 @@ def page_file(tmp_path_factory):
     )
     steps = (well, replace(well, step="doctor", status="failed"), replace(well, step="memory", status="warning"), died)
     software = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
-    subject = ReportSubject(False, (), None, True, False, "Apple M2", 16 << 30, software)
-    record = ReportData(SCHEMA, WRITTEN, subject, "mps", (), steps, "One. Two.", ("Not known: power.",))
+    subject = ReportSubject(False, (), None, "bundled", 0, True, False, False, "Apple M2", 16 << 30, software)
+    report = DeviceReport(SCHEMA, WRITTEN, subject, "mps", (), steps, "One. Two.", ("Not known: power.",))
     file = tmp_path_factory.mktemp("page") / "report.html"
-    file.write_text(render_page(record, Report("Report on mps", ("One. Two.",), metrics=(wide,))), "utf-8")
+    file.write_text(render_page(report), "utf-8")
     return file
 
 

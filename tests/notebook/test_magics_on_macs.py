@@ -9,10 +9,9 @@ from helpers.panels import OpenPanel
 from helpers.recorded_macs import PARAMETERS, on_recorded_mac
 from openmed_nb._utils.plain import utc_timestamp
 from openmed_nb.notebook.panel.model import PanelModel
-from openmed_nb.runbook.records.report.record import SCHEMA, StepOutcome
-from openmed_nb.runbook.records.report.report import DeviceReport
-from openmed_nb.runbook.records.report.steps import STEPS
-from openmed_nb.runbook.records.runner import current_subject
+from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, current_subject
+from openmed_nb.runbook.records.report.running import StepOutcome
+from openmed_nb.runbook.records.report.steps import STEPS, StepOptions
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clean")]
@@ -45,9 +44,9 @@ def write_finished_report(folder):
         StepOutcome(step.name, "done", "ok", f"Finished {step.name}.", "", (), utc_timestamp(), 1.0) for step in STEPS
     )
     names = tuple(step.name for step in STEPS)
-    report = DeviceReport(SCHEMA, utc_timestamp(), current_subject(False, quick=True), None, names, outcomes)
+    report = DeviceReport(SCHEMA, utc_timestamp(), current_subject(StepOptions(quick=True)), None, names, outcomes)
     folder.mkdir()
-    (folder / report.FILE).write_text(report.files()[report.FILE], "utf-8")
+    (folder / "report.json").write_text(report.files()["report.json"], "utf-8")
 
 
 @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")

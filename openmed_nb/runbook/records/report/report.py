@@ -1,85 +1,198 @@
-"""``nb.report``: all runbook measurements of this computer, robust against failures of the device.
+"""``nb.report`` and ``nb.runbook.bring_up``: runbook measurements of this computer, robust against failures of the device.
 
 Each step runs in a separate process, because an assertion in MPSGraph aborts its process, and a GPU that hangs never returns. The
-page, the JSON and the text for an issue are written in full after each step, so that a second run resumes.
+page and the JSON are written in full after each step, so that a second run resumes.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from ...._render.display import FAILED, WARNING, Report, Table, format_bytes, pluralize, to_plain_data
-from ...._utils.plain import read_json_file, to_json, utc_timestamp
-from ...._utils.validation import check_bool, check_path
-from ....session import SESSION
-from ...verdict.verdict import Verdict, evaluate
-from ..runner import (
-    RESTARTED_PREFIX,
-    StagedReport,
-    current_subject,
-    load_previous,
-    merge_evidence,
-    run_stages,
+from ...._events.activity import ProgressEvent
+from ...._render.display import (
+    FAILED,
+    NOT_APPLICABLE,
+    OK,
+    WARNING,
+    Displayable,
+    Report,
+    Table,
+    escape,
+    format_bytes,
+    pluralize,
+    to_html,
+    to_plain_data,
 )
-from .page import render_issue, render_page
-from .record import DONE, SCHEMA, ReportData, StepOutcome
-from .running import run_step
-from .steps import STEPS, Step
+from ...._render.drawing import render_charts, status_badge
+from ...._utils.plain import find_changes, read_json_file, save_files, to_json, utc_timestamp
+from ...._utils.text import short_type_name
+from ...._utils.validation import check_bool, check_number, check_path
+from ....devices.environment import CONFLICT, TOO_LATE
+from ....devices.machine import is_mps_simulated, processor_name
+from ....devices.request import DeviceRequest, parse_device_argument
+from ....errors import ConfigurationError, RunInterrupted
+from ....models.registry import find_model, is_model_name
+from ....session import SESSION
+from ....training.curve import total_memory_bytes
+from ...bench.workloads import ANNOTATION, validate_texts
+from ...verdict.metrics import TRAINING, Evidence
+from ...verdict.rules import KEEP_DEVICE
+from ...verdict.verdict import Verdict, evaluate
+from ..logbook.gathering import package_version, read_software
+from ..logbook.privacy import sanitize_path
+from ..logbook.sections import Count, Software, UtcTimestamp
+from .running import DONE, NOT_MET, Simulation, StepOutcome, find_defects, run_step
+from .steps import DEFAULT_SECONDS, FREEZE, STAGES, STEPS, Stage, Step, StepOptions
+
+SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
+
+# Written by scripts/write_schemas.py.
+SCHEMA_FILE = Path(__file__).with_name("report.schema.json")
 
 DEFAULT_FOLDER = "openmed_report"
+BRING_UP_FOLDER = "openmed_bring_up"
 JSON_FILE_NAME = "report.json"
 
 # Notice for users who requested a report.
 REVIEW_NOTICE = "Review report.html in {folder} before you share it. No data was sent."
 
-# Suffix of the title of a report on a virtual GPU.
-VIRTUAL_SUFFIX = " (paravirtual: correctness, no speed)"
-
 # Name of the Metal device in a virtual machine, as on the macOS runners of GitHub (VeloxQuant-MLX#395, 2026-09-16).
 VIRTUAL_METAL_DEVICE = "Apple Paravirtual device"
 
-# Duration of a quick report as a fraction of a full report, before any step has run.
-QUICK_FRACTION = 0.35
+RESTARTED_PREFIX = "Restarted: "
+
+# Duration of the sweep and of the comparison of a quick report, in seconds each. Less time measures a single size on a slow
+# CPU, and a single size has no knee.
+QUICK_SECONDS = 12.0
 
 # Step that selects the device of the other steps.
 DEVICE_STEP = "device"
 
+# Findings of the doctor on devices. The stage after "freeze" checks whether they compute.
+DEVICE_FINDINGS = frozenset({"MPS", "CUDA"})
 
-@dataclass(frozen=True, repr=False)
-class DeviceReport(ReportData, StagedReport):
-    """Results of all steps of a report on a computer, with the fields of :class:`.record.ReportData`.
 
-    ``nb.report()`` writes it to a directory as an HTML page, a JSON file and a text for an issue.
+@dataclass(frozen=True)
+class ReportSubject:
+    """Subject of a report: machine, software and workload. A report is resumed only for the same subject.
+
+    Attributes:
+        simulated: Whether MPS is simulated, so that measurements do not represent real MPS hardware.
+        defects: Silent errors of the simulated device.
+        request: Requested device; null for automatic selection.
+        model: Name of the model.
+        texts: Number of texts; 0 for synthetic texts.
+        quick: Whether fewer and shorter measurements were requested.
+        training: Whether training steps are measured instead of annotation.
+        bring_up: Whether the run stops at the first criterion that is not met.
+        chip: Name of the processor.
+        memory_bytes: Installed memory in bytes.
+        software: Versions of the software.
     """
 
-    DESCRIPTION = "The report"
-    OPERATION = "Reporting"
-    TARGET = "this computer"
-    STAGE = "step"
-    RESUME_HINT = "Run the same report again to continue."
-    FILE = JSON_FILE_NAME
-    CONTENT = "a report of nb.report()"
-    REMEDY = f"Pass a {JSON_FILE_NAME} file of nb.report()."
+    simulated: bool
+    defects: tuple[str, ...]
+    request: str | None
+    model: str
+    texts: Count
+    quick: bool
+    training: bool
+    bring_up: bool
+    chip: str
+    memory_bytes: Count
+    software: Software
+
+
+def current_subject(options: StepOptions, request: str | None = None, bring_up: bool = False) -> ReportSubject:
+    """Return the subject of a run that starts now, without importing torch."""
+    device_manager = SESSION.device_manager
+    override = SESSION.override
+    machine = device_manager.machine
+    return ReportSubject(
+        simulated=is_mps_simulated(),
+        defects=find_defects(),
+        request=request or (override.value if override else None),
+        model=sanitize_path(options.model or "bundled"),
+        texts=len(options.texts or ()),
+        quick=options.quick,
+        training=options.training,
+        bring_up=bring_up,
+        chip=machine.chip or processor_name(),
+        memory_bytes=machine.memory_bytes or total_memory_bytes(),
+        software=replace(read_software(device_manager), torch=package_version("torch")),
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class DeviceReport(Displayable):
+    """Measurements of one computer, without note texts, user names, host names and home directories.
+
+    ``nb.report()`` and ``nb.runbook.bring_up()`` write it to a directory as an HTML page and a JSON file.
+
+    Attributes:
+        schema: Name and version of the JSON format.
+        created_at: Time of the last update, in UTC.
+        subject: Machine, software and workload.
+        device: Measured device; null until it is known.
+        planned_steps: Names of all steps, in order.
+        steps: Outcomes of the steps that ran, in order.
+        verdict: Conclusion in a few sentences.
+        not_measured: Missing measurements, as sentences.
+        warnings: Warnings about the measurements, as sentences.
+        notes: Notes on this run, as sentences.
+    """
+
+    schema: Literal["openmed_nb/report/1"]
+    created_at: UtcTimestamp
+    subject: ReportSubject
+    device: str | None
+    planned_steps: tuple[str, ...]
+    steps: tuple[StepOutcome, ...] = ()
+    verdict: str = ""
+    not_measured: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
-    def finished_stages(self) -> tuple[str, ...]:
-        """Names of the steps with a result."""
+    def simulated(self) -> bool:
+        """Whether MPS is simulated."""
+        return self.subject.simulated
+
+    @property
+    def finished_steps(self) -> tuple[str, ...]:
+        """Names of the steps with a result that meets its criterion."""
         return tuple(outcome.step for outcome in self.steps if outcome.outcome == DONE)
 
     @property
     def missing_steps(self) -> tuple[str, ...]:
-        """Names of the steps without a result."""
-        return tuple(name for name in self.planned_steps if name not in self.finished_stages)
+        """Names of the other steps."""
+        return tuple(name for name in self.planned_steps if name not in self.finished_steps)
 
     @property
     def exit_code(self) -> int:
-        """Exit status of a command: 1 if a step has no result, else 0. Findings of the steps do not affect it."""
+        """Exit status of a command: 1 if a step is missing, else 0. Findings of the steps do not affect it."""
         return 1 if self.missing_steps else 0
+
+    def outcome_for(self, step: str) -> StepOutcome | None:
+        """Return the outcome of a step, or ``None`` if it has not run."""
+        return next((outcome for outcome in self.steps if outcome.step == step), None)
+
+    def evidence(self, without: str = "") -> Evidence:
+        """Return the evidence of all steps, or of all steps except one. Tuples are lists in JSON."""
+        values: dict[str, Any] = {}
+        for outcome in self.steps:
+            for name, value in (outcome.evidence or {}).items():
+                if outcome.step != without:
+                    values[name] = tuple(value) if isinstance(value, list) else value
+        values["device"] = self.device or "cpu"
+        values["task"] = TRAINING if self.subject.training else ANNOTATION
+        values["simulated"] = self.subject.simulated or None
+        return Evidence(**values)
 
     def to_report(self) -> Report:
         """Return a report of the verdict with a row for each step; measured values are on the page."""
@@ -87,16 +200,20 @@ class DeviceReport(ReportData, StagedReport):
             (outcome.step, outcome.outcome, outcome.status or "", outcome.message, outcome.remedy)
             for outcome in self.steps
         )
-        title = f"Report on {self.device or 'an unknown device'}"
         virtual = ""
         if gpu := _find_virtual_gpu(self):
-            title += VIRTUAL_SUFFIX
             virtual = f"The GPU is virtual: {gpu}. The report shows whether results are correct; its times do not represent a Mac."
-        sentences = (virtual, self.verdict, *self.notes, *self.warnings)
+        criteria: tuple[tuple[str, str], ...] = ()
+        if self.subject.bring_up:
+            limits = evaluate(self.evidence()).gates.format_values()
+            criteria = tuple((stage.name, stage.criterion.format(**limits)) for stage in STAGES)
         return Report(
-            title,
-            tuple(filter(None, sentences)),
-            (Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows),),
+            f"{'Bring-up' if self.subject.bring_up else 'Report'} on {self.device or 'an unknown device'}",
+            tuple(filter(None, (virtual, self.verdict, *self.notes, *self.warnings))),
+            (
+                Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows),
+                Table("Stages", ("stage", "criterion"), criteria, collapsed=True),
+            ),
             metrics=(Table("System", ("property", "value"), tuple(_describe_subject(self))),),
         )
 
@@ -116,8 +233,8 @@ class DeviceReport(ReportData, StagedReport):
             Pass a report.json file of nb.report().
         """
         path = check_path(file, "the file of a report")
-        report: DeviceReport = read_json_file(cls, path, cls.CONTENT, cls.REMEDY)
-        return report
+        remedy = f"Pass a {JSON_FILE_NAME} file of nb.report()."
+        return read_json_file(cls, path, "a report of nb.report()", remedy)
 
     def with_outcome(self, outcome: StepOutcome) -> DeviceReport:
         """Return the report with the outcome of a step and an updated verdict.
@@ -128,13 +245,13 @@ class DeviceReport(ReportData, StagedReport):
         device = self.device
         notes = self.notes
         if outcome.step == DEVICE_STEP:
-            device = outcome.report_json["device"] if outcome.outcome == DONE else "cpu"
+            device = outcome.report_json["device"] if outcome.report_json else "cpu"
             if device != self.device and other_outcomes:
                 other_outcomes = []
                 notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
         outcomes = sorted((*other_outcomes, outcome), key=lambda item: self.planned_steps.index(item.step))
         report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(outcomes), notes=notes)
-        verdict = evaluate(merge_evidence(report.subject, report.device, [item.evidence for item in report.steps]))
+        verdict = evaluate(report.evidence())
         return replace(
             report,
             verdict=_summarize_verdict(report, verdict),
@@ -142,33 +259,27 @@ class DeviceReport(ReportData, StagedReport):
             warnings=verdict.warnings,
         )
 
-    @property
-    def identity(self) -> dict[str, object]:
-        """JSON-compatible values that a saved report must share with this report to be resumed."""
-        return {**to_plain_data(self.subject), "planned_steps": self.planned_steps}
-
     def files(self) -> dict[str, str]:
-        """Return the JSON, the page and the text for an issue by file name."""
-        displayed = self.final_report()
-        return {
-            JSON_FILE_NAME: to_json(self),
-            "report.html": render_page(self, displayed),
-            "issue.md": render_issue(self, displayed),
-        }
+        """Return the JSON and the page by file name."""
+        return {JSON_FILE_NAME: to_json(self), "report.html": render_page(self)}
 
 
 def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     """Return the recommendation with its reason, and the number of finished steps, as sentences."""
+    stopped = next((outcome for outcome in report.steps if outcome.outcome != DONE), None)
     device_outcome = report.outcome_for(DEVICE_STEP)
-    if device_outcome is not None and device_outcome.outcome != DONE:
+    if report.subject.bring_up and stopped is not None:
+        recommendation = f"No, stopped at {stopped.step}: {stopped.message}"
+    elif device_outcome is not None and device_outcome.outcome != DONE:
         problem = device_outcome.message.rstrip(".")
         recommendation = f"The device is unavailable ({problem}), and the other steps measured the CPU."
     else:
         device = report.device or "an unknown device"
         reason = verdict.reason.conditions[0].rstrip(".")
-        recommendation = f"On {device}: {verdict.recommendation}, because {reason}."
+        passed = "Yes. " if report.subject.bring_up and not report.missing_steps else ""
+        recommendation = f"{passed}On {device}: {verdict.recommendation}, because {reason}."
     missing = f"; missing: {', '.join(report.missing_steps)}" if report.missing_steps else ""
-    finished = f"{len(report.finished_stages)} of {pluralize(len(report.planned_steps), 'step')} finished{missing}."
+    finished = f"{len(report.finished_steps)} of {pluralize(len(report.planned_steps), 'step')} finished{missing}."
     problems = [
         outcome.step for outcome in report.steps if outcome.outcome == DONE and outcome.status in {WARNING, FAILED}
     ]
@@ -177,7 +288,7 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _find_virtual_gpu(report: ReportData) -> str:
+def _find_virtual_gpu(report: DeviceReport) -> str:
     """Return the name of the GPU of a report, or of its chip, if it is virtual, otherwise an empty string."""
     outcome = report.outcome_for("doctor")
     if outcome is not None and VIRTUAL_METAL_DEVICE in json.dumps(outcome.report_json):
@@ -186,7 +297,7 @@ def _find_virtual_gpu(report: ReportData) -> str:
     return chip if chip.endswith("(Virtual)") else ""
 
 
-def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
+def _describe_subject(report: DeviceReport) -> Iterator[tuple[str, str]]:
     """Yield the properties of the machine, software and workload as text."""
     subject = report.subject
     versions = subject.software
@@ -194,42 +305,154 @@ def _describe_subject(report: ReportData) -> Iterator[tuple[str, str]]:
     system_status = report.outcome_for("signals")
     tables = system_status.report.tables if system_status and system_status.report else ()
     yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
-    if virtual_gpu := _find_virtual_gpu(report):
-        yield "virtual GPU", virtual_gpu
     yield "memory", format_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
     yield "torch", versions.torch or "not installed"
     yield "transformers", versions.transformers or "not installed"
     yield "Python", versions.python
     yield "openmed_nb", versions.openmed_nb
+    yield "model", subject.model
     yield "workload", f"{'training' if subject.training else 'annotation'}{', quick' if subject.quick else ''}"
     yield "duration", f"{sum(outcome.seconds for outcome in report.steps):.0f} s"
     yield "created at", report.created_at
 
 
+# The page supports light and dark color schemes: all colors are system colors or translucent.
+PAGE_STYLE = """<style>
+:root {color-scheme: light dark;}
+body {background: Canvas; color: CanvasText; font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word;}
+section {border-top: 1px solid #8886; margin-top: 2rem;}
+h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-size: 1.2rem;}
+.wide {overflow-x: auto;} .wide th, .wide td {overflow-wrap: anywhere; min-width: 5.5rem;} .wide tbody th {min-width: 7rem;}
+.state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
+pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; padding-left: 0.7rem;}
+.openmed-picture th {overflow-wrap: anywhere !important;}
+</style>"""
+
+
+def render_page(report: DeviceReport) -> str:
+    """Return a report as an HTML page with its conclusion and a section for each step that ran."""
+    displayed = report.final_report()
+    title = escape(displayed.title)
+    paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in displayed.sentences)
+    missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.not_measured) or "<li>None.</li>"
+    titles = {step.name: step.title for step in STEPS}
+    links = []
+    sections = []
+    for outcome in report.steps:
+        name = escape(outcome.step)
+        heading = escape(titles.get(outcome.step, outcome.step))
+        status = _status_html(outcome)
+        links.append(f'<li><a href="#{name}">{heading}</a> {status}</li>')
+        sections.append(f'<section id="{name}"><h2>{heading} {status}</h2>{_render_outcome(outcome)}</section>')
+    parts = (
+        f"<h1>{title}</h1>{paragraphs}<ul>{''.join(links)}</ul>",
+        f"<details><summary>Missing measurements</summary><ul>{missing}</ul></details>",
+        # Without the table of the steps, which have separate sections.
+        _scrollable_html(Report("System", html_sentences=("",), metrics=displayed.metrics)),
+        *sections,
+    )
+    viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{viewport}<title>{title}</title>{PAGE_STYLE}'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{"".join(parts)}</main></body></html>\n'
+
+
+def _scrollable_html(report: Report) -> str:
+    """Return a report as HTML that scrolls horizontally on narrow pages, with keyboard support."""
+    return f'<div class="wide" role="group" aria-label="{escape(report.title)}" tabindex="0">{to_html(report)}</div>'
+
+
+def _status_html(outcome: StepOutcome) -> str:
+    """Return the status of a step, or its outcome if it has no result, as a colored badge with a label."""
+    label = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
+    status = label if label in {OK, WARNING, NOT_APPLICABLE} else FAILED
+    return f'<span class="state">{status_badge(status)} {escape(label)}</span>'
+
+
+def _render_outcome(outcome: StepOutcome) -> str:
+    """Return the message, charts and full report of a step as HTML."""
+    parts = [f"<p>{escape(sentence)}</p>" for sentence in (outcome.message, outcome.remedy) if sentence]
+    if outcome.output:
+        lines = escape("\n".join(outcome.output))
+        parts.append(f'<pre tabindex="0" aria-label="Last lines of the output">{lines}</pre>')
+    if outcome.report:
+        parts.append(render_charts(*outcome.report.charts))
+        is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
+        full_report = _scrollable_html(replace(outcome.report, charts=()))
+        summary = f"<summary>Full report ({outcome.seconds:.0f} s)</summary>"
+        parts.append(f"<details{is_open}>{summary}{full_report}</details>")
+    return "".join(parts)
+
+
+class Obstacle(NamedTuple):
+    """Reason why the criterion of a stage is not met, with a remedy."""
+
+    message: str
+    remedy: str
+
+
+def find_obstacle(stage: Stage, report: DeviceReport, seconds: float) -> Obstacle | None:
+    """Return the reason why the criterion of a stage is not met, or ``None`` if it is met."""
+    evidence = report.evidence()
+    doctor = report.outcome_for("doctor")
+    if stage is FREEZE and doctor is not None:
+        failures = {*(evidence.doctor_failures or ())} - DEVICE_FINDINGS
+        findings = [finding for finding in doctor.report_json["findings"] if finding["name"] in failures]
+        problems = [Obstacle(f"{finding['name']}: {finding['evidence']}.", finding["remedy"]) for finding in findings]
+        settings = SESSION.device_manager.mps_environment(report.device or "cpu").settings
+        problems += [
+            Obstacle(f"{setting.name}: {setting.effect}.", setting.remedy)
+            for setting in settings
+            if setting.effect in {TOO_LATE, CONFLICT}
+        ]
+        if problems:
+            return Obstacle(" ".join(problem.message for problem in problems), problems[0].remedy)
+    return unmet_criterion(evaluate(evidence), stage, seconds)
+
+
+def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle | None:
+    """Return the obstacle of a stage in a verdict, or ``None`` if its criterion is met.
+
+    A missing measurement stops only the stage that measures it, and the last stage.
+    """
+    is_last = stage is STAGES[-1]
+    for reason in verdict.reasons:
+        if reason.precedence in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.metrics or is_last):
+            metrics = verdict.describe_metrics(reason)
+            details = f" ({metrics})" if metrics else ""
+            return Obstacle(f"{'; '.join(reason.conditions)}{details}.", " ".join(reason.actions))
+    if is_last:
+        return None
+    for requirement in verdict.missing_requirements:
+        if requirement.is_needed and requirement.precedence in stage.areas and requirement.is_blocking:
+            longer = f"seconds={2 * seconds:g} (--seconds {2 * seconds:g} on the command line)"
+            remedy = f"Repeat the bring-up with {longer}, or run {requirement.command}."
+            return Obstacle(f"missing measurement: {requirement.name}.", remedy)
+    return None
+
+
 def report(
     folder: str | os.PathLike[str] = DEFAULT_FOLDER,
     *,
+    model: str | os.PathLike[str] | None = None,
     quick: bool = False,
     training: bool = False,
-    progress: bool = True,
 ) -> DeviceReport:
-    """Benchmark and check this computer, and write a page, a JSON file and a text for an issue.
+    """Benchmark and check this computer, and write a page and a JSON file.
 
-    The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients;
-    the compile time of each new shape; batches of one row compared with 32 rows; a sweep; a comparison with the CPU; a
-    profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook.
-    They use the bundled model and synthetic texts. Each step runs in a separate process with a time limit. A step that is
+    The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients; a
+    sweep; a comparison with the CPU; a profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook.
+    They use synthetic texts. Each step runs in a separate process with a time limit. A step that is
     aborted, hangs, runs out of memory or fills the disk is therefore a row of the report, and the other steps continue.
 
     Args:
-        folder: Directory of ``report.html``, ``report.json`` and ``issue.md``, which are updated after each step. It is created
+        folder: Directory of ``report.html`` and ``report.json``, which are updated after each step. It is created
             if it does not exist. No data is sent or written elsewhere. A second run with the same directory keeps the steps
             with a result and runs the others. If the computer, torch or an argument changed, all steps run again, and the
             report states the reason.
+        model: Name or directory of a model. If ``None``, use the bundled model.
         quick: Whether to run fewer and shorter measurements: about one minute instead of five.
-        training: Whether to sweep, compare and profile training steps instead of annotation.
-        progress: Whether to display progress after half a second.
+        training: Whether to measure training steps instead of annotation.
 
     Returns:
         The report: ``verdict``, in a few sentences; ``not_measured``; ``steps``, each with ``outcome`` (``"done"``,
@@ -238,6 +461,7 @@ def report(
 
     Raises:
         ConfigurationError: If the directory is not writable, or its ``report.json`` is not a report.
+        UnknownModelError: If there is no such model.
         RunInterrupted: If the run is interrupted. The running step is killed, and the same call resumes.
 
     The report contains no note texts, user names, host names or home directories. The JSON Schema is in
@@ -253,32 +477,200 @@ def report(
     """
     check_bool("quick", quick)
     check_bool("training", training)
-    with SESSION.operation(progress):
-        return run_report(check_path(folder, "the folder of a report"), quick, training)
+    options = StepOptions(
+        model=_check_model(model),
+        training=training,
+        quick=quick,
+        seconds=QUICK_SECONDS if quick else DEFAULT_SECONDS,
+    )
+    return run_report(check_path(folder, "the folder of a report"), options)
 
 
-def run_report(folder: Path, quick: bool, training: bool, steps: Sequence[Step] = STEPS) -> DeviceReport:
-    """Run steps in order and return their report; see :func:`report`."""
-    subject = current_subject(training, quick)
+def bring_up(  # noqa: PLR0913 - the arguments are independent user options
+    model: str | os.PathLike[str] | None = None,
+    texts: Iterable[Any] | None = None,
+    *,
+    folder: str | os.PathLike[str] = BRING_UP_FOLDER,
+    device: str | None = None,
+    training: bool = False,
+    seconds: float = DEFAULT_SECONDS,
+    **arguments: Any,
+) -> DeviceReport:
+    """Bring a model up on a device in five stages, and stop at the first unmet exit criterion.
+
+    The stages are ``freeze`` (interpreter, packages, variables), ``gates`` (the device computes, and its results are
+    correct), ``throughput`` (batch sweep, time waiting for data), ``memory`` (ten epochs) and ``split`` (CPU fallbacks, and
+    speedup over the CPU). Their steps are those of :func:`openmed_nb.report`, each in a separate process. The same call resumes
+    at the first stage that has not passed.
+
+    Args:
+        model: Name or directory of a model. If ``None``, use the bundled model.
+        texts: Texts to measure with, which are never saved. If ``None``, use synthetic texts.
+        folder: Directory of ``report.json`` and ``report.html``. If it belongs to another model, machine or torch version, all
+            stages run again, and the result states the reason.
+        device: Device. If ``None``, use the device of the session.
+        training: Whether to train the model on synthetic rows instead of annotating texts.
+        seconds: Approximate duration of the sweep and of the comparison, in seconds each.
+        arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``.
+
+    Returns:
+        The report: ``verdict``, yes or no with the reason; ``steps``, with the message and remedy of each; ``missing_steps``;
+        and ``exit_code``, 0 if all criteria are met. A step whose result does not meet the criterion of its stage has the
+        outcome ``"not met"``.
+
+    Raises:
+        ConfigurationError: If an argument is invalid, or the directory is not writable or contains another ``report.json``.
+        UnknownModelError: If there is no such model.
+        RunInterrupted: If the run is interrupted. The same call resumes it.
+
+    Measurements are compared with :func:`gates`, as in :func:`openmed_nb.verdict`.
+
+    Example:
+        >>> from openmed_nb.errors import ConfigurationError
+        >>> try:
+        ...     bring_up(training="yes")
+        ... except ConfigurationError as error:
+        ...     print(error.remedy)
+        Pass True or False.
+    """
+    check_bool("training", training)
+    options = StepOptions(
+        model=_check_model(model),
+        texts=validate_texts(texts),
+        training=training,
+        backward=training,
+        seconds=check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}"),
+        arguments=arguments,
+    )
+    if not all(isinstance(text, str) for text in options.texts or ()):
+        raise ConfigurationError("The texts contain items that are not texts.", "Pass a list of texts.")
+    if not all(isinstance(value, (str, int, float, type(None))) for value in arguments.values()):
+        message = "An argument for loading the model cannot be sent to another process."
+        raise ConfigurationError(message, "Pass texts, numbers, True, False or None.")
+    request = None
+    if device is not None:
+        request = parse_device_argument(device)
+        DeviceRequest.parse(request, "nb.runbook.bring_up()")
+    directory = check_path(folder, "the folder of a bring-up")
+    return run_report(directory, options, [step for step in STEPS if step.stage], request, bring_up=True)
+
+
+def _check_model(model: object) -> str | None:
+    """Return the name of a model.
+
+    Raises:
+        ConfigurationError: If it is not a name.
+        UnknownModelError: If there is no such model.
+    """
+    if not is_model_name(model):
+        message = f"{short_type_name(model)} is not the name of a model, and cannot be sent to another process."
+        remedy = "Save the model and its tokenizer with save_pretrained(), and pass the folder."
+        raise ConfigurationError(message, remedy)
+    if model is None:
+        return None
+    find_model(str(model))
+    return str(model)
+
+
+def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:
+    """Return the saved report of a directory with a note for the user. If it has another subject, return the initial report.
+
+    Raises:
+        ConfigurationError: If the file of the report has other content.
+    """
+    file = folder / JSON_FILE_NAME
+    if not file.exists():
+        return initial
+    previous = DeviceReport.read(file)
+    identities = (
+        {"planned_steps": list(state.planned_steps), **to_plain_data(state.subject)} for state in (previous, initial)
+    )
+    if changes := describe_changes(*identities):
+        return replace(initial, notes=(f"{RESTARTED_PREFIX}{'; '.join(changes)}.",))
+    if previous.subject.bring_up:  # All steps of an unfinished stage run again.
+        stages = {step.name: step.stage for step in STEPS}
+        unfinished = [stages.get(name) for name in previous.missing_steps]
+        kept = tuple(outcome for outcome in previous.steps if stages.get(outcome.step) not in unfinished)
+        previous = replace(previous, steps=kept)
+    count = len(previous.finished_steps)
+    return replace(previous, notes=(f"Kept from a previous run: {pluralize(count, 'step')}.",) if count else ())
+
+
+def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return the changes between two identities as text, without versions of other packages.
+
+    Example:
+        >>> describe_changes({"quick": True, "packages": {"numpy": "2"}}, {"quick": False, "packages": {}})
+        ['quick was True and is False']
+    """
+    return [
+        f"{change.path[-1].replace('_', ' ')} was {change.before} and is {change.after}"
+        for change in find_changes(before, after)
+        if "packages" not in change.path
+    ]
+
+
+def run_report(
+    folder: Path,
+    options: StepOptions,
+    steps: Sequence[Step] = STEPS,
+    request: str | None = None,
+    bring_up: bool = False,
+) -> DeviceReport:
+    """Run the unfinished steps in order, save the report after each step, and return it.
+
+    Args:
+        folder: Directory of the saved files.
+        options: Options of the steps.
+        steps: All steps, in order.
+        request: Requested device, or ``None`` for the device of the session.
+        bring_up: Whether to stop at the first step without a result, and at the first criterion that is not met.
+
+    Raises:
+        ConfigurationError: If the directory is not writable, before the first step or after the last step.
+        RunInterrupted: If the run is interrupted.
+    """
+    operation = "Bringing up" if bring_up else "Reporting"
+    subject = current_subject(options, request, bring_up)
+    simulation = Simulation(subject.memory_bytes if subject.simulated else 0, subject.defects)
     planned_steps = tuple(step.name for step in steps)
-
-    expected = {step.name: step.expected_seconds for step in steps}
-
-    def measure(step: Step, previous: DeviceReport) -> tuple[DeviceReport, dict[str, str]]:
-        return previous.with_outcome(run_step(step, previous, SESSION.device_manager.user_environ)), {}
-
-    def describe_progress(step: Step, previous: DeviceReport) -> str:
-        """Return the name of a step with the estimated remaining time, at the pace of the steps that have run."""
-        pace = QUICK_FRACTION if quick else 1.0
-        if previous.steps:
-            pace = sum(outcome.seconds for outcome in previous.steps) / sum(
-                expected[outcome.step] for outcome in previous.steps
-            )
-        remaining = pace * sum(expected[name] for name in previous.missing_steps)
-        rounded = 10 * math.ceil(remaining / 10)
-        eta = f"{rounded} s" if rounded < 60 else f"{math.ceil(remaining / 60)} min"  # noqa: PLR2004 - a minute
-        return f"{step.name}, about {eta} left"
-
-    initial, note = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
-    notes = (note,) if note else ()
-    return run_stages(replace(initial, notes=notes), steps, measure, folder, describe_progress)
+    report = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
+    save_files(folder, report.files(), "The report")
+    save_error = None
+    completed = len(steps)
+    with SESSION.operation():
+        for number, step in enumerate(steps):
+            if step.name in report.finished_steps:
+                continue
+            SESSION.notify(ProgressEvent(operation, step.name, number, len(steps), "step"))
+            known = report.evidence(without=step.name)
+            metrics = tuple(metrics for outcome in report.steps for metrics in outcome.metrics)
+            step_options = replace(options, device=report.device or "cpu", knee=known.knee, metrics=metrics)
+            try:
+                # Once the device is known, all other steps measure it.
+                outcome = run_step(step, step_options, report.device or subject.request, simulation, known)
+            except KeyboardInterrupt:
+                hint = "Run the same report again to continue."
+                raise RunInterrupted(len(report.finished_steps), report, str(folder), "step", hint) from None
+            report = report.with_outcome(outcome)
+            is_stage_end = all(later.stage is not step.stage for later in steps[number + 1 :])
+            if bring_up and step.stage and is_stage_end and outcome.outcome == DONE:
+                obstacle = find_obstacle(step.stage, report, options.seconds)
+                if obstacle is not None:
+                    message = f"The criterion of the stage {step.stage.name} is not met: {obstacle.message}"
+                    remedy = f"{obstacle.remedy} Rollback: {step.stage.rollback}"
+                    unmet = replace(outcome, outcome=NOT_MET, status="failed", message=message, remedy=remedy)
+                    report = report.with_outcome(unmet)
+            save_error = None
+            try:
+                save_files(folder, report.files(), "The report")
+            except ConfigurationError as error:  # A step may fill the disk, and saving may succeed after the next step.
+                save_error = error
+            if bring_up and step.name in report.missing_steps:
+                completed = number
+                break
+        target = "model" if bring_up else "this computer"
+        SESSION.notify(ProgressEvent(operation, target, completed, len(steps), "step"))
+    if save_error:
+        raise save_error
+    return report

@@ -1,55 +1,53 @@
-"""Run a step of a report in a separate process, and describe its outcome.
+"""Run a step in a child process, and describe its outcome without names of users and hosts.
 
-The process reads the report so far as a line of JSON and writes its answer to a file. Its standard input stays open while the report
-runs, so the process exits with the report, whatever ended the report. Every way in which the process can end is an outcome.
+Every way in which the process can end is an outcome.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import faulthandler
-import json
-import os
-import shutil
+import getpass
+import math
+import platform
+import re
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from ...._render.display import FAILED, to_plain_data, worst_status
+from ...._render.display import FAILED, JsonMixin, Report, to_plain_data, worst_status
+from ...._utils import child
 from ...._utils.clock import current_time
-from ...._utils.plain import atomic_write, from_json_data, utc_timestamp
-from ...._utils.text import describe_error, short_type_name
+from ...._utils.plain import from_json_data, utc_timestamp
+from ...._utils.text import describe_error, escape_control_characters, short_type_name
+from ....devices.machine import ACTIVE_SIMULATIONS
+from ....devices.request import MASK
 from ....errors import OpenMedError
 from ....session import SESSION
-from ..runner import merge_evidence, read_reports
-from .record import CRASHED, DONE, TIMED_OUT, Outcome, ReportData, StepOutcome, redact, tail_lines
+from ...verdict.metrics import Evidence
+from ..logbook.privacy import home_folder, redact_secrets
+from ..logbook.sections import ReportMetrics, UtcTimestamp
 from .steps import Step, StepOptions, StepResult
 
-# File with the answer of a step, in the temporary directory of its process.
-ANSWER_FILE = "answer.json"
+# Outcomes of a step.
+Outcome = Literal["done", "failed", "crashed", "timed out", "not met"]
+DONE: Outcome = "done"
+CRASHED: Outcome = "crashed"
+TIMED_OUT: Outcome = "timed out"
+NOT_MET: Outcome = "not met"
 
-# Time that a killed process may take to exit. A process that waits for a GPU may never exit.
-EXIT_GRACE_SECONDS = 10.0
+MAX_OUTPUT_LINES = 30
+MAX_LINE_LENGTH = 300
 
-# Time for a regular exit of a process after SIGTERM when its report has ended.
-TERMINATION_GRACE_SECONDS = 3.0
+# Directory in front of a package in a file path, which may contain user names.
+PATH_PREFIX_PATTERN = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|python3\.\d+)[/\\])")
 
-# A process prints a traceback each time this fraction of its time limit has passed, so that the last traceback shows where it hangs.
-TRACEBACK_FRACTION = 0.3
+# First line of a traceback of Python's fault handler; the reason for the fault is in the lines before it.
+FAULT_PATTERN = re.compile(r"Fatal Python error:|Timeout \(")
+LINES_BEFORE_FAULT = 10
 
-# A disk with less free space counts as full, as do these errors.
-MIN_FREE_BYTES = 1 << 20
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 DISK_FULL_REMEDY = "Free disk space, and run the report again."
 OUT_OF_MEMORY_REMEDY = "Close other programs, and run the report again."
 RUN_ALONE = "Run the report again while no other program is running"
@@ -61,97 +59,95 @@ SIGNAL_REMEDIES = {
 }
 
 
+@dataclass(frozen=True)
+class StepOutcome:
+    """Outcome of a step.
+
+    Attributes:
+        step: Name of the step.
+        outcome: Whether the step has a result (``done``), raised an error (``failed``), was ended by a signal (``crashed``),
+            exceeded its time limit (``timed out``), or has a result that does not meet the criterion of a bring-up
+            (``not met``).
+        status: Worst status of its findings: ok, warning, failed or not applicable; null without a result.
+        message: Result or problem, in one or two sentences.
+        remedy: Suggested action; empty if none is needed.
+        output: Last lines of its output; empty if there is a result.
+        created_at: Time of completion, in UTC.
+        seconds: Duration in seconds, including the start of its process.
+        report: Result as sentences, tables and charts; null without a result.
+        report_json: JSON of the report itself, in its own schema; null without a result.
+        metrics: Numeric metrics of the result.
+        evidence: Metrics that it adds to the verdict, by name.
+    """
+
+    step: str
+    outcome: Outcome
+    status: Literal["ok", "warning", "failed", "not applicable"] | None
+    message: str
+    remedy: str
+    output: tuple[str, ...]
+    created_at: UtcTimestamp
+    seconds: float
+    report: Report | None = None
+    report_json: Any = None
+    metrics: tuple[ReportMetrics, ...] = ()
+    evidence: dict[str, Any] | None = None
+
+
+class Simulation(NamedTuple):
+    """Simulated device of a step; ``memory_bytes`` is 0 for a real device."""
+
+    memory_bytes: int
+    defects: tuple[str, ...]
+
+
+def run_step(
+    step: Step, options: StepOptions, request: str | None, simulation: Simulation, known: Evidence
+) -> StepOutcome:
+    """Run a step in a child process and return its outcome.
+
+    Args:
+        step: Step to run.
+        options: Options of the step.
+        request: Requested device, or ``None`` for automatic selection.
+        simulation: Simulated device.
+        known: Evidence of the other steps.
+    """
+    start = current_time()
+    environ = SESSION.device_manager.user_environ
+    arguments = (step.run, options, request, simulation, known)
+    exit_code, answer, output = child.run(_measure, arguments, step.timeout_seconds, environ)
+    if answer and "report" in answer:
+        outcome = {**answer, "outcome": DONE, "remedy": "", "output": []}
+    else:
+        lines = tail_lines(output)
+        description = describe_exit(exit_code, step.timeout_seconds, answer or {}, lines)
+        missing = dict.fromkeys(("status", "report", "report_json", "evidence"))
+        outcome = {**missing, "metrics": [], **description._asdict(), "output": list(lines)}
+    outcome |= {"step": step.name, "created_at": utc_timestamp(), "seconds": round(current_time() - start, 1)}
+    result: StepOutcome = from_json_data(StepOutcome, outcome)
+    return result
+
+
 class ExitDescription(NamedTuple):
-    """Outcome of a process without a complete answer."""
+    """Outcome of a process without a result."""
 
     outcome: Outcome
     message: str
     remedy: str
 
 
-def run_step(step: Step, report: ReportData, environ: Mapping[str, str]) -> StepOutcome:
-    """Run the next step of a report in a separate process and return its outcome. An interrupt also kills the process."""
-    start = current_time()
-    # The process needs only metrics and evidence of the steps so far. A pipe holds them even if the process does not read.
-    steps = tuple(replace(outcome, output=(), report=None, report_json=None) for outcome in report.steps)
-    line = json.dumps(to_plain_data(replace(report, steps=steps)))
-    with tempfile.TemporaryDirectory(prefix="openmed_nb_report_", ignore_cleanup_errors=True) as directory:
-        function = f"{step.run.__module__}:{step.run.__qualname__}"
-        arguments = (directory, function, step.timeout_seconds)
-        # The process has the import path of this process.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main{arguments!r}"
-        output = Path(directory, "output")
-        with output.open("wb") as stream:
-            process = subprocess.Popen(  # noqa: S603 - the command is a constant of this module
-                [sys.executable, "-u", "-X", "faulthandler", "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,  # Ctrl-C does not reach the process.
-                env=environ,
-            )
-            exit_code = None
-            try:
-                # The process may have exited before it reads; its status shows the reason.
-                with contextlib.suppress(BrokenPipeError):
-                    if process.stdin:
-                        process.stdin.write(f"{line}\n".encode())
-                        process.stdin.flush()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    exit_code = process.wait(step.timeout_seconds)
-            finally:
-                _kill_process(process)
-        answer_file = Path(directory, ANSWER_FILE)
-        answer: dict[str, Any] = json.loads(answer_file.read_text("utf-8")) if answer_file.exists() else {}
-        lines = tail_lines(output)
-        is_disk_full = shutil.disk_usage(directory).free < MIN_FREE_BYTES
-    stored = {
-        # A step without a complete answer lacks these values.
-        **dict.fromkeys(("status", "report", "report_json", "evidence")),
-        "metrics": [],
-        **(answer if "report" in answer else {}),
-        "step": step.name,
-        "created_at": utc_timestamp(),
-        "seconds": round(current_time() - start, 1),
-        "outcome": DONE,
-        "remedy": "",
-        "output": [],
-    }
-    if exit_code != 0 or "report" not in answer:
-        description = describe_exit(exit_code, step.timeout_seconds, answer, lines, is_disk_full)
-        stored |= {**description._asdict(), "output": list(lines)}
-    outcome: StepOutcome = from_json_data(StepOutcome, stored)
-    return outcome
-
-
-def _kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children. A process that the operating system cannot end is left running."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises these if the process has just exited.
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(EXIT_GRACE_SECONDS)
-    with contextlib.suppress(BrokenPipeError):
-        if process.stdin:
-            process.stdin.close()
-
-
-def describe_exit(
-    code: int | None, limit: float, answer: Mapping[str, Any], lines: Sequence[str], is_disk_full: bool
-) -> ExitDescription:
-    """Return the outcome, message and remedy of a step without a complete answer.
+def describe_exit(code: int | None, limit: float, answer: Mapping[str, Any], lines: Sequence[str]) -> ExitDescription:
+    """Return the outcome, message and remedy of a step without a result.
 
     Args:
         code: Exit status of the process, or ``None`` if it exceeded its time limit.
         limit: Time limit in seconds.
-        answer: Answer of the process, which may be empty.
+        answer: Error that the process described, or an empty mapping.
         lines: Last lines of its output.
-        is_disk_full: Whether the disk is full.
 
     Example:
-        >>> describe_exit(None, 5, {}, (), False)[:2], describe_exit(1, 5, {}, ("KeyError: 1",), False)[:2]
+        >>> describe_exit(None, 5, {}, ())[:2], describe_exit(1, 5, {}, ("KeyError: 1",))[:2]
         (('timed out', 'The time limit of 5 s was exceeded.'), ('failed', 'The process exited with status 1: KeyError: 1.'))
     """
     if code is None:
@@ -162,23 +158,30 @@ def describe_exit(
     if "remedy" in answer:
         return ExitDescription("failed", answer["message"], answer["remedy"])
     last_line = f": {lines[-1].rstrip('.')}" if lines else ""
-    remedy = DISK_FULL_REMEDY if is_disk_full else CRASH_REMEDY
-    return ExitDescription("failed", f"The process exited with status {code}{last_line}.", remedy)
+    return ExitDescription("failed", f"The process exited with status {code}{last_line}.", CRASH_REMEDY)
 
 
-def main(directory: str, function: str, limit: float) -> None:
-    """Run a step for the report in the standard input, and write its answer to a directory.
+def _measure(
+    run: Callable[[StepOptions], StepResult],
+    options: StepOptions,
+    request: str | None,
+    simulation: Simulation,
+    known: Evidence,
+) -> object:
+    """Run the function of a step in its process, and return its result as JSON-compatible data without private names.
 
-    An ``OpenMedError`` and an exhausted disk or memory are answers; any other error ends the process.
+    An ``OpenMedError`` and an exhausted disk or memory are described; any other error ends the process.
     """
     from ....devices.memory import is_out_of_memory
 
-    report: ReportData = from_json_data(ReportData, json.loads(sys.stdin.readline()))
-    tempfile.tempdir = directory
-    threading.Thread(target=_exit_on_stdin_close, daemon=True).start()
-    faulthandler.dump_traceback_later(TRACEBACK_FRACTION * limit, repeat=True)
+    SESSION.start()
     try:
-        answer = _run_function(function, report)
+        if simulation.memory_bytes:
+            SESSION.simulate(simulation.memory_bytes, defects=simulation.defects)
+        if request:
+            SESSION.use(request, "nb.report()")
+        answer = _describe_result(run(options), known)
+        SESSION.end_simulation()
     except OpenMedError as error:
         answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
     except (MemoryError, OSError, RuntimeError) as error:
@@ -188,33 +191,16 @@ def main(directory: str, function: str, limit: float) -> None:
             answer = {"message": f"Out of memory: {describe_error(error)}.", "remedy": OUT_OF_MEMORY_REMEDY}
         else:
             raise
-    atomic_write(Path(directory, ANSWER_FILE), json.dumps(redact(answer), allow_nan=False))
+    return redact(answer)
 
 
-def _exit_on_stdin_close() -> None:
-    """Terminate this process when its standard input closes, first with SIGTERM."""
-    while os.read(0, 1 << 16):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(TERMINATION_GRACE_SECONDS)
-    os._exit(1)
+def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
+    """Return a result with its metrics for a logbook and a verdict, as JSON-compatible data."""
+    from ...verdict.metrics import extract_metrics
+    from ...verdict.verdict import collect_evidence
 
-
-def _run_function(function: str, previous: ReportData) -> dict[str, Any]:
-    """Run the function of a step, and return its result with metrics for a logbook and a verdict, as JSON-compatible data."""
-    subject = previous.subject
-    SESSION.start()
-    if subject.simulated and subject.memory_bytes:
-        SESSION.simulate(subject.memory_bytes, defects=subject.defects)
-    request = previous.device or subject.request  # Once the device is known, all other steps measure it.
-    if request:
-        SESSION.use(request, "nb.report()")
-    metrics = tuple(metrics for outcome in previous.steps for metrics in outcome.metrics)
-    options = StepOptions(subject.quick, subject.training, previous.device or "cpu", metrics)
-    result: StepResult = resolve_name(function)(options)
-    known = merge_evidence(subject, previous.device, [outcome.evidence for outcome in previous.steps])
-    readings = read_reports(result.reports, known)
-    findings = getattr(result.displayed, "findings", ())
+    evidence = collect_evidence(known, *result.reports, task=known["task"])
+    findings: Any = getattr(result.displayed, "findings", ())
     if callable(findings):
         findings = findings()
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
@@ -226,9 +212,59 @@ def _run_function(function: str, previous: ReportData) -> dict[str, Any]:
             "status": worst_status(findings) if findings else result.status,
             "report": result.displayed.final_report(),
             "report_json": result.displayed,
-            "metrics": result.metrics or readings.metrics,
-            "evidence": readings.new_evidence,
+            "metrics": list(map(extract_metrics, result.reports)),
+            "evidence": {name: value for name, value in evidence.items() if name not in known},
         }
     )
-    SESSION.end_simulation()
     return answer
+
+
+def find_defects() -> tuple[str, ...]:
+    """Return the silent errors of the simulated device of this process."""
+    defects: list[str] = []
+    for simulation in ACTIVE_SIMULATIONS:
+        if isinstance(simulation, JsonMixin):
+            defects += simulation.to_dict()["defects"]
+    return tuple(defects)
+
+
+def _private_names() -> tuple[str, ...]:
+    """Return the names of the user, the home directory and the host, longest first."""
+    host = platform.node()
+    names = [home_folder().name, host, host.partition(".")[0]]
+    with contextlib.suppress(
+        OSError, KeyError, ImportError
+    ):  # The error for a missing user name depends on the platform.
+        names.append(getpass.getuser())
+    return tuple(sorted({name for name in names if len(name) > 1 and name != "~"}, key=len, reverse=True))
+
+
+def redact(value: object, home: str | None = None, names: Iterable[str] | None = None) -> object:
+    """Return a JSON value without user and host names in its strings, and without non-finite numbers.
+
+    Example:
+        >>> redact({"where": ["/Users/jane/x.py", "jane on janes-mac"], "n": float("nan")}, "/Users/jane", ("janes-mac", "jane"))
+        {'where': ['~/x.py', '*** on ***'], 'n': None}
+    """
+    if isinstance(value, Mapping):
+        return {name: redact(item, home, names) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact(item, home, names) for item in value]
+    if isinstance(value, str):
+        home = home or str(home_folder())
+        if len(home) > 1:
+            value = re.sub(rf"{re.escape(home)}(?![\w.-])", "~", value)
+        value = re.sub(r"([/\\](?:home|Users)[/\\])[^/\\\s'\":,]+", rf"\g<1>{MASK}", value)
+        alternatives = "|".join(map(re.escape, _private_names() if names is None else names)) or r"(?!)"
+        return re.sub(rf"(?<![^\W_])(?:{alternatives})(?![^\W_])", MASK, value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def tail_lines(output: str) -> tuple[str, ...]:
+    """Return the last output lines of a process that show why it ended, without secrets and private names."""
+    lines = [line.rstrip() for line in escape_control_characters(output).splitlines() if line.strip()]
+    fault = max((number for number, line in enumerate(lines) if FAULT_PATTERN.match(line)), default=len(lines))
+    start = min(max(0, fault - LINES_BEFORE_FAULT), max(0, len(lines) - MAX_OUTPUT_LINES))
+    tail = lines[start : start + MAX_OUTPUT_LINES]
+    redacted = (str(redact(redact_secrets(PATH_PREFIX_PATTERN.sub("", line)))) for line in tail)
+    return tuple(line[:MAX_LINE_LENGTH] for line in redacted)

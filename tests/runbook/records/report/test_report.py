@@ -1,10 +1,12 @@
+import atexit
 import getpass
 import json
+import os
 import platform
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jsonschema
@@ -14,13 +16,19 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb._render.display import OK, Finding
+from openmed_nb._utils import child
 from openmed_nb.errors import ConfigurationError, RunInterrupted
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.records.report.record import SCHEMA_FILE, redact, tail_lines
-from openmed_nb.runbook.records.report.report import VIRTUAL_METAL_DEVICE, VIRTUAL_SUFFIX, DeviceReport, run_report
-from openmed_nb.runbook.records.report.running import describe_exit
-from openmed_nb.runbook.records.report.steps import STEPS, Step
-from openmed_nb.runbook.records.runner import RESTARTED_PREFIX, describe_changes
+from openmed_nb.runbook.records.report.report import (
+    RESTARTED_PREFIX,
+    SCHEMA_FILE,
+    VIRTUAL_METAL_DEVICE,
+    DeviceReport,
+    describe_changes,
+    run_report,
+)
+from openmed_nb.runbook.records.report.running import describe_exit, redact, tail_lines
+from openmed_nb.runbook.records.report.steps import STEPS, Step, StepOptions
 from openmed_nb.runbook.records.signals import GpuStatus, SystemStatus
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
@@ -58,8 +66,8 @@ def run_steps(planted_steps, home):  # noqa: ARG001 - the processes of the steps
         steps = []
         for name, function in zip(names or functions, functions, strict=True):
             timeout = 5.0 if name == "hang" else 60.0
-            steps.append(Step(name, name, getattr(planted_steps, function), 1, timeout))
-        return run_report(folder, quick, False, steps)
+            steps.append(Step(name, name, getattr(planted_steps, function), timeout_seconds=timeout))
+        return run_report(folder, StepOptions(quick=quick), steps)
 
     return run_steps
 
@@ -115,10 +123,17 @@ def test_every_failure_of_a_step_is_an_outcome(planted_report, name):
     assert not fragment or any(fragment in line for line in step.output), step.output
 
 
-def test_process_that_fails_after_its_answer_is_an_outcome():
-    answer = {"message": "Seen on cpu.", "report": {"title": "Found on cpu"}}
+def exit_after_value():
+    """Register a failure at the exit of this process, after its value is written."""
+    atexit.register(os._exit, 120)
+    return {"report": {}}
 
-    assert describe_exit(120, 5.0, answer, ("lost sys.stderr",), False)[:2] == (
+
+def test_process_that_fails_after_its_value_is_an_outcome(home):  # noqa: ARG001 - the process imports this module
+    outcome = child.run(exit_after_value, (), 60.0, os.environ)
+
+    assert (outcome.exit_code, outcome.value) == (120, None)
+    assert describe_exit(120, 5.0, {}, ("lost sys.stderr",))[:2] == (
         "failed",
         "The process exited with status 120: lost sys.stderr.",
     )
@@ -162,15 +177,13 @@ def test_json_matches_its_schema_and_is_read_back(planted_report, planted_folder
     assert DeviceReport.read(planted_folder / "report.json") == planted_report
 
 
-def test_page_is_self_contained_and_issue_has_last_lines(planted_report, planted_folder):
+def test_page_is_self_contained_and_has_last_lines(planted_report, planted_folder):
     page = (planted_folder / "report.html").read_text("utf-8")
-    issue = (planted_folder / "issue.md").read_text("utf-8")
 
     assert all(f'<section id="{step.step}">' in page for step in planted_report.steps)
     assert not [word for word in ("http", "src=", "<script", "<b>", "<i>", "@import") if word in page]
     assert "All is &lt;b&gt;well&lt;/b&gt;." in page
-    assert "failed assertion `unexpected shape'" in issue
-    assert "| abort | crashed |" in issue
+    assert "failed assertion `unexpected shape&#x27;" in page
 
 
 def test_gpu_of_the_system_status_is_reported(planted_report):
@@ -200,10 +213,7 @@ def test_virtual_gpu_is_named(planted_report, chip, findings, name):
     subject = replace(planted_report.subject, chip=chip)
     doctor = replace(planted_report.steps[0], step="doctor", report_json=DoctorReport(findings).to_dict())
     report = replace(planted_report, subject=subject, steps=(doctor,) if findings else ())
-    displayed = report.to_report()
 
-    assert displayed.title.endswith(VIRTUAL_SUFFIX) == bool(name)
-    assert ("virtual GPU", name) in displayed.metrics[0].rows or not name
     assert (f"The GPU is virtual: {name}." in report.files()["report.html"]) == bool(name)
 
 
@@ -218,10 +228,9 @@ def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
     restarted = run_steps(tmp_path, "succeed", quick=False)
 
     assert second.outcome_for("succeed") == first.outcome_for("succeed")
-    assert re.fullmatch(r"Reporting: fail, about \d+ \w+ left \(step 2 of 2\)", events[0])
-    assert events[1:] == ["Reporting: this computer (2 steps)"]
+    assert events == ["Reporting: fail (step 2 of 2)", "Reporting: this computer (2 steps)"]
     assert second.notes == ("Kept from a previous run: 1 step.",)
-    assert restarted.notes[0].startswith(f"{RESTARTED_PREFIX}quick was True and is False; planned steps was ")
+    assert restarted.notes[0].startswith(f"{RESTARTED_PREFIX}planned steps was ")
     assert (restarted.exit_code, restarted.missing_steps) == (0, ())
 
 
@@ -238,15 +247,15 @@ def test_step_exits_with_a_killed_report(home, tmp_path):
     code = (
         "import sys; from pathlib import Path; import planted_steps\n"
         "from openmed_nb.runbook.records.report.report import run_report\n"
-        "from openmed_nb.runbook.records.report.steps import Step\n"
-        "run_report(Path(sys.argv[1]), True, False, [Step('x', 'x', planted_steps.kill_report, 1)])"
+        "from openmed_nb.runbook.records.report.steps import Step, StepOptions\n"
+        "run_report(Path(sys.argv[1]), StepOptions(), [Step('x', 'x', planted_steps.kill_report)])"
     )
     (home / "pids").unlink(missing_ok=True)
     completed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=HERE, check=False)
 
     assert completed.returncode == -9
     for process in psutil.process_iter(["cmdline", "environ"]):
-        is_step = any("openmed_nb.runbook.records.report.running" in word for word in process.info["cmdline"] or ())
+        is_step = any("openmed_nb._utils.child" in word for word in process.info["cmdline"] or ())
         if is_step and (process.info["environ"] or {}).get("PLANTED") == str(home):
             process.wait(60)
 
@@ -296,17 +305,14 @@ def test_redact_masks_private_names(text, redacted):
     assert redact([text], "/Users/jane", ("janes-mac", "jane")) == [redacted]
 
 
-def test_tail_lines_keeps_the_end_or_the_fault(home, tmp_path):  # noqa: ARG001 - its name is redacted
-    file = tmp_path / "output"
-    file.write_text(f"{USER} begins\n" * 6000 + f"{'x' * 296} {USER}\n", "utf-8")
-    lines = tail_lines(file)
+def test_tail_lines_keeps_the_end_or_the_fault(home):  # noqa: ARG001 - its name is redacted
+    lines = tail_lines(f"{USER} begins\n" * 6000 + f"{'x' * 296} {USER}\n")
 
     assert len(lines) == 30
     assert lines[-1] == f"{'x' * 296} ***"
     assert set(lines[:-1]) == {"*** begins"}
     frames = [f'  File "/opt/{number}/site-packages/torch/x.py"' for number in range(90)]
-    file.write_text("\n".join(["before", "assertion", "Fatal Python error: Aborted", *frames]), "utf-8")
-    assert tail_lines(file)[:4] == (
+    assert tail_lines("\n".join(["before", "assertion", "Fatal Python error: Aborted", *frames]))[:4] == (
         "before",
         "assertion",
         "Fatal Python error: Aborted",
@@ -317,7 +323,7 @@ def test_tail_lines_keeps_the_end_or_the_fault(home, tmp_path):  # noqa: ARG001 
 def test_torch_version_changes_the_identity(planted_report):
     subject = planted_report.subject
     newer = replace(subject, software=replace(subject.software, torch="9.0", packages={"numpy": "9"}))
-    changes = describe_changes(planted_report.identity, replace(planted_report, subject=newer).identity)
+    changes = describe_changes(asdict(subject), asdict(newer))
 
     assert changes == [f"torch was {subject.software.torch} and is 9.0"]
 
@@ -325,12 +331,12 @@ def test_torch_version_changes_the_identity(planted_report):
 @pytest.mark.slow
 def test_report_names_every_simulated_defect(tmp_path):
     with nb.simulated_mps(defects=[defect.issue for defect in DEFECTS]):
-        report = run_report(tmp_path, True, False, [step for step in STEPS if step.name == "doctor"])
-    issue = (tmp_path / "issue.md").read_text("utf-8")
+        report = run_report(tmp_path, StepOptions(quick=True), [step for step in STEPS if step.name == "doctor"])
+    page = (tmp_path / "report.html").read_text("utf-8")
 
     assert report.outcome_for("doctor").status == "failed"
-    assert [defect.issue for defect in DEFECTS if defect.issue not in issue] == []
-    assert "SIMULATED" in issue
+    assert [defect.issue for defect in DEFECTS if defect.issue not in page] == []
+    assert "SIMULATED" in page
 
 
 @pytest.mark.slow
