@@ -6,9 +6,8 @@ page and the JSON are written in full after each step, so that a second run resu
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,20 +19,20 @@ from ...._render.display import (
     OK,
     WARNING,
     Displayable,
+    JsonMixin,
     Report,
     Table,
     escape,
     format_bytes,
     pluralize,
     to_html,
-    to_plain_data,
 )
 from ...._render.drawing import render_charts, status_badge
-from ...._utils.plain import find_changes, read_json_file, save_files, to_json, utc_timestamp
+from ...._utils.plain import read_json_file, save_files, to_json, utc_timestamp
 from ...._utils.text import short_type_name
 from ...._utils.validation import check_bool, check_number, check_path
 from ....devices.environment import CONFLICT, TOO_LATE
-from ....devices.machine import is_mps_simulated, processor_name
+from ....devices.machine import ACTIVE_SIMULATIONS, is_mps_simulated, processor_name
 from ....devices.request import DeviceRequest, parse_device_argument
 from ....errors import ConfigurationError, RunInterrupted
 from ....models.registry import find_model, is_model_name
@@ -45,8 +44,8 @@ from ...verdict.rules import KEEP_DEVICE
 from ...verdict.verdict import Verdict, evaluate
 from ..logbook.gathering import package_version, read_software
 from ..logbook.privacy import sanitize_path
-from ..logbook.sections import Count, Software, UtcTimestamp
-from .running import DONE, NOT_MET, Simulation, StepOutcome, find_defects, run_step
+from ..logbook.sections import UtcTimestamp
+from .running import DONE, NOT_MET, ReportSubject, StepOutcome, run_step
 from .steps import DEFAULT_SECONDS, FREEZE, STAGES, STEPS, Stage, Step, StepOptions
 
 SCHEMA: Literal["openmed_nb/report/1"] = "openmed_nb/report/1"
@@ -61,11 +60,6 @@ JSON_FILE_NAME = "report.json"
 # Notice for users who requested a report.
 REVIEW_NOTICE = "Review report.html in {folder} before you share it. No data was sent."
 
-# Name of the Metal device in a virtual machine, as on the macOS runners of GitHub (VeloxQuant-MLX#395, 2026-09-16).
-VIRTUAL_METAL_DEVICE = "Apple Paravirtual device"
-
-RESTARTED_PREFIX = "Restarted: "
-
 # Duration of the sweep and of the comparison of a quick report, in seconds each. Less time measures a single size on a slow
 # CPU, and a single size has no knee.
 QUICK_SECONDS = 12.0
@@ -77,45 +71,18 @@ DEVICE_STEP = "device"
 DEVICE_FINDINGS = frozenset({"MPS", "CUDA"})
 
 
-@dataclass(frozen=True)
-class ReportSubject:
-    """Subject of a report: machine, software and workload. A report is resumed only for the same subject.
-
-    Attributes:
-        simulated: Whether MPS is simulated, so that measurements do not represent real MPS hardware.
-        defects: Silent errors of the simulated device.
-        request: Requested device; null for automatic selection.
-        model: Name of the model.
-        texts: Number of texts; 0 for synthetic texts.
-        quick: Whether fewer and shorter measurements were requested.
-        training: Whether training steps are measured instead of annotation.
-        bring_up: Whether the run stops at the first criterion that is not met.
-        chip: Name of the processor.
-        memory_bytes: Installed memory in bytes.
-        software: Versions of the software.
-    """
-
-    simulated: bool
-    defects: tuple[str, ...]
-    request: str | None
-    model: str
-    texts: Count
-    quick: bool
-    training: bool
-    bring_up: bool
-    chip: str
-    memory_bytes: Count
-    software: Software
-
-
 def current_subject(options: StepOptions, request: str | None = None, bring_up: bool = False) -> ReportSubject:
     """Return the subject of a run that starts now, without importing torch."""
     device_manager = SESSION.device_manager
     override = SESSION.override
     machine = device_manager.machine
+    defects: list[str] = []
+    for simulation in ACTIVE_SIMULATIONS:
+        if isinstance(simulation, JsonMixin):
+            defects += simulation.to_dict()["defects"]
     return ReportSubject(
         simulated=is_mps_simulated(),
-        defects=find_defects(),
+        defects=tuple(defects),
         request=request or (override.value if override else None),
         model=sanitize_path(options.model or "bundled"),
         texts=len(options.texts or ()),
@@ -200,16 +167,13 @@ class DeviceReport(Displayable):
             (outcome.step, outcome.outcome, outcome.status or "", outcome.message, outcome.remedy)
             for outcome in self.steps
         )
-        virtual = ""
-        if gpu := _find_virtual_gpu(self):
-            virtual = f"The GPU is virtual: {gpu}. The report shows whether results are correct; its times do not represent a Mac."
         criteria: tuple[tuple[str, str], ...] = ()
         if self.subject.bring_up:
             limits = evaluate(self.evidence()).gates.format_values()
             criteria = tuple((stage.name, stage.criterion.format(**limits)) for stage in STAGES)
         return Report(
             f"{'Bring-up' if self.subject.bring_up else 'Report'} on {self.device or 'an unknown device'}",
-            tuple(filter(None, (virtual, self.verdict, *self.notes, *self.warnings))),
+            tuple(filter(None, (self.verdict, *self.notes, *self.warnings))),
             (
                 Table("Steps", ("step", "outcome", "status", "message", "suggested action"), rows),
                 Table("Stages", ("stage", "criterion"), criteria, collapsed=True),
@@ -248,7 +212,7 @@ class DeviceReport(Displayable):
             device = outcome.report_json["device"] if outcome.report_json else "cpu"
             if device != self.device and other_outcomes:
                 other_outcomes = []
-                notes = (f"{RESTARTED_PREFIX}the device was {self.device} and is {device}.",)
+                notes = (f"Restarted: the device was {self.device} and is {device}.",)
         outcomes = sorted((*other_outcomes, outcome), key=lambda item: self.planned_steps.index(item.step))
         report = replace(self, created_at=utc_timestamp(), device=device, steps=tuple(outcomes), notes=notes)
         verdict = evaluate(report.evidence())
@@ -286,15 +250,6 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     review = f"Steps to review: {', '.join(problems)}." if problems else ""
     sentences = (recommendation, *verdict.answer, verdict.missing_summary, finished, review)
     return " ".join(filter(None, sentences))
-
-
-def _find_virtual_gpu(report: DeviceReport) -> str:
-    """Return the name of the GPU of a report, or of its chip, if it is virtual, otherwise an empty string."""
-    outcome = report.outcome_for("doctor")
-    if outcome is not None and VIRTUAL_METAL_DEVICE in json.dumps(outcome.report_json):
-        return VIRTUAL_METAL_DEVICE
-    chip = report.subject.chip
-    return chip if chip.endswith("(Virtual)") else ""
 
 
 def _describe_subject(report: DeviceReport) -> Iterator[tuple[str, str]]:
@@ -337,21 +292,14 @@ def render_page(report: DeviceReport) -> str:
     paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in displayed.sentences)
     missing = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.not_measured) or "<li>None.</li>"
     titles = {step.name: step.title for step in STEPS}
-    links = []
-    sections = []
-    for outcome in report.steps:
-        name = escape(outcome.step)
-        heading = escape(titles.get(outcome.step, outcome.step))
-        status = _status_html(outcome)
-        links.append(f'<li><a href="#{name}">{heading}</a> {status}</li>')
-        sections.append(f'<section id="{name}"><h2>{heading} {status}</h2>{_render_outcome(outcome)}</section>')
-    parts = (
-        f"<h1>{title}</h1>{paragraphs}<ul>{''.join(links)}</ul>",
-        f"<details><summary>Missing measurements</summary><ul>{missing}</ul></details>",
+    parts = [
+        f"<h1>{title}</h1>{paragraphs}<details><summary>Missing measurements</summary><ul>{missing}</ul></details>",
         # Without the table of the steps, which have separate sections.
         _scrollable_html(Report("System", html_sentences=("",), metrics=displayed.metrics)),
-        *sections,
-    )
+    ]
+    for outcome in report.steps:
+        heading = f"{escape(titles.get(outcome.step, outcome.step))} {_status_html(outcome)}"
+        parts.append(f'<section id="{escape(outcome.step)}"><h2>{heading}</h2>{_render_outcome(outcome)}</section>')
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head = f'<meta charset="utf-8">{viewport}<title>{title}</title>{PAGE_STYLE}'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{"".join(parts)}</main></body></html>\n'
@@ -582,11 +530,8 @@ def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:
     if not file.exists():
         return initial
     previous = DeviceReport.read(file)
-    identities = (
-        {"planned_steps": list(state.planned_steps), **to_plain_data(state.subject)} for state in (previous, initial)
-    )
-    if changes := describe_changes(*identities):
-        return replace(initial, notes=(f"{RESTARTED_PREFIX}{'; '.join(changes)}.",))
+    if (previous.subject, previous.planned_steps) != (initial.subject, initial.planned_steps):
+        return replace(initial, notes=("Restarted: the computer, its software or an argument changed.",))
     if previous.subject.bring_up:  # All steps of an unfinished stage run again.
         stages = {step.name: step.stage for step in STEPS}
         unfinished = [stages.get(name) for name in previous.missing_steps]
@@ -594,20 +539,6 @@ def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:
         previous = replace(previous, steps=kept)
     count = len(previous.finished_steps)
     return replace(previous, notes=(f"Kept from a previous run: {pluralize(count, 'step')}.",) if count else ())
-
-
-def describe_changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Return the changes between two identities as text, without versions of other packages.
-
-    Example:
-        >>> describe_changes({"quick": True, "packages": {"numpy": "2"}}, {"quick": False, "packages": {}})
-        ['quick was True and is False']
-    """
-    return [
-        f"{change.path[-1].replace('_', ' ')} was {change.before} and is {change.after}"
-        for change in find_changes(before, after)
-        if "packages" not in change.path
-    ]
 
 
 def run_report(
@@ -632,7 +563,6 @@ def run_report(
     """
     operation = "Bringing up" if bring_up else "Reporting"
     subject = current_subject(options, request, bring_up)
-    simulation = Simulation(subject.memory_bytes if subject.simulated else 0, subject.defects)
     planned_steps = tuple(step.name for step in steps)
     report = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
     save_files(folder, report.files(), "The report")
@@ -648,7 +578,8 @@ def run_report(
             step_options = replace(options, device=report.device or "cpu", knee=known.knee, metrics=metrics)
             try:
                 # Once the device is known, all other steps measure it.
-                outcome = run_step(step, step_options, report.device or subject.request, simulation, known)
+                step_subject = replace(subject, request=report.device or subject.request)
+                outcome = run_step(step, step_options, step_subject, known)
             except KeyboardInterrupt:
                 hint = "Run the same report again to continue."
                 raise RunInterrupted(len(report.finished_steps), report, str(folder), "step", hint) from None

@@ -16,18 +16,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ...._render.display import FAILED, JsonMixin, Report, to_plain_data, worst_status
+from ...._render.display import FAILED, Report, to_plain_data, worst_status
 from ...._utils import child
 from ...._utils.clock import current_time
 from ...._utils.plain import from_json_data, utc_timestamp
 from ...._utils.text import describe_error, escape_control_characters, short_type_name
-from ....devices.machine import ACTIVE_SIMULATIONS
 from ....devices.request import MASK
 from ....errors import OpenMedError
 from ....session import SESSION
 from ...verdict.metrics import Evidence
 from ..logbook.privacy import home_folder, redact_secrets
-from ..logbook.sections import ReportMetrics, UtcTimestamp
+from ..logbook.sections import Count, ReportMetrics, Software, UtcTimestamp
 from .steps import Step, StepOptions, StepResult
 
 # Outcomes of a step.
@@ -94,28 +93,42 @@ class StepOutcome:
     evidence: dict[str, Any] | None = None
 
 
-class Simulation(NamedTuple):
-    """Simulated device of a step; ``memory_bytes`` is 0 for a real device."""
+@dataclass(frozen=True)
+class ReportSubject:
+    """Subject of a report: machine, software and workload. A report is resumed only for the same subject.
 
-    memory_bytes: int
-    defects: tuple[str, ...]
-
-
-def run_step(
-    step: Step, options: StepOptions, request: str | None, simulation: Simulation, known: Evidence
-) -> StepOutcome:
-    """Run a step in a child process and return its outcome.
-
-    Args:
-        step: Step to run.
-        options: Options of the step.
-        request: Requested device, or ``None`` for automatic selection.
-        simulation: Simulated device.
-        known: Evidence of the other steps.
+    Attributes:
+        simulated: Whether MPS is simulated, so that measurements do not represent real MPS hardware.
+        defects: Silent errors of the simulated device.
+        request: Requested device; null for automatic selection.
+        model: Name of the model.
+        texts: Number of texts; 0 for synthetic texts.
+        quick: Whether fewer and shorter measurements were requested.
+        training: Whether training steps are measured instead of annotation.
+        bring_up: Whether the run stops at the first criterion that is not met.
+        chip: Name of the processor.
+        memory_bytes: Installed memory in bytes.
+        software: Versions of the software.
     """
+
+    simulated: bool
+    defects: tuple[str, ...]
+    request: str | None
+    model: str
+    texts: Count
+    quick: bool
+    training: bool
+    bring_up: bool
+    chip: str
+    memory_bytes: Count
+    software: Software
+
+
+def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Evidence) -> StepOutcome:
+    """Run a step in a child process and return its outcome, given the evidence of the other steps."""
     start = current_time()
     environ = SESSION.device_manager.user_environ
-    arguments = (step.run, options, request, simulation, known)
+    arguments = (step.run, options, subject, known)
     exit_code, answer, output = child.run(_measure, arguments, step.timeout_seconds, environ)
     if answer and "report" in answer:
         outcome = {**answer, "outcome": DONE, "remedy": "", "output": []}
@@ -162,11 +175,7 @@ def describe_exit(code: int | None, limit: float, answer: Mapping[str, Any], lin
 
 
 def _measure(
-    run: Callable[[StepOptions], StepResult],
-    options: StepOptions,
-    request: str | None,
-    simulation: Simulation,
-    known: Evidence,
+    run: Callable[[StepOptions], StepResult], options: StepOptions, subject: ReportSubject, known: Evidence
 ) -> object:
     """Run the function of a step in its process, and return its result as JSON-compatible data without private names.
 
@@ -176,10 +185,10 @@ def _measure(
 
     SESSION.start()
     try:
-        if simulation.memory_bytes:
-            SESSION.simulate(simulation.memory_bytes, defects=simulation.defects)
-        if request:
-            SESSION.use(request, "nb.report()")
+        if subject.simulated and subject.memory_bytes:
+            SESSION.simulate(subject.memory_bytes, defects=subject.defects)
+        if subject.request:
+            SESSION.use(subject.request, "nb.report()")
         answer = _describe_result(run(options), known)
         SESSION.end_simulation()
     except OpenMedError as error:
@@ -217,15 +226,6 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
         }
     )
     return answer
-
-
-def find_defects() -> tuple[str, ...]:
-    """Return the silent errors of the simulated device of this process."""
-    defects: list[str] = []
-    for simulation in ACTIVE_SIMULATIONS:
-        if isinstance(simulation, JsonMixin):
-            defects += simulation.to_dict()["defects"]
-    return tuple(defects)
 
 
 def _private_names() -> tuple[str, ...]:

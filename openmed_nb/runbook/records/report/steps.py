@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import OK, UNKNOWN, WARNING, Displayable, format_milliseconds
+from ...._render.display import OK, WARNING, Displayable, format_milliseconds
 from ....devices.request import MASK
 from ....session import SESSION
 from ...verdict.metrics import Area
@@ -159,12 +159,8 @@ def _signals(_options: StepOptions) -> StepResult:
     from ..signals import system_status
 
     status = system_status()
-    findings = status.findings()
-    parts = [f"{finding.name} {finding.evidence}" for finding in findings if finding.evidence != UNKNOWN]
-    unknown = ", ".join(finding.name for finding in findings if finding.evidence == UNKNOWN)
-    if unknown:
-        parts.append(f"unknown: {unknown}")
-    return StepResult(status, summary=f"{'; '.join(parts)}.")
+    states = "; ".join(f"{finding.name} {finding.evidence}" for finding in status.findings())
+    return StepResult(status, summary=f"{states}.")
 
 
 def _parity(options: StepOptions) -> StepResult:
@@ -242,15 +238,11 @@ def _compare(options: StepOptions) -> StepResult:
         seconds=options.seconds,
         **options.workload_arguments,
     )
-    parts = [
-        f"{comparison.device_label(device.device)}: {format_rate(device.rows_per_second)} rows per second"
-        for device in comparison.devices
-    ]
-    parts += [
-        f"{comparison.device_label(device.device)} is {device.speedup} times as fast as the CPU"
-        for device in comparison.devices
-        if device.speedup
-    ]
+    parts = []
+    for device in comparison.devices:
+        speedup = f", {device.speedup} times as fast as the CPU" if device.speedup else ""
+        name = comparison.device_label(device.device)
+        parts.append(f"{name}: {format_rate(device.rows_per_second)} rows per second{speedup}")
     return StepResult(comparison, (comparison,), f"{'; '.join(parts)}.")
 
 

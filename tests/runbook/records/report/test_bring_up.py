@@ -124,7 +124,7 @@ def bring_up(tmp_path, monkeypatch):
     def bring_up(findings=(), **changes):
         ran = []
 
-        def run_step(step, _options, _request, _simulation, known):
+        def run_step(step, _options, _subject, known):
             ran.append(step.name)
             assert (
                 not known.measured.keys() & GOOD_EVIDENCE[step.name].keys()
