@@ -113,6 +113,7 @@ def test_long_running_functions_accept_progress():
 
     assert functions_with_progress >= LONG_RUNNING_FUNCTIONS | functions_with_operation - {
         "cluster",
+        "handoff",
         "training.limit_memory",
         "release",
     }

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ...._events.activity import ProgressEvent
-from ...._render.display import OK, WARNING, Displayable, Report, Table, format_bytes, pluralize
+from ...._render.display import OK, WARNING, Displayable, Report, Table, escape, format_bytes, pluralize
 from ...._utils.plain import to_json
 from ...._utils.temporary import remove_abandoned, temporary_folder
 from ...._utils.text import describe_error, describe_file, describe_value, model_label, short_type_name
@@ -44,7 +44,6 @@ from ....training.curve import FLAT
 from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ...bench.workloads import validate_texts
 from ..logbook.gathering import DISTRIBUTION_NAME
-from ..logbook.logbook import escape_markdown
 from ..logbook.privacy import fingerprint_dataset, portable_variables, sanitize_path
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
@@ -154,7 +153,6 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     copy_dataset: bool = False,
     owner: str | None = None,
     trace: str | os.PathLike[str] | None = None,
-    progress: bool = True,
     **arguments: Any,
 ) -> Handoff:
     """Write a bundle that runs a model on another machine and checks that the results are the same.
@@ -178,7 +176,6 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         copy_dataset: Whether to copy the texts of ``dataset`` and use them in the smoke test instead of synthetic texts.
         owner: Person or team that is responsible for the golden command, named in README.md and ``golden.json``.
         trace: Trace file of :func:`openmed_nb.runbook.profile`, which is added to the bundle.
-        progress: Whether to display the progress of operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``dtype``.
 
     Returns:
@@ -192,7 +189,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     """
     check_bool("copy_model", copy_model)
     check_bool("copy_dataset", copy_dataset)
-    with SESSION.operation(progress):
+    with SESSION.operation():
         _check_arguments(model, dataset, copy_dataset, owner)
         installed = distribution_of(DISTRIBUTION_NAME)
         if installed is None:
@@ -360,7 +357,7 @@ def _render_readme(golden: GoldenRun, installed: Distribution, simulated: bool) 
         rounds=NUM_ROUNDS,
         model_description=_describe_model(golden),
         texts_description=_describe_texts(golden),
-        owner=f"\nThe owner of the golden command: {escape_markdown(golden.owner)}.\n" if golden.owner else "",
+        owner=f"\nThe owner of the golden command: {escape(golden.owner)}.\n" if golden.owner else "",
     )
 
 

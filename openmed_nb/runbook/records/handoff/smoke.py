@@ -13,14 +13,13 @@ from ...._render.display import (
     NOT_APPLICABLE,
     OK,
     WARNING,
-    Displayable,
     Finding,
     JsonMixin,
     Report,
     findings_table,
     format_percent,
     pluralize,
-    worst_status,
+    to_text,
 )
 from ...._utils.clock import current_time
 from ...._utils.plain import read_json_file
@@ -249,40 +248,14 @@ def check_throughput(reference: Logbook, current: Logbook) -> Finding:
     return Finding(name, FAILED, evidence, "Repeat the smoke test. If it fails again, find the cause of the slowdown.")
 
 
-@dataclass(frozen=True, repr=False)
-class SmokeReport(Displayable):
-    """Result of the smoke test of a bundle.
-
-    Attributes:
-        findings: Results of the checks of device, entities, memory and throughput.
-        simulated: Whether the run used a simulated device.
-    """
-
-    JSON_PROPERTIES = ("passed",)
-
-    findings: tuple[Finding, ...]
-    simulated: bool
-
-    @property
-    def passed(self) -> bool:
-        """Whether no check failed."""
-        return all(finding.status != FAILED for finding in self.findings)
-
-    def to_report(self) -> Report:
-        """Return the findings."""
-        failed = [finding.name for finding in self.findings if finding.status == FAILED]
-        title = f"Smoke test failed: {', '.join(failed)}" if failed else "Smoke test passed"
-        return Report(title, tables=(findings_table("", self.findings),), status=worst_status(self.findings))
-
-
-def run_smoke_test(bundle: Path) -> SmokeReport:
+def run_smoke_test(bundle: Path) -> tuple[Finding, ...]:
     """Repeat the golden run of a bundle, and compare. Nothing is downloaded.
 
     Args:
         bundle: Directory of the bundle, created by ``nb.handoff()``.
 
     Returns:
-        The results of the checks.
+        The results of the checks of device, entities, memory and throughput.
 
     Raises:
         ConfigurationError: If a file of the bundle is not valid, or the model is not that of the golden run.
@@ -301,13 +274,12 @@ def run_smoke_test(bundle: Path) -> SmokeReport:
         )
     device, device_finding = _select_device(golden.device)
     book, benchmark, entities = record_golden_run(device, spec, list(texts))
-    findings = (
+    return (
         device_finding,
         check_entities(golden.entities, entities),
         check_memory(benchmark.memory),
         check_throughput(reference, book),
     )
-    return SmokeReport(findings, benchmark.simulated)
 
 
 def _select_device(golden: str) -> tuple[str, Finding]:
@@ -325,9 +297,11 @@ def _select_device(golden: str) -> tuple[str, Finding]:
 def main(bundle: Path) -> int:
     """Run the smoke test, print its result, and return the exit status."""
     try:
-        report = run_smoke_test(bundle)
+        findings = run_smoke_test(bundle)
     except OpenMedError as error:
         sys.stderr.write(f"{short_type_name(error)}: {error}\n")
         return 1
-    sys.stdout.write(f"{report}\n")
-    return 0 if report.passed else 1
+    failed = [finding.name for finding in findings if finding.status == FAILED]
+    title = f"Smoke test failed: {', '.join(failed)}" if failed else "Smoke test passed"
+    sys.stdout.write(to_text(Report(title, tables=(findings_table("", findings),))) + "\n")
+    return 1 if failed else 0
