@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -22,7 +24,6 @@ from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
 from .annotation.matching import warn_if_repeated
 from .annotation.references import (
-    BLANK_FINGERPRINTS,
     MISSING_FINGERPRINT,
     TextReference,
     check_iterable,
@@ -32,10 +33,10 @@ from .annotation.references import (
     text_fingerprint,
     warn_if_file_name,
 )
-from .annotation.results import AnnotatedText, Annotations, FingerprintedResult, ResultStore
-from .annotation.resume import ResultsFile, changed_settings, count_results, run_settings
+from .annotation.results import AnnotatedText, Annotations, ResultStore
+from .annotation.resume import ResultsFile, changed_settings, run_settings
 from .devices.machine import format_device
-from .errors import ConfigurationError, RunInterrupted
+from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.config import OpenMedConfig
 from .models.registry import is_model_name
 from .session import SESSION, Session
@@ -103,11 +104,10 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             this model on this computer, or the device default.
         progress: Whether to display a progress bar with texts per second for operations longer than half a second.
         resume: File to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
-            run resumes after the last text, even if the process was killed. Texts that were in progress are processed again, as
-            are texts that had an error, or that were missing and are available now. ``True`` resumes the last run of this
-            kernel that was interrupted or raised an error, with its model and options except for ``client``. The kernel
-            stores the results of this run until it finishes, or until :func:`release`. Alternatively, the ``annotations`` of
-            an interrupted run.
+            run takes the results of its texts from it, in any order, and processes the others, even if the process was killed.
+            Texts that had an error are processed again, after all others. A text that occurs twice is processed once. ``True``
+            takes the results of the last run of this kernel that was interrupted or raised an error, with its model and
+            options except for ``client``. The kernel stores them until the run finishes, or until :func:`release`.
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory. ``"record"`` stores the error in
             ``errors`` and continues.
         show_text: Whether to display texts and their words.
@@ -120,8 +120,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     Raises:
         InvalidTextError: If a text cannot be read, with ``on_error="raise"``.
         DeviceUnavailableError: If a text does not fit in memory alone, or if the device fails.
-        ConfigurationError: If ``texts`` is not an iterable of texts, if an option is not valid, if there is no run to resume,
-            or if it has different texts. A generator that was consumed must be created again.
+        ConfigurationError: If ``texts`` is not an iterable of texts, if an option is not valid, or if there is no run to resume,
+            or if it has different settings. A generator that was consumed must be created again.
         ClusterError: If workers would return different results, if no worker is left, or if a text crashes every worker that
             processes it, with ``on_error="raise"``.
         RunInterrupted: If the run was interrupted; a ``KeyboardInterrupt``. Every error has an attribute ``annotations`` with the
@@ -152,13 +152,13 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     if resume is True:
         return _resume_interrupted_run(texts, options, arguments, client=client, progress=progress)
     batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
-    if resume is not None and not isinstance(resume, (str, os.PathLike, Annotations)):
+    if resume is not None and not isinstance(resume, (str, os.PathLike, _InterruptedRun)):
         message = f"Invalid type for resume: {short_type_name(resume)}."
-        raise ConfigurationError(message, "Pass True, the name of a file, or the annotations of an interrupted run.")
+        raise ConfigurationError(message, "Pass True, or the name of a file.")
     notes = read_inputs(texts, ids, text_column, id_column)
-    path = resume if isinstance(resume, (str, os.PathLike)) else None
-    earlier = resume if isinstance(resume, Annotations) else Annotations(ResultStore(), (), "no model", "no device")
-    completed = earlier
+    earlier = resume if isinstance(resume, _InterruptedRun) else None
+    path = os.fspath(resume) if isinstance(resume, (str, os.PathLike)) else None
+    file: ResultsFile | None = None
     run: _AnnotationRun | None = None
     with SESSION.operation(progress):
         try:
@@ -173,25 +173,29 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             inputs = _Inputs(texts, source.settings["delimiter"], notes.resolve_ids(texts))
             run = _AnnotationRun(inputs, source, name, notes)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
-                run.restore(file or earlier)
-                run.run(on_error, file)
+                run.restore(file, earlier)
+                run.run(on_error)
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
-            _forget_finished_run(earlier if path is None else os.path.realpath(path), annotations)
+            _forget_finished_run(annotations, earlier, path)
             return replace(annotations.at(0), seconds=annotations.seconds) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
-            is_restored = run is not None and run.is_restored
-            # If the texts differ, results in memory remain unchanged. Of a file, the results of equal texts are returned.
-            if run and (is_restored or path is not None):
+            completed = Annotations(ResultStore(), (), "no model", "no device")
+            if run:
                 completed = run.to_annotations(show_text)
-            if isinstance(error, KeyboardInterrupt) or is_restored:
-                num_texts = run.inputs.count if run else None
-                _remember_run(_InterruptedRun(options, arguments, completed, num_texts or 0), path)
+                run.remember(options, arguments, path)
+            unfinished = replace(completed, unfinished=True)
             if isinstance(error, KeyboardInterrupt):
-                raise _interrupt_error(completed, path, client) from None
+                hint = "Repeat the call to start again."
+                if path is not None:
+                    hint = f"Repeat the call to continue from {path!r}."
+                elif run and len(run.results):
+                    hint = f"Run nb.annotate(notes, {'client=client, ' if client else ''}resume=True) to continue."
+                count = max(len(completed), file.count() if file else 0)
+                raise RunInterrupted(count, unfinished, path or "", resume_hint=hint) from None
             # A user's exception class may reject new attributes (a frozen dataclass) or define this name, so the value is
             # written to the instance dictionary. ``vars(error)["annotations"]`` is always available.
-            vars(error)["annotations"] = replace(completed, unfinished=True)
+            vars(error)["annotations"] = unfinished
             raise
 
 
@@ -202,13 +206,17 @@ class _InterruptedRun:
     Attributes:
         options: Options of ``annotate`` that were passed, except for ``client``, ``progress`` and ``resume``.
         arguments: Options of :func:`load_pipeline`.
-        earlier: Its results, or the path of the file that contains them.
-        num_texts: Number of its texts, or 0 if unknown.
+        settings: Model and settings that affect the results.
+        results: Its results, without the texts; empty if they are in a file.
+        path: Path of the file that contains the results, or an empty string.
+        num_texts: Number of its texts that are known.
     """
 
     options: Mapping[str, Any]
     arguments: Mapping[str, Any]
-    earlier: Annotations | str
+    settings: Mapping[str, Any]
+    results: ResultStore
+    path: str
     num_texts: int
 
 
@@ -222,49 +230,23 @@ def _resume_interrupted_run(
         raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
     if "model" not in options:  # Options of one model may not apply to another one.
         arguments = {**interrupted.arguments, **arguments}
+    options = {**interrupted.options, **options, **new_options}
     result: Annotations | AnnotatedText = annotate(
-        texts, resume=interrupted.earlier, **{**interrupted.options, **options, **new_options, **arguments}
+        texts, resume=interrupted.path or interrupted, **options, **arguments
     )
     return result
 
 
-def _remember_run(unfinished: _InterruptedRun, path: str | os.PathLike[str] | None) -> None:
-    """Store a run that did not finish in the session. Texts and ids are not needed to resume it."""
-    completed = unfinished.earlier
-    interrupted: _InterruptedRun | None = SESSION.interrupted_run
-    is_known = interrupted is not None and interrupted.earlier is completed
-    if isinstance(completed, Annotations) and len(completed) and not is_known:
-        results = replace(completed, preview_texts=(), texts=None, row_index=None, ids=None)
-        SESSION.interrupted_run = replace(unfinished, earlier=results if path is None else os.path.realpath(path))
-
-
-def _forget_finished_run(earlier: Annotations | str, annotations: Annotations) -> None:
+def _forget_finished_run(annotations: Annotations, earlier: _InterruptedRun | None, path: str | None) -> None:
     """Release the interrupted run of the session if a run has resumed it, or has repeated it from the start."""
     interrupted: _InterruptedRun | None = SESSION.interrupted_run
-    if interrupted is None:
+    if interrupted is None or len(annotations) < interrupted.num_texts:
         return
-    is_finished = interrupted.earlier == earlier
-    if isinstance(interrupted.earlier, Annotations) and len(annotations) >= interrupted.num_texts:
-        fingerprints = interrupted.earlier.results.fingerprints
-        has_texts = annotations.results.fingerprints[: len(fingerprints)] == fingerprints
-        is_repeated = has_texts and not changed_settings(annotations.settings, interrupted.earlier.settings)
-        is_finished = is_finished or is_repeated
-    if is_finished:
+    is_resumed = interrupted is earlier or (path is not None and interrupted.path == os.path.realpath(path))
+    fingerprints = {*interrupted.results.fingerprints}
+    is_repeated = fingerprints and fingerprints <= {*annotations.results.fingerprints}
+    if is_resumed or (is_repeated and not changed_settings(annotations.settings, interrupted.settings)):
         SESSION.interrupted_run = None
-
-
-def _interrupt_error(completed: Annotations, path: str | os.PathLike[str] | None, client: object) -> RunInterrupted:
-    """Return the error of an interrupted run, with the line that continues it."""
-    unfinished = replace(completed, unfinished=True)
-    if path is not None:
-        count = max(len(completed), count_results(path))
-        return RunInterrupted(
-            count, unfinished, str(path), resume_hint=f"Repeat the call to continue from {str(path)!r}."
-        )
-    hint = "Repeat the call to start again."
-    if len(completed):
-        hint = f"Run nb.annotate(notes, {'client=client, ' if client else ''}resume=True) to continue."
-    return RunInterrupted(len(completed), unfinished, "", resume_hint=hint)
 
 
 def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
@@ -320,10 +302,8 @@ def _local_source(
     shapes = annotator.network.shapes if annotator.budget.limit_shapes else None
     in_memory = isinstance(references, Sequence)
 
-    def annotate_stream(
-        texts: Iterator[object], first_index: int, on_progress: ProgressCallback | None = None
-    ) -> Iterator[ResultStore]:
-        stores: Iterator[ResultStore] = annotator.annotate(texts, first_index, in_memory, on_progress)
+    def annotate_stream(texts: Iterator[object], on_progress: ProgressCallback | None = None) -> Iterator[ResultStore]:
+        stores: Iterator[ResultStore] = annotator.annotate(texts, in_memory, on_progress)
         return stores
 
     source = AnnotationSource(
@@ -350,27 +330,54 @@ def validate_pipeline(pipe: object, arguments: Mapping[str, object]) -> Annotati
 
 
 class _PendingText(NamedTuple):
-    """A text without a result.
+    """A text that was read and has no result yet.
 
     Attributes:
         fingerprint: Fingerprint of the text.
         size: Approximate number of characters.
+        is_new: Whether the model processes the text. If not, its result is known, or that of an equal text is pending.
     """
 
     fingerprint: int
     size: int
+    is_new: bool
+
+
+class _Retry(NamedTuple):
+    """A text that had an error in an earlier run.
+
+    Attributes:
+        position: Position of the text.
+        fingerprint: Its fingerprint.
+        text: The text.
+    """
+
+    position: int
+    fingerprint: int
+    text: object
 
 
 class _Inputs(Iterator[object]):
-    """The texts of a run, read one by one. Fingerprints of texts without a result are stored."""
+    """The texts of a run without a known result, read one by one.
+
+    Attributes:
+        known: Fingerprints of texts that are not processed again, or ``None`` to process all texts.
+        failed: Fingerprints of texts that had an error in an earlier run.
+        retries: These texts.
+        pending: All texts that were read and have no result yet.
+    """
 
     def __init__(self, texts: Iterable[object], delimiter: str | None, ids: Any = None) -> None:
         self.texts = texts
         self.ids = ids
         self.preview_texts: list[str] = []
         self.pending: deque[_PendingText] = deque()
+        self.known: dict[int, int] | None = None
+        self.failed: frozenset[int] = frozenset()
+        self.retries: deque[_Retry] = deque()
         self.count = length_or_none(texts)
         self._stream = iter_texts(texts)
+        self._first_new: list[object] = []
         self._delimiter = delimiter
         self._read = 0
         self._has_warned = False
@@ -380,21 +387,41 @@ class _Inputs(Iterator[object]):
             warn_if_repeated(ids)
 
     def __next__(self) -> object:
-        text = next(self._stream)
+        if self._first_new:
+            return self._first_new.pop()
+        while True:
+            text = next(self._stream)
+            fingerprint = text_fingerprint(text)
+            text = self._check_text(text, fingerprint)
+            is_new = self.known is None or fingerprint not in self.known
+            size = effective_length(text)
+            if fingerprint in self.failed:
+                self.retries.append(_Retry(self._read - 1, fingerprint, text))
+                size = 0  # Counted when it is processed again.
+            elif is_new and self.known is not None:
+                self.known[fingerprint] = -1  # Equal texts wait for this one.
+            self.pending.append(_PendingText(fingerprint, size, is_new))
+            if is_new:
+                return text
+
+    def _check_text(self, text: Any, fingerprint: int) -> object:
+        """Count and preview the next text, and return the value that the model processes."""
         self._read += 1
         if self.ids is not None and self._read > len(self.ids):
             raise self._ids_error(f"more than {len(self.ids):,}")
-        fingerprint = text_fingerprint(text)
         # The model processes an empty text; the fingerprint identifies the missing value.
         if fingerprint == MISSING_FINGERPRINT:
             text = "" if self._delimiter is None else []
-        self.pending.append(_PendingText(fingerprint, effective_length(text)))
         if len(self.preview_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
             if isinstance(text, str) and not self._has_warned:
                 self._has_warned = warn_if_file_name(text, len(self.preview_texts))
             words = text if isinstance(text, list) else [text]
             self.preview_texts.append((self._delimiter or "").join(word for word in words if isinstance(word, str)))
         return text
+
+    def skip_known(self) -> None:
+        """Read up to the first new text."""
+        self._first_new.extend(islice(self, 1))
 
     def check_ids(self) -> None:
         """Check, after all texts were read, that there are no ids without a text."""
@@ -408,15 +435,16 @@ class _Inputs(Iterator[object]):
         return ConfigurationError(message, "Pass one id per text.")
 
     def __length_hint__(self) -> int:
-        return NotImplemented if self.count is None else max(0, self.count - self._read)
-
-    def pop_pending(self, count: int) -> list[_PendingText]:
-        """Remove and return the next texts without a result."""
-        return [self.pending.popleft() for _ in range(count)]
+        return NotImplemented if self.count is None else max(0, self.count - self._read + len(self._first_new))
 
 
 class _AnnotationRun:
-    """A run over many texts: restores earlier results, annotates the remaining texts, and then retries failed texts."""
+    """A run over many texts, which takes known results, annotates the other texts, and then retries failed texts.
+
+    Attributes:
+        results: Known and new results, in the order in which they were added. With known results, equal texts have one.
+        rows: Index in ``results`` of each completed text.
+    """
 
     def __init__(self, inputs: _Inputs, source: AnnotationSource, model: str, notes: NoteInputs) -> None:
         self.inputs = inputs
@@ -424,58 +452,38 @@ class _AnnotationRun:
         self.model = model
         self.notes = notes
         self.results = ResultStore("entity" if source.settings["aggregation_strategy"] == "none" else "entity_group")
-        # Fingerprints and texts without a result in the earlier run, by text index.
-        self._retries: dict[int, tuple[int, object]] = {}
+        self.rows = array("q")
         # The approximate number of characters, or None if texts would have to be read twice.
         self._total_size: int | None = None
         is_column = type(inputs.texts).__module__.startswith("pandas.") and isinstance(inputs.texts, Sized)
         if type(inputs.texts) in {list, tuple} or is_column:
             self._total_size = sum(map(effective_length, inputs.texts))
         self._completed_size = 0
-        self.is_restored = False
+        self._file: ResultsFile | None = None
+        self._is_restored = False
         self._notified_at = 0.0
         self._start_time: float | None = current_time()
 
-    def restore(self, previous: ResultsFile | Annotations) -> None:
-        """Restore the results of an earlier run over the same texts."""
-        remedy = "Pass the same texts in the same order, or resume from a different file."
-        if isinstance(self.inputs.texts, Iterator):
-            remedy = "Create the generator again: it must yield the texts from the first one on."
-        if isinstance(previous, Annotations):
-            # Filtered annotations lack entities, annotations pickled without texts lack words, and new texts would lack context.
-            changed = changed_settings(
-                {**self.source.settings, "only": None, "words": None, "context": None}, previous.settings
-            )
-            if changed and previous:  # Annotations without texts do not belong to a run.
-                message = f"These annotations come from a run with different settings ({changed})."
-                raise ConfigurationError(message, "Use the original arguments, or remove resume.")
-        results = previous.results.items() if isinstance(previous, Annotations) else previous.completed_results()
-        for fingerprint, answer, dropped in results:
-            index = len(self.results)
-            text = next(self.inputs, None)
-            if not self.inputs.pending:
-                message = f"The previous run contains more texts than the {index} texts of this run."
-                raise ConfigurationError(message, remedy)
-            (current,) = self.inputs.pop_pending(1)
-            has_failed = isinstance(answer, str)
-            was_blank = fingerprint in BLANK_FINGERPRINTS
-            if current.fingerprint != fingerprint and not (has_failed or was_blank):
-                message = f"Text {index} differs from the text at this position in the previous run."
-                raise ConfigurationError(message, remedy)
-            # Failed texts are retried only after all texts were verified. Otherwise, results of different texts could be written
-            # to the file.
-            if has_failed or (was_blank and current.fingerprint not in BLANK_FINGERPRINTS):
-                self._retries[index] = current.fingerprint, text
-                self.results.add(fingerprint, answer)
-            else:
-                self._completed_size += current.size
-                self.results.add(current.fingerprint, answer, dropped)
-        self.is_restored = True
+    def restore(self, file: ResultsFile | None, earlier: _InterruptedRun | None) -> None:
+        """Read the known results, and use them for equal texts."""
+        self._file = file
+        if earlier and (changed := changed_settings(self.source.settings, earlier.settings)):
+            message = f"The interrupted run had different settings ({changed})."
+            raise ConfigurationError(message, "Use the original arguments, or remove resume.")
+        if file or earlier:
+            known: dict[int, int] = {}
+            for result in file.results() if file else earlier.results.items() if earlier else ():
+                known[result.fingerprint] = len(self.results)
+                self.results.add(*result)
+            errors = self.results.errors
+            self.inputs.failed = frozenset(fingerprint for fingerprint, row in known.items() if row in errors)
+            self.inputs.known = known
+        self._is_restored = True
         if len(self.results):
             self._start_time = None  # The duration of a part of the run would be misleading.
 
-    def run(self, on_error: OnError, file: ResultsFile | None) -> None:
-        """Annotate the remaining texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
+    def run(self, on_error: OnError) -> None:
+        """Annotate the texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
 
         def on_progress(count: int, text_fraction: float, token_fraction: float) -> None:
             """Report the completed fractions of a chunk with the given number of texts."""
@@ -483,50 +491,72 @@ class _AnnotationRun:
                 size = sum(pending.size for pending in islice(self.inputs.pending, count))
                 self._notify(int(text_fraction * count), int(token_fraction * size))
 
-        self._notify()
-        for chunk in self.source.annotate(self.inputs, len(self.results), on_progress):
+        try:
+            if self.inputs.known is not None:
+                try:
+                    self.inputs.skip_known()
+                finally:
+                    self._complete_texts(self.results, 0)
+            self._notify()
+            for chunk in self.source.annotate(self.inputs, on_progress):
+                count = _count_before_error(chunk, on_error)
+                self._complete_texts(chunk, count)
+                self._notify()
+                if count < len(chunk):
+                    raise _number_error(chunk.errors[count], len(self.rows))  # noqa: TRY301 - as the source
+        except Exception:
+            self._complete_texts(self.results, 0)
+            raise
+        self._complete_texts(self.results, 0)
+        self._retry_failed(on_error)
+
+    def _complete_texts(self, chunk: ResultStore, count: int) -> None:
+        """Store the first results of a chunk, and complete their texts and the texts with known results between and after them."""
+        pending = self.inputs.pending
+        known = self.inputs.known
+        fingerprints: list[int] = []
+        rows: list[int] = []
+        size = 0
+        while pending and (len(fingerprints) < count or not pending[0].is_new):
+            text = pending.popleft()
+            row = len(self.results) + len(fingerprints)
+            if text.is_new:
+                fingerprints.append(text.fingerprint)
+                if known is not None:
+                    known[text.fingerprint] = row
+            elif known is not None:
+                row = known[text.fingerprint]
+            rows.append(row)
+            size += text.size
+        if fingerprints:
+            self._store(chunk, fingerprints)
+        self.rows.extend(rows)
+        self._completed_size += size
+
+    def _store(self, chunk: ResultStore, fingerprints: Sequence[int]) -> None:
+        """Store the first results of a chunk, and write them to the file. An error of a repeated text is in the file already."""
+        if self._file:
+            results = chunk.items(fingerprints)
+            failed = self.inputs.failed
+            self._file.add(
+                result for result in results if result.fingerprint not in failed or not isinstance(result.answer, str)
+            )
+        self.results.extend(fingerprints, chunk)
+
+    def _retry_failed(self, on_error: OnError) -> None:
+        """Annotate the texts that had an error in an earlier run, after all others, because they may crash workers again."""
+        retries = self.inputs.retries
+        for chunk in self.source.annotate([retry.text for retry in retries]):
             count = _count_before_error(chunk, on_error)
-            pending = self.inputs.pop_pending(count)
-            fingerprints = [text.fingerprint for text in pending]
-            if file:
-                file.append(chunk.items(fingerprints))
-            self.results.extend(fingerprints, chunk)
-            self._completed_size += sum(text.size for text in pending)
+            completed = [retries.popleft() for _ in range(count)]
+            first_row = len(self.results)
+            self._store(chunk, [retry.fingerprint for retry in completed])
+            for row, retry in enumerate(completed, first_row):
+                self.rows[retry.position] = row
+                self._completed_size += effective_length(retry.text)
             self._notify()
             if count < len(chunk):
-                raise chunk.errors[count]
-        self._retry_failed(on_error, file)
-
-    def _retry_failed(self, on_error: OnError, file: ResultsFile | None) -> None:
-        """Annotate texts without a result in the earlier run, after all others, because they may fail or crash workers again."""
-        results: dict[int, FingerprintedResult] = {}
-        # Runs of consecutive indices, because error messages count from the first index of a call.
-        groups: list[list[int]] = []
-        for index in self._retries:
-            if index - 1 not in self._retries:
-                groups.append([])
-            groups[-1].append(index)
-        try:
-            for indices in groups:
-                remaining = deque(indices)
-                for chunk in self.source.annotate([self._retries[index][1] for index in indices], indices[0]):
-                    count = _count_before_error(chunk, on_error)
-                    completed = [remaining.popleft() for _ in range(count)]
-                    fingerprints = [self._retries[index][0] for index in completed]
-                    chunk_results = dict(zip(completed, chunk.items(fingerprints), strict=True))
-                    results.update(chunk_results)
-                    succeeded = {
-                        index: result for index, result in chunk_results.items() if not isinstance(result.answer, str)
-                    }
-                    if file and succeeded:
-                        file.append(succeeded.values(), succeeded)
-                    self._completed_size += sum(effective_length(self._retries[index][1]) for index in completed)
-                    self._notify(len(results))
-                    if count < len(chunk):
-                        raise chunk.errors[count]
-        finally:
-            self.results = self.results.replace_results(results)
-            self._retries.clear()
+                raise _number_error(chunk.errors[count], retries[0].position)
 
     def _notify(self, num_further: int = 0, further_size: int = 0) -> None:
         """Report the number of completed texts and their approximate number of characters.
@@ -536,18 +566,35 @@ class _AnnotationRun:
             further_size: Their approximate number of characters.
         """
         self._notified_at = current_time()
-        count = len(self.results) - len(self._retries) + num_further
+        count = len(self.rows) - len(self.inputs.retries) + num_further
         name = f"{model_label(self.model)} on {self.source.device}"
         size = self._completed_size + further_size
         SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "note", size, self._total_size))
+
+    def remember(self, options: Mapping[str, Any], arguments: Mapping[str, Any], path: str | None) -> None:
+        """Store the run in the session if it has results, so that it can be resumed."""
+        if self._is_restored and len(self.results):
+            SESSION.interrupted_run = _InterruptedRun(
+                options,
+                arguments,
+                self.source.settings,
+                self.results if path is None else ResultStore(),
+                "" if path is None else os.path.realpath(path),
+                max(self.inputs.count or 0, len(self.rows)),
+            )
 
     def to_annotations(self, show_text: bool) -> Annotations:
         """Return the results so far."""
         texts = self.inputs.texts
         shapes = self.source.shapes
+        count = len(self.rows)
+        results = self.results
+        if self.inputs.known is not None:
+            results = results.take(self.rows)
+            results.errors = {index: _number_message(message, index) for index, message in results.errors.items()}
         return Annotations(
-            self.results,
-            tuple(self.inputs.preview_texts[: len(self.results)]),
+            results,
+            tuple(self.inputs.preview_texts[:count]),
             self.model,
             self.source.device,
             show_text,
@@ -555,7 +602,7 @@ class _AnnotationRun:
             None if shapes is None else len(shapes),
             None if isinstance(texts, Iterator) else texts,
             row_index=get_row_index(texts),
-            ids=None if self.inputs.ids is None else self.inputs.ids[: len(self.results)],
+            ids=None if self.inputs.ids is None else self.inputs.ids[:count],
             id_name=self.notes.id_name,
             text_name=self.notes.text_name,
             known_labels=self.source.known_labels,
@@ -566,6 +613,15 @@ class _AnnotationRun:
 def _count_before_error(chunk: ResultStore, on_error: OnError) -> int:
     """Return the number of results to store: all of a chunk, or those before the first error if errors are raised."""
     return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
+
+
+def _number_message(message: str, position: int) -> str:
+    """Return the message of an error with the position of its text. The source counts the texts that it gets."""
+    return re.sub(r"\b([Tt]ext) \d+", rf"\1 {position}", message, count=1)
+
+
+def _number_error(error: OpenMedError, position: int) -> OpenMedError:
+    return type(error)(_number_message(error.message, position), error.remedy)
 
 
 def length_or_none(texts: object) -> int | None:

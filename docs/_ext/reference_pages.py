@@ -538,8 +538,6 @@ def resume_section() -> list[str]:
         "| `entities` | the entities: label, score, word, and offsets of characters |",
         "| `error` | the error of this text, instead of `entities` |",
         "| `dropped` | spans that the model labeled but that are in no entity |",
-        "| `missing` | true if the text was missing |",
-        "| `text` | number of the text, if it was processed again |",
         "| `checksum` | checksum of the line before this field |",
         f"\n{details}\n",
     ]

@@ -1,27 +1,32 @@
-"""Lines of JSON with a checksum, in files that a killed process may leave incomplete."""
+"""A file of JSON lines that a run appends to, so that a process that is killed loses at most the line that it was writing.
+
+The first line is a header. Each further line ends with a checksum of its preceding bytes, so that a corrupt file causes an error
+instead of different results. An incomplete last line is removed when the file is read.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
 
-# A longer line cannot be one of results. A sparse or foreign file must not fill the memory.
-MAX_LINE_BYTES = 1 << 28
+from .._utils.text import describe_error, describe_value
+from .._utils.validation import check_path
+from ..errors import ConfigurationError
+
+# A longer line cannot be a result. A sparse or foreign file must not fill the memory.
+MAX_LINE_BYTES = 1 << 26
+
+OTHER_FILE_REMEDY = "Use a different file."
 
 
 def to_json_line(value: Mapping[str, Any]) -> bytes:
     """Encode a value as a line of JSON."""
     return json.dumps(value, ensure_ascii=False).encode() + b"\n"
-
-
-def parse_json_line(line: str | bytes) -> Any:
-    """Decode a line of JSON, or return ``None`` if it is not valid."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def append_checksum(line: bytes) -> bytes:
@@ -30,10 +35,84 @@ def append_checksum(line: bytes) -> bytes:
     return body + b', "checksum": "%08x"}\n' % zlib.crc32(body)
 
 
-def parse_checked_line(line: bytes) -> dict[str, Any]:
-    """Return the value of a line that :func:`append_checksum` wrote, or an empty mapping for any other line."""
-    value = parse_json_line(line)
-    if not isinstance(value, dict):
-        return {}
-    value.pop("checksum", None)
-    return value if append_checksum(to_json_line(value)) == line else {}
+class LineFile:
+    """A file with a header and lines with checksums.
+
+    Attributes:
+        path: Path of the file. Links are resolved, so that a file has one lock.
+        header: First line.
+    """
+
+    kind: ClassVar[str]  # What the file contains, for errors.
+
+    def __init__(self, path: str | os.PathLike[str], option: str, header: Mapping[str, Any]) -> None:
+        self.path = Path(os.path.realpath(check_path(path, option)))
+        self.header = header
+
+    def other_header_error(self, values: Mapping[str, Any]) -> ConfigurationError:
+        """Return the error of a file with the same format and another header."""
+        raise NotImplementedError
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the values of the lines. Then the file is complete: it has a header, and no incomplete line."""
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise self.error("is not a regular file")
+        # Raised outside of the handler, so that the original error, which contains the path, is not the context.
+        problem = None
+        try:
+            self.path.touch(mode=0o600)  # Readable by its owner only.
+            with self.path.open("r+b") as file:
+                yield from self._read_lines(file)
+        except OSError as error:
+            problem = self.error(f"cannot be written: {describe_error(error)}")
+        if problem:
+            raise problem
+
+    def _read_lines(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
+        header = to_json_line(self.header)
+        line = file.readline(MAX_LINE_BYTES)
+        if line != header and header.startswith(line):  # The file is new, or the process was killed.
+            file.seek(0)
+            file.write(header)
+            return
+        self._check_header(line)
+        for number in itertools.count(2):
+            position = file.tell()
+            line = file.readline(MAX_LINE_BYTES)
+            if len(line) < MAX_LINE_BYTES and not line.endswith(b"\n"):
+                file.truncate(position)
+                return
+            body, _, checksum = line.rpartition(b', "checksum": "')
+            if checksum != b'%08x"}\n' % zlib.crc32(body):
+                raise self.error(f"is corrupt at line {number}", "Delete that line and everything after it.")
+            yield json.loads(line)
+
+    def append(self, values: Iterable[Mapping[str, Any]]) -> None:
+        """Write lines to disk, so that they are not lost if the process is killed."""
+        lines = b"".join(append_checksum(to_json_line(value)) for value in values)
+        problem = None
+        try:
+            with self.path.open("ab") as file:
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            remedy = "Free disk space, then repeat the call."
+            problem = self.error(f"cannot be written: {describe_error(error)}", remedy)
+        if problem:
+            raise problem
+
+    def error(self, problem: str, remedy: str = OTHER_FILE_REMEDY) -> ConfigurationError:
+        """Return an error about the file."""
+        return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)
+
+    def _check_header(self, line: bytes) -> None:
+        """Raise an error if the file has another header."""
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or values.get("format") != self.header["format"]:
+            raise self.error(f"is not a {self.kind}")
+        if values != {**self.header}:
+            raise self.other_header_error(values)

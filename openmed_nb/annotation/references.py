@@ -194,9 +194,6 @@ def fingerprint_key(text: Any) -> str:
 
 MISSING_FINGERPRINT = _digest(fingerprint_key(None))
 
-# Fingerprints of missing and empty texts. When a run is resumed, the result of such a text is replaced if there is a text now.
-BLANK_FINGERPRINTS = frozenset({MISSING_FINGERPRINT, _digest(fingerprint_key("")), _digest(fingerprint_key([]))})
-
 
 def read_text(text: Any, index: int) -> Any:
     """Return the text of a reference, or the error if it cannot be read. Other values are returned unchanged."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import operator
 import os
 from array import array
@@ -168,21 +167,6 @@ def find_uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str,
 
     uncovered = {span for span in spans if not is_covered(span)}
     return tuple(sorted(uncovered, key=lambda span: (span.start, span.end)))
-
-
-def is_entity(value: Any) -> bool:
-    """Return whether a value from a file is an entity with valid label, word, score and offsets."""
-    if not isinstance(value, dict):
-        return False
-    strings = value.get("word"), value.get("entity", value.get("entity_group"))
-    integers = value.get("start"), value.get("end"), value.get("index", 0)
-    score = value.get("score")
-    return (
-        all(isinstance(string, str) for string in strings)
-        and all(type(integer) is int for integer in integers)
-        and isinstance(score, float)
-        and math.isfinite(score)
-    )
 
 
 # The entities of a text, or an error.
@@ -352,14 +336,26 @@ class ResultStore(Sequence[list[Entity]]):
         vars(store).update(values)
         return store
 
-    def replace_results(self, new_results: Mapping[int, FingerprintedResult]) -> ResultStore:
-        """Return a copy in which the results of some texts are replaced, by text index."""
-        if not new_results:
-            return self
-        store = ResultStore(self.key)
-        for index, result in enumerate(self.items()):
-            store.add(*new_results.get(index, result))
-        return store
+    def take(self, rows: Sequence[int]) -> ResultStore:
+        """Return the results of texts at the given indices, in this order."""
+        import numpy as np
+
+        texts = np.array(rows, np.int64)
+        offsets = np.array(self._text_offsets)
+        counts = offsets[texts + 1] - offsets[texts]
+        new_offsets = np.append(0, np.cumsum(counts))
+        entities = np.repeat(offsets[texts] - new_offsets[:-1], counts) + np.arange(new_offsets[-1])
+        columns = {
+            name: array(column.typecode, np.array(column)[entities].tobytes()) if column else column
+            for name, column in self._columns.items()
+        }
+        return self._replace_attributes(
+            errors={index: self.errors[row] for index, row in enumerate(rows) if row in self.errors},
+            dropped={index: self.dropped[row] for index, row in enumerate(rows) if row in self.dropped},
+            fingerprints=array("Q", np.array(self.fingerprints)[texts].tobytes()),
+            _text_offsets=array("q", new_offsets.tobytes()),
+            _columns=columns,
+        )
 
     def without_words(self) -> ResultStore:
         """Return a copy with an empty word for each entity."""

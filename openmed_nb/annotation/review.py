@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .._render.display import Report, label_color, pluralize
-from .._utils.text import describe_error, describe_value
+from .._utils.text import describe_value
 from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
 from .boundaries import whole_words
 from .browsing import AnnotatedNotes, NoteListing
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .inputs import NOTE_COLUMN
-from .json_lines import append_checksum, parse_checked_line, parse_json_line, to_json_line
+from .json_lines import LineFile
 from .matching import find_positions
 from .pages import LiveNotes
 
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from .scores import Scores
 
 FORMAT = "openmed_nb review, 1"
-
-# Maximum size of a file of a review, which is read as a whole.
-MAX_FILE_BYTES = 1 << 30
 
 # Label of a missed entity if the labels of the model are not known.
 DEFAULT_LABEL = "ENTITY"
@@ -52,6 +47,19 @@ class NoteMarks(NamedTuple):
 
     spans: Mapping[GoldSpan, bool]
     finished: bool
+
+
+class _ReviewFile(LineFile):
+    """The file of a review."""
+
+    kind = "review"
+
+    def other_header_error(self, values: Mapping[str, Any]) -> ConfigurationError:
+        """Return the error of the file of another review."""
+        if values.get("notes") != self.header["notes"]:
+            return self.error("is a review of other notes", "Annotate the same notes, or use a different file.")
+        seed = describe_value(values.get("seed"))
+        return self.error(f"has a sample with seed {seed}", f"Pass seed={seed}, or use a different file.")
 
 
 class Review(LiveNotes):
@@ -95,7 +103,8 @@ class Review(LiveNotes):
         self.notes: tuple[Any, ...] = tuple(self._positions)
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
         self._marks: dict[int, NoteMarks] = {}
-        self._file_size = -1  # Size of the file when it was last read or written; -1 if it has to be read.
+        header = {"format": FORMAT, "notes": found.fingerprint(), "seed": self.seed}
+        self._file = None if path is None else _ReviewFile(path, "path", header)
         self._read_file()
 
     def __len__(self) -> int:
@@ -320,112 +329,30 @@ class Review(LiveNotes):
 
     def _save(self, note: int, marks: NoteMarks) -> None:
         """Append the marks of a note to the file, and store them."""
-        if self.path is not None:
-            self._append(self.path, _marks_line(note, marks))
+        if self._file is not None:
+            self._file.append([_marks_line(note, marks)])
         self._marks[note] = marks
 
-    def _append(self, path: Path, lines: bytes) -> None:
-        """Write lines to disk, so that they are not lost if the kernel is killed."""
-        # Raised outside of the handler, so that the original error, which contains the path, is not the context.
-        problem = None
-        try:
-            path.touch(mode=0o600)  # Readable by its owner only.
-            with path.open("ab") as file:
-                file.write(lines)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            self._file_size = -1
-            problem = self._file_error(f"cannot be written: {describe_error(error)}")
-        if problem:
-            raise problem
-        self._file_size += len(lines)
-
-    def _read_changed_bytes(self, path: Path) -> bytes | None:
-        """Return the contents of the file, empty if there is none, or ``None`` if they are what this review wrote."""
-        problem = None
-        data = b""
-        try:
-            if path.is_file():
-                size = path.stat().st_size
-                if size == self._file_size:
-                    return None
-                if size > MAX_FILE_BYTES:
-                    problem = self._file_error(f"is larger than {MAX_FILE_BYTES:,} bytes")
-                else:
-                    data = path.read_bytes()
-            elif path.exists():
-                problem = self._file_error("is not a regular file")
-        except OSError as error:
-            problem = self._file_error(f"cannot be used: {describe_error(error)}")
-        if problem:
-            raise problem
-        return data
-
     def _read_file(self) -> None:
-        """Read the marks of a file that is new to this review, or that another kernel has changed. Write what it lacks."""
-        path = self.path
-        data = None if path is None else self._read_changed_bytes(path)
-        if path is None or data is None:
+        """Read the marks in the file, which another kernel may have changed. Write them if the file was deleted."""
+        if self._file is None:
             return
-        header = to_json_line({"format": FORMAT, "notes": self.found.fingerprint(), "seed": self.seed})
-        if header.startswith(data):  # The file is new, was deleted, or has an incomplete header.
-            lines = [header, *(_marks_line(note, marks) for note, marks in self._marks.items())]
-            self._file_size = len(data)
-            self._append(path, b"".join(lines)[len(data) :])
-            return
-        first, *lines = data.splitlines(keepends=True)
-        self._check_header(first, header)
-        size = len(data)
-        if not data.endswith(b"\n"):  # The disk was full, or the process was killed while it wrote the line.
-            size -= len(lines.pop())
-        marks = list(map(self._parse_marks, lines, itertools.count(2)))
-        if size < len(data):
-            problem = None
-            try:
-                os.truncate(path, size)
-            except OSError as error:
-                problem = self._file_error(f"cannot be written: {describe_error(error)}")
-            if problem:
-                raise problem
-        self._marks.update(marks)
-        self._file_size = size
-
-    def _check_header(self, line: bytes, expected: bytes) -> None:
-        """Raise an error if the file belongs to another review."""
-        if line == expected:
-            return
-        values = parse_json_line(line)
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            raise self._file_error("is not a review")
-        if values.get("notes") != self.found.fingerprint():
-            raise self._file_error("is a review of other notes", "Annotate the same notes, or use a different file.")
-        seed = describe_value(values.get("seed"))
-        raise self._file_error(f"has a sample with seed {seed}", f"Pass seed={seed}, or use a different file.")
-
-    def _parse_marks(self, line: bytes, number: int) -> tuple[int, NoteMarks]:
-        """Return a note and its marks from a line of the file."""
-        value = parse_checked_line(line)
-        if not value:  # The checksum shows that :func:`_marks_line` did not return the line.
-            raise self._file_error(f"is corrupt at line {number}", "Delete that line and everything after it.")
-        spans = {
-            GoldSpan(*span): is_right for name, is_right in (("right", True), ("wrong", False)) for span in value[name]
-        }
-        return value["note"], NoteMarks(spans, value["finished"])
-
-    def _file_error(self, problem: str, remedy: str = "Use a different file.") -> ConfigurationError:
-        return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)
+        lines = list(self._file.read())
+        if not lines and self._marks:
+            self._file.append([_marks_line(note, marks) for note, marks in self._marks.items()])
+        for line in lines:
+            spans = {GoldSpan(*span): name == "right" for name in ("right", "wrong") for span in line[name]}
+            self._marks[line["note"]] = NoteMarks(spans, line["finished"])
 
 
-def _marks_line(note: int, marks: NoteMarks) -> bytes:
+def _marks_line(note: int, marks: NoteMarks) -> dict[str, Any]:
     """Return the marks of a note as a line of the file."""
-    value = {
+    return {
         "note": note,
         "right": [span for span, is_right in marks.spans.items() if is_right],
         "wrong": [span for span, is_right in marks.spans.items() if not is_right],
         "finished": marks.finished,
     }
-    return append_checksum(to_json_line(value))
 
 
 class ReviewListing(NoteListing):

@@ -131,7 +131,6 @@ END_OF_STREAM = Chunk(0, [])
 def iter_chunks(
     texts: Iterable[object],
     max_size: int,
-    first_index: int = 0,
     min_text_length: int = 1,
     max_texts: Callable[[], float] | None = None,
 ) -> Iterator[Chunk]:
@@ -142,12 +141,12 @@ def iter_chunks(
     Args:
         texts: The texts.
         max_size: Approximate number of characters of a full chunk.
-        first_index: Index of the first text.
         min_text_length: Minimum number of characters that each text counts for.
         max_texts: Returns the maximum number of texts of the next chunk. It only applies to chunks with at least an eighth of the
             characters of a full chunk.
     """
     stream = iter(texts)
+    first_index = 0
     error = None
     min_size = max(1, max_size // FIRST_CHUNK_DIVISOR)
     size = min_size
@@ -267,7 +266,6 @@ class Annotator:
     def annotate(
         self,
         texts: Iterable[object],
-        first_index: int = 0,
         in_memory: bool = False,
         on_progress: ProgressCallback | None = None,
     ) -> Iterator[ResultStore]:
@@ -275,11 +273,10 @@ class Annotator:
 
         Args:
             texts: The texts.
-            first_index: Index of the first text for error messages.
             in_memory: Whether the texts are in memory, so that several chunks can be prefetched.
             on_progress: Called after each batch, if the model runs on the CPU.
         """
-        chunks = iter_chunks(texts, chunk_characters(self.budget), first_index)
+        chunks = iter_chunks(texts, chunk_characters(self.budget))
         with contextlib.closing(self._tokenize(chunks, in_memory)) as tokenized_chunks:
             for tokenized, outputs in self._forward(tokenized_chunks, on_progress):
                 yield self.decode(tokenized, outputs)
@@ -471,7 +468,7 @@ class AnnotationSource:
     """Source of the results of a run: a pipeline of this process, or the workers of a cluster.
 
     Attributes:
-        annotate: Yields results; takes the texts, the index of the first text and a progress callback as
+        annotate: Yields results; takes the texts and a progress callback as
             :meth:`Annotator.annotate` does.
         settings: Model and settings that affect the results; they identify the run.
         device: Device of the model for display.

@@ -82,9 +82,7 @@ class ClusterAnnotator:
     is_split_into_words: bool = False
     timeout: float = WORKER_TIMEOUT
 
-    def annotate(
-        self, texts: Iterable[Any], first_index: int = 0, _on_progress: object = None
-    ) -> Iterator[ResultStore]:
+    def annotate(self, texts: Iterable[Any], _on_progress: object = None) -> Iterator[ResultStore]:
         """Yield the results of a stream of texts in order, one chunk at a time.
 
         An error of the stream is raised after the results of all previous texts. Chunks are so small that no progress is
@@ -92,13 +90,12 @@ class ClusterAnnotator:
 
         Args:
             texts: Texts to annotate.
-            first_index: Index of the first text, for error messages.
         """
 
         def iter_picklable() -> Iterator[object]:
             # A worker may not have the class of a text, and values that are not texts may not be picklable. Yield built-in
             # strings and references, and the errors of invalid texts.
-            for number, text in enumerate(texts, first_index):
+            for number, text in enumerate(texts):
                 if isinstance(text, TextReference):
                     yield text
                 elif error := text_error(text, number, self.is_split_into_words):
@@ -116,7 +113,7 @@ class ClusterAnnotator:
             """Return the maximum number of texts per chunk, which balances the load at the end of the stream."""
             return length_hint(texts, sys.maxsize) / (2 * num_threads)
 
-        chunks = iter_chunks(iter_picklable(), self.chunk_characters, first_index, MIN_TEXT_CHARACTERS, get_max_texts)
+        chunks = iter_chunks(iter_picklable(), self.chunk_characters, MIN_TEXT_CHARACTERS, get_max_texts)
         return stop_after_repeated_kills(self.iter_in_order(chunks))
 
     def iter_in_order(self, chunks: Iterator[Chunk]) -> Generator[ResultStore]:

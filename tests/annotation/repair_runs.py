@@ -20,6 +20,8 @@ from typing import Any
 
 import pandas as pd
 
+from openmed_nb.annotation.references import text_fingerprint
+
 NOTES = 150
 DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")
 GAPS = ("missing", "empty", "number", "surrogate")
@@ -75,12 +77,10 @@ def shown(number: int, gap: str | None, read: Callable[..., Any]) -> Any:
 
 
 def in_file(file: Path) -> set[int]:
-    """Return the indices of the notes with a text whose result is in a file."""
+    """Return the numbers of the notes whose result is in a file."""
     lines = file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []
-    values = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    order = [value for value in values if "text" not in value]
-    latest = {**dict(enumerate(order)), **{value["text"]: value for value in values if "text" in value}}
-    return {number for number, value in latest.items() if value.get("entities")}
+    known = {json.loads(line)["fingerprint"] for line in lines if line.endswith(b"\n")}
+    return {number for number in range(NOTES) if f"{text_fingerprint(note(number)):016x}" in known}
 
 
 def run(pipe: Any, texts: Any, file: Path, said: Path) -> None:

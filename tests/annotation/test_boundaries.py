@@ -128,11 +128,10 @@ def test_dropped_spans_survive_a_resume_file(architectures, tmp_path):
     pipe = names_pipe(architectures, byte_level(), transformers_boundaries=True)
     first = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
     again = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
-    in_memory = nb.annotate(texts, pipe, progress=False, resume=again)
 
-    assert again.dropped == in_memory.dropped == first.dropped
+    assert again.dropped == first.dropped
     assert {*first.dropped} == {0, 1}
-    assert [text.text for text in in_memory.mask()] == [text.text for text in first.mask()]
+    assert [text.text for text in again.mask()] == [text.text for text in first.mask()]
 
 
 def test_only_filters_dropped_spans_by_label_and_score(architectures):

@@ -92,22 +92,16 @@ class TestWithContext:
         assert copy.results.context == hidden.results.context
         assert copy[0][0]["negated"] is True
 
-    def test_run_does_not_resume_from_context(self, found):
-        with pytest.raises(ConfigurationError, match="context"):
-            nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, resume=found.with_context())
-
     def test_notes_of_a_generator_that_are_not_stored_are_rejected(self):
         found = nb.annotate(iter(["No asthma."] * 7), "bundled_small", device="cpu", progress=False)
         with pytest.raises(ConfigurationError, match="generator"):
             found.with_context()
 
-    def test_note_has_the_same_context_alone_and_after_json_filter_and_resume(self):
+    def test_note_has_the_same_context_alone_and_after_json_and_filter(self):
         texts = [*filter(None, NOTES), "FAMILY HISTORY\n- asthma\n- no gout", "Asthma or migraine was ruled out."]
         options = {"model": "bundled_small", "device": "cpu", "progress": False}
         plain = nb.annotate(texts, **options)
         found = plain.with_context("all", "negated_by")
-        resumed = nb.annotate(texts, **options, resume=plain).with_context("all", "negated_by")
-        assert list(resumed) == list(found)
         for text, entities in zip(texts, found, strict=True):
             alone = nb.annotate(text, **options).with_context("all", "negated_by")
             assert [{**entity, "score": 0} for entity in alone] == [{**entity, "score": 0} for entity in entities]

@@ -57,12 +57,12 @@ class TestFiles:
         assert words(found_in(paths)) == [WORDS[3], WORDS[0]]
 
     def test_resume(self, folder, found_in, tmp_path):
-        """A run over files resumes after the last file. A modified file is a different text."""
+        """A run over files annotates new and modified files."""
         found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
         assert words(found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")) == WORDS
         (folder / "note 1.txt").write_text("asthma and more", "utf-8")
-        with pytest.raises(ConfigurationError, match="Text 1 differs"):
-            found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
+        found = found_in(folder / "*.txt", resume=tmp_path / "run.jsonl")
+        assert words(found) == [WORDS[0], ["asthma"], *WORDS[2:]]
 
     def test_unreadable_files_are_recorded(self, folder, found_in):
         """Errors do not contain file names, because a file name can be the name of a person."""

@@ -52,7 +52,7 @@ class TestErrors:
     @pytest.mark.parametrize("kind", SERIES)
     @pytest.mark.parametrize("show_text", [True, False])
     def test_unreadable_text(self, annotated, pipe, kind, show_text):
-        """A pickled error has its message and no text; the error itself is gone on from."""
+        """A pickled error has its message and no text."""
         texts = (
             stopped_by(InvalidTextError("Text 3 is unreadable.", "Leave it out."))
             if kind == "generator"
@@ -63,13 +63,13 @@ class TestErrors:
         assert leaks(caught.value) == []
         there = pickled(caught.value)
         assert (type(there), str(there), len(there.annotations)) == (InvalidTextError, str(caught.value), 0)
-        assert list(annotated(pipe, NOTES, resume=caught.value.annotations)) == list(annotated(pipe, NOTES))
-        assert list(annotated(pipe, NOTES, resume=there.annotations)) == list(annotated(pipe, NOTES))
+        assert list(caught.value.annotations) == list(annotated(pipe, NOTES))
 
-    def test_interrupted(self, annotated, pipe):
+    def test_interrupted(self, annotated, pipe, tmp_path):
         """The message of an unpickled interrupt still explains how to resume."""
+        annotated(pipe, NOTES, resume=tmp_path / "run.jsonl")
         with pytest.raises(RunInterrupted) as caught:
-            annotated(pipe, stopped_by(KeyboardInterrupt()), resume=annotated(pipe, NOTES))
+            annotated(pipe, stopped_by(KeyboardInterrupt()), resume=tmp_path / "run.jsonl")
         assert leaks(caught.value) == []
         there = pickled(caught.value)
         assert (str(there), there.done, len(there.annotations)) == (str(caught.value), 3, 0)
@@ -81,13 +81,6 @@ class TestErrors:
             annotated(pipe, stopped_by(ZeroDivisionError("end")))
         assert leaks(caught.value) == []
         assert len(vars(caught.value)["annotations"]) == 3
-
-    def test_other_settings(self, annotated, pipe):
-        """The error of a run that cannot resume contains the earlier result."""
-        earlier = annotated(pipe, NOTES)
-        with pytest.raises(ConfigurationError) as caught:
-            annotated(pipe, NOTES[::-1], resume=earlier)
-        assert leaks(caught.value) == []
 
     def test_other_process(self, keyword_model):
         """An error from another process does not contain texts."""
@@ -102,7 +95,7 @@ class TestHiddenResults:
 
     @pytest.mark.parametrize("kind", ["list", "table"])
     def test_many_texts(self, annotated, pipe, kind):
-        """A pickle has labels, scores and offsets, but no texts or words. A run cannot resume from it."""
+        """A pickle has labels, scores and offsets, but no texts or words."""
         notes = pd.Series(NOTES, index=[7, 9, 8]) if kind == "table" else NOTES
         found = annotated(pipe, notes, show_text=False)
         there = pickled(found)
@@ -112,13 +105,10 @@ class TestHiddenResults:
         pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
         for shown in (str(there), there._repr_html_(), str(there.summary()), there.to_json()):
             assert not any(word in shown for word in WORDS)
-        with pytest.raises(ConfigurationError, match=r"different settings \(words\)"):
-            annotated(pipe, NOTES, resume=there)
         with pytest.raises(ConfigurationError, match="not stored"):
             there.at(0)
         with pytest.raises(ConfigurationError, match="not stored"):
             there.mask()
-        assert list(annotated(pipe, NOTES, resume=found)) == list(annotated(pipe, NOTES))
 
     def test_one_text(self, annotated, pipe):
         """So it is for the entities of one text."""
@@ -139,8 +129,7 @@ class TestHiddenResults:
 
 
 def test_shown_results_are_whole(annotated, pipe):
-    """A result that displays its texts also pickles them, and a run can resume from it."""
+    """A result that displays its texts also pickles them."""
     found = annotated(pipe, NOTES)
     there = pickled(found)
     assert (list(there), str(there), there.preview_texts) == (list(found), str(found), tuple(NOTES))
-    assert list(annotated(pipe, [*NOTES, "asthma"], resume=there))[:3] == list(found)

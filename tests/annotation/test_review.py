@@ -1,10 +1,6 @@
 """Reviews: a random sample of notes, marks that become gold, and the file that continues."""
 
-import contextlib
-import json
 import math
-import os
-import resource
 import subprocess
 import sys
 
@@ -177,28 +173,6 @@ def test_marks_of_other_entities_continue(found, tmp_path):
     assert fewer.gold.texts == review.gold.texts
 
 
-@pytest.mark.parametrize("lost", [1, 20])
-def test_incomplete_last_line_is_removed(found, tmp_path, lost):
-    path = tmp_path / "review.jsonl"
-    review = found.review(path, sample=None)
-    finish(review, 0)
-    complete = path.read_bytes()
-    review.mark(1, 0, 1, "DISEASE")
-    path.write_bytes(path.read_bytes()[:-lost])
-    assert found.review(path, sample=None).num_reviewed == 1
-    assert path.read_bytes() == complete
-
-
-@pytest.mark.parametrize("length", [0, 1, 30])
-def test_incomplete_header_is_completed(found, tmp_path, length):
-    path = tmp_path / "review.jsonl"
-    found.review(path)
-    header = path.read_bytes()
-    path.write_bytes(header[:length])
-    found.review(path)
-    assert path.read_bytes() == header
-
-
 def test_other_files_are_refused(found, tmp_path):
     path = tmp_path / "review.jsonl"
     finish(found.review(path, sample=None), 0)
@@ -206,21 +180,6 @@ def test_other_files_are_refused(found, tmp_path):
         annotate(NOTES[1:]).review(path)
     with pytest.raises(ConfigurationError, match="seed=0"):
         found.review(path, seed=1)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[1].replace(b"DISEASE", b"DRUG") + lines[2])
-    with pytest.raises(ConfigurationError, match="corrupt at line 2"):
-        found.review(path)
-    for content in (b"notes\n", b"a,b\n1,2", b"", json.dumps({"format": "other"}).encode() + b"\n"):
-        other = tmp_path / "other.jsonl"
-        other.write_bytes(content)
-        if content:
-            with pytest.raises(ConfigurationError, match="not a review"):
-                found.review(other)
-            assert other.read_bytes() == content
-    with pytest.raises(ConfigurationError):
-        found.review(tmp_path)
-    with pytest.raises(ConfigurationError):
-        found.review(tmp_path / "no" / "review.jsonl")
 
 
 def test_deleted_file_is_written_again(found, tmp_path):
@@ -247,31 +206,6 @@ def test_two_kernels_can_write_one_file(found, tmp_path):
     assert found.review(path, sample=None).num_reviewed == 0
 
 
-@contextlib.contextmanager
-def limited_file_size(size):
-    """Limit the size of files in bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_full_disk_loses_no_mark(found, tmp_path):
-    """A limit of the file size has the effect of a full disk: a line is cut off."""
-    path = tmp_path / "review.jsonl"
-    review = found.review(path, sample=None)
-    finish(review, 0)
-    with limited_file_size(path.stat().st_size + 10), pytest.raises(ConfigurationError, match="cannot be written"):
-        review.mark(1, 0, 1, "DISEASE")
-    review.mark(2, 0, 1, "DISEASE")
-    again = found.review(path, sample=None)
-    assert again.gold.texts == review.gold.texts
-    assert again.marked_spans(1) == review.marked_spans(1) == {}
-    assert again.marked_spans(2) == {GoldSpan(0, 1, "DISEASE"): True}
-
-
 def test_file_that_became_another_one_is_not_changed(found, tmp_path):
     path = tmp_path / "review.jsonl"
     review = found.review(path, sample=None)
@@ -284,38 +218,6 @@ def test_file_that_became_another_one_is_not_changed(found, tmp_path):
     path.unlink()
     review.mark(2, 0, 1, "DISEASE")
     assert found.review(path, sample=None).num_reviewed == 1
-
-
-def test_file_that_cannot_be_written_yet_gets_its_header_later(found, tmp_path):
-    path = tmp_path / "review.jsonl"
-    review = found.review(path, sample=None)
-    path.unlink()
-    with limited_file_size(0), pytest.raises(ConfigurationError, match="cannot be written"):
-        review.mark(1, 0, 1, "DISEASE")
-    review.mark(2, 0, 1, "DISEASE")
-    assert found.review(path, sample=None).marked_spans(2) == review.marked_spans(2)
-
-
-def test_error_of_a_file_does_not_carry_that_of_the_system(found, tmp_path):
-    """The error of the system contains the whole path, and a pickled error contains its context."""
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="cannot be written") as caught:
-        found.review(tmp_path / "file" / "review.jsonl")
-
-    assert caught.value.__context__ is None
-
-
-def test_sparse_file_is_refused(found, tmp_path):
-    with (tmp_path / "review.jsonl").open("wb") as file:
-        file.truncate(1 << 42)
-    with pytest.raises(ConfigurationError, match="larger"):
-        found.review(tmp_path / "review.jsonl")
-
-
-def test_pipe_is_refused(found, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigurationError, match="regular file"):
-        found.review(tmp_path / "pipe")
 
 
 def test_integers_of_numpy_are_saved(found, tmp_path):

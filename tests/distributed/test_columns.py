@@ -137,8 +137,6 @@ class TestOnWorkers:
         for annotations in local, on_pool(column, **options), on_pool(column, resume=file, **options):
             assert get_words(annotations) == EXPECTED
             assert (annotations.missing, annotations.errors) == ((4, 8, 11), {})
-        with pytest.raises(ConfigurationError, match="Text 0 "):
-            on_pool(column.str.upper(), resume=file, **options)
 
     def test_run_of_another_process_resumes(self, on_pool, pool, column, keyword_model, tmp_path):
         file = tmp_path / "run.jsonl"
