@@ -123,7 +123,7 @@ def show(name: str, found: dict[str, Any]) -> None:
         f" ratio {found['ratio']:.3f} ({passed}, {ALLOWED} wanted);"
         f" the sweep took {found['seconds']:.1f} s, the exhaustive one {found['exhaustive_seconds']:.1f} s"
     )
-    print(f"  {report.knee_reason} {report.stop_reason}")
+    print(f"  {report.reason}")
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ REPORTS = {
     "entities": AnnotatedText(TEXT, FOUND, "m", "cpu", known_labels=("DISEASE", "DRUG")),
     "gates": Gates(speedup=0.3),
     "sweep": SweepReport(
-        *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, (8.0, 10.0), rows << 20, 0.5, 9) for rows in (1, 2))),
+        *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, (8.0, 10.0), rows << 20, 0.5) for rows in (1, 2))),
         knee=2,
         stop_code="time",
         length=128,

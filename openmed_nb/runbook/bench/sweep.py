@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize, to_plain_data
+from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
 from ..._utils.text import describe_value
@@ -66,17 +66,9 @@ OUT_OF_MEMORY: Final = "out of memory"
 BATCH_SIZE_LIMIT: Final = "largest"
 TIME: Final = "time"
 
-# Sentences for the stop codes, with placeholders for the largest size that fits and the memory limit.
-STOP_MESSAGES: Mapping[StopCode, str] = {
-    THROUGHPUT: "Batch sizes up to {rows} gave too little improvement, so larger ones were not tried.",
-    MEMORY: "A batch of more than {rows} is expected to come too close to the memory limit of {limit}.",
-    OUT_OF_MEMORY: "Batches up to {rows} fit; a larger batch ran out of memory.",
-    BATCH_SIZE_LIMIT: "Batches of more than {rows} were not requested.",
-    TIME: "The time budget ended before batch sizes above {rows}; increase seconds.",
-}
-
-# Reasons why no larger size was measured although throughput is still increasing, without numbers.
-STILL_INCREASING_MESSAGES: Mapping[StopCode, str] = {
+STOP_REASONS: Mapping[StopCode, str] = {
+    "": "no larger size that fits was measured",
+    THROUGHPUT: "larger batches were not tried because of too little improvement",
     MEMORY: "larger batches were not tried because of the memory limit",
     OUT_OF_MEMORY: "larger batches do not fit in memory",
     BATCH_SIZE_LIMIT: "larger batches were not requested",
@@ -89,10 +81,6 @@ PATIENCE = 2
 # Sizes around the knee and the best are bisected until neighbors differ by less than 1/MIN_RELATIVE_GAP of their size.
 MIN_RELATIVE_GAP = 4
 
-# If throughput still increases at the largest size that fits, that size is found to within this fraction. A fraction fewer
-# rows costs the same fraction of throughput.
-MAX_FIT_ERROR_FRACTION = 0.01
-
 
 @dataclass(frozen=True)
 class Point(JsonMixin):
@@ -104,7 +92,6 @@ class Point(JsonMixin):
         spread: Rows per second for the quartiles of the steps, the slower one first. ``None`` for fewer than three steps.
         memory: Peak memory of a step in bytes, or ``None`` if unknown.
         first_step_seconds: Duration of the first step with this shape in seconds. MPS and CUDA compile or select kernels in it.
-        steps: Number of timed steps.
         fits: Whether the batch fits in memory.
     """
 
@@ -113,7 +100,6 @@ class Point(JsonMixin):
     spread: tuple[float, float] | None = None
     memory: int | None = None
     first_step_seconds: float | None = None
-    steps: int = 0
     fits: bool = True
 
     @property
@@ -127,7 +113,7 @@ class Point(JsonMixin):
         if len(seconds) > 2:  # noqa: PLR2004 - two values have no quartiles
             low, _middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
             spread = (self.rows / high, self.rows / low)
-        return replace(self, throughput=self.rows / statistics.median(seconds), spread=spread, steps=len(seconds))
+        return replace(self, throughput=self.rows / statistics.median(seconds), spread=spread)
 
 
 def select_fitting(points: Iterable[Point]) -> list[Point]:
@@ -171,34 +157,28 @@ class SweepReport(StepReport):
     Attributes:
         device: Name of the device.
         points: All measured sizes, sorted, including those that ran out of memory.
-        remeasured_points: Sizes near the best, measured again in interleaved rounds. The knee is one of them.
         knee: Batch size over which no larger size gains more than ``min_gain``. ``None`` if not even one row fits, or if only
             one size was measured although larger sizes may fit.
         stop_code: Why no larger batch was measured: ``"throughput"`` (no improvement), ``"memory"`` (expected to come near the
             limit), ``"out of memory"``, ``"largest"`` (not requested) or ``"time"``.
         limit: Memory that a step may use in bytes, or ``None`` if unknown.
-        method: How the memory of a step was measured.
         min_gain: Minimum relative gain in throughput that justifies a larger batch.
         length: Number of tokens per row, or ``None`` if rows are not tokens.
-        seconds: Time budget of the sweep in seconds.
         is_saved: Whether ``annotate`` uses the knee from now on.
     """
 
     device: str
     points: tuple[Point, ...]
-    remeasured_points: tuple[Point, ...] = ()
     knee: int | None = None
     stop_code: StopCode = ""
     limit: int | None = None
-    method: str = ""
     min_gain: float = MIN_KNEE_GAIN
     length: int | None = None
-    seconds: float = DEFAULT_SECONDS
     is_saved: bool = False
 
     SCHEMA = "openmed_nb/sweep/1"
-    JSON_EXCLUDE = ("seconds", "is_saved")
-    JSON_PROPERTIES = ("batch_tokens", "knee_reason", "stop_reason", "still_increasing")
+    JSON_EXCLUDE = ("is_saved",)
+    JSON_PROPERTIES = ("batch_tokens", "reason", "still_increasing")
 
     @property
     def knee_point(self) -> Point | None:
@@ -213,7 +193,7 @@ class SweepReport(StepReport):
     @property
     def best(self) -> Point | None:
         """Measurement with the highest throughput, or ``None`` if no size fits in memory."""
-        return find_best(self.remeasured_points) or find_best(self.points)
+        return find_best(self.points)
 
     @property
     def still_increasing(self) -> bool:
@@ -222,105 +202,40 @@ class SweepReport(StepReport):
         return bool(fitting_points) and fitting_points[-1].rows == self.knee
 
     @property
-    def knee_reason(self) -> str:
-        """Sentence that compares the knee with the best larger size."""
-        knee = self.knee_point
-        if knee is None:
-            return self._no_knee_reason
-        size = pluralize(knee.rows, "row")
-        # The interleaved measurement is the more precise one.
-        larger = find_best(point for point in self.remeasured_points if point.rows > knee.rows) or find_best(
-            point for point in self.points if point.rows > knee.rows
-        )
-        if larger is None:
-            return f"{size}: {self._still_increasing_reason}."
-        gain = round(larger.speed / knee.speed - 1, 2)
-        pace = f"{format_percent(abs(gain))} {'slower' if gain < 0 else 'faster'}" if gain else "as fast"
-        memory = (
-            f" and take {larger.memory / knee.memory:.1f} times the memory" if knee.memory and larger.memory else ""
-        )
-        return f"{size}: {larger.rows:,} would be {pace}{memory}."
-
-    @property
-    def stop_reason(self) -> str:
-        """Sentence that explains why no larger batch was measured."""
-        fitting_points = select_fitting(self.points)
-        if not fitting_points:
-            return self._no_knee_reason
-        rows = pluralize(fitting_points[-1].rows, "row")
-        return STOP_MESSAGES[self.stop_code].format(rows=rows, limit=format_bytes(self.limit))
-
-    @property
-    def _still_increasing_reason(self) -> str:
-        reason = STILL_INCREASING_MESSAGES.get(self.stop_code, "no larger size that fits was measured")
-        return f"throughput is still increasing; {reason}"
-
-    @property
-    def _no_knee_reason(self) -> str:
-        rows = min((point.rows for point in self.points), default=1)
-        if select_fitting(self.points):
-            verb = "was" if rows == 1 else "were"
-            return f"Only {pluralize(rows, 'row')} {verb} measured; at least two sizes are needed to find the knee."
-        return f"Not even {pluralize(rows, 'row')} {'fits' if rows == 1 else 'fit'} in memory."
-
-    def tokens(self, point: Point) -> float | None:
-        """Return the throughput of a point in tokens per second, or ``None`` if rows are not tokens."""
-        return None if self.length is None or point.throughput is None else point.throughput * self.length
+    def reason(self) -> str:
+        """Sentence that explains the knee, or why there is none."""
+        if not select_fitting(self.points):
+            return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
+        stop_reason = STOP_REASONS[self.stop_code]
+        if not self.knee:
+            return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
+        if self.still_increasing:
+            return f"The largest batch size tested; throughput is still increasing; {stop_reason}."
+        return f"No larger batch size in this sweep is more than {format_percent(self.min_gain, 'g')} faster."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible values; ``best`` and ``remeasured_points`` are batch sizes."""
-        return {
-            **super().to_dict(),
-            "points": [{**to_plain_data(point), "tokens": self.tokens(point)} for point in self.points],
-            "remeasured_points": [point.rows for point in self.remeasured_points],
-            "best": self.best.rows if self.best else None,
-        }
-
-    @property
-    def _at_least(self) -> str:
-        return "at least " if self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME} else ""
-
-    @property
-    def heading(self) -> str:
-        """Device and knee as text."""
-        if self.knee:
-            result = f"{self._at_least}{pluralize(self.knee, 'row')}"
-        elif not select_fitting(self.points):
-            result = "no batch size fits in memory"
-        elif self.stop_code == BATCH_SIZE_LIMIT:
-            result = f"no best batch size found; only {pluralize(self.points[0].rows, 'row')} tried"
-        else:
-            suggested_seconds = max(60.0, 2 * self.seconds)
-            result = f"no best batch size found in {self.seconds:g} s; try seconds={suggested_seconds:g}"
-        return f"on {self.device_label(self.device)}: {result}"
+        """Return JSON-compatible values; ``best`` is a batch size."""
+        return {**super().to_dict(), "best": self.best.rows if self.best else None}
 
     def to_report(self) -> Report:
-        """Return a report with the knee and the method as text; measurements appear only in the HTML."""
-        sentences = [f"Model: {self.name}, task: {self.task}."]
+        """Return a report with the knee as text; measurements are in the HTML."""
+        device = self.device_label(self.device)
+        title = f"Batch sweep on {device}: no best batch size found"
+        if self.knee:
+            may_be_larger = self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME}
+            size = f"{'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
+            title = f"Best batch size on {device}: {size}"
+        sentences = [f"Model: {self.name}, task: {self.task}.", self.reason]
         if self.length:
             sentences[0] += f" Each row has {pluralize(self.length, 'token')}."
         if self.workers:
             sentences[0] += f" The loader has {pluralize(self.workers, 'worker')}."
-        if not self.knee:
-            sentences.append(self.knee_reason)
-        elif self.still_increasing:
-            sentences.append(f"The largest batch size tested; {self._still_increasing_reason}.")
-        else:
-            percentage = format_percent(self.min_gain, "g")
-            sentences.append(f"No larger batch size in this sweep is more than {percentage} faster.")
         if self.is_saved:
             sentences[-1] += " nb.annotate uses this batch size for this model from now on."
         if self.batch_tokens:
             tokens = f"{pluralize(self.knee or 0, 'row')} of {pluralize(self.length or 0, 'token')}"
             command = f"nb.annotate(notes, batch_tokens={self.batch_tokens})"
             sentences.append(f"To set this batch size ({tokens}) yourself: {command}.")
-        size = f"{self._at_least}{pluralize(self.knee or 0, 'row')}"
-        best_size = f"The best batch size on {self.device_label(self.device)} is {size}"
-        title = f"Best batch size {self.heading}" if self.knee else f"Batch sweep {self.heading}"
-        # Only the HTML shows the memory that this sentence explains.
-        memory = (f"Memory: {self.method}.",) if self.method else ()
-        reasons = (("knee", self.knee_reason), ("end of the search", self.stop_reason))
-        columns = ("rows", "rows/s", "quartiles", "tokens/s", "memory", "first step", "timed steps", "")
         rows = []
         for point in self.points:
             notes = {OUT_OF_MEMORY: not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
@@ -330,22 +245,16 @@ class SweepReport(StepReport):
                     f"{point.rows:,}",
                     format_rate(point.throughput),
                     " to ".join(map(format_rate, point.spread or ())),
-                    format_rate(self.tokens(point)),
                     format_bytes(point.memory),
                     "" if first_step_seconds is None else f"{first_step_seconds:.3f} s",
-                    str(point.steps or ""),
                     ", ".join(note for note, applies in notes.items() if applies),
                 )
             )
+        columns = ("rows", "rows/s", "quartiles", "memory", "first step", "")
         table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
-        return Report(
-            title,
-            tuple(sentences),
-            html_sentences=(best_size if self.knee else title, *sentences, *memory),
-            metrics=(Table("Reasons", ("result", "reason"), reasons if self.knee else ()), table),
-            # A chart of a single size is a dot.
-            charts=self.charts if len(select_fitting(self.points)) > 1 else (),
-        )
+        # A chart of a single size is a dot.
+        charts = self.charts if len(select_fitting(self.points)) > 1 else ()
+        return Report(title, tuple(sentences), metrics=(table,), charts=charts)
 
     @property
     def charts(self) -> tuple[Chart, ...]:
@@ -396,7 +305,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     max_batch_size: int | None = None,
     seconds: float = DEFAULT_SECONDS,
     min_gain: float = MIN_KNEE_GAIN,
-    min_batch_size: int | None = None,
     progress: bool = True,
     **arguments: object,
 ) -> SweepReport:
@@ -404,7 +312,8 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
 
     The batch size is doubled until two doublings in a row improve throughput too little. Doubling also ends if memory is
     expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected, and those near the
-    best are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed.
+    best are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed. The
+    first size is 1, or 2 in training, because BatchNorm cannot be trained on a single row.
 
     Args:
         model: Name of a model, a pipeline from :func:`load_pipeline`, a torch module, or a custom function that runs a step
@@ -419,17 +328,14 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         max_batch_size: Maximum batch size to try. If ``None``, there is no limit.
         seconds: Approximate duration of the sweep in seconds, 30 by default.
         min_gain: Minimum relative gain in throughput that justifies a larger batch, 0.03 by default.
-        min_batch_size: First batch size to try. If ``None``, start with 1, or with 2 in training, because BatchNorm cannot be
-            trained on a single row.
         progress: Whether to show progress for operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
         The report. Its ``knee`` is a number of rows, or ``None`` if not even one row fits or a single size was measured.
         ``batch_tokens`` is the knee in tokens for annotation: ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``.
-        ``knee_reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second, its
-        quartiles ``spread``, ``memory`` in bytes, ``first_step_seconds`` and ``fits``. ``limit`` is the memory limit in bytes.
-        The text form contains no measurement except the knee.
+        ``reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second, its quartiles
+        ``spread``, ``memory`` in bytes, ``first_step_seconds`` and ``fits``. ``limit`` is the memory limit in bytes.
 
     Raises:
         ConfigurationError: If the model or the data cannot be measured, or if a number is out of range.
@@ -454,10 +360,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         message = f"min_gain must be a fraction below 1, got {describe_value(min_gain)}."
         raise ConfigurationError(message, "Pass a fraction such as 0.03.")
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
-    min_batch_size = check_optional_integer("min_batch_size", min_batch_size)
-    if max_batch_size and min_batch_size and min_batch_size > max_batch_size:
-        message = f"min_batch_size={min_batch_size} exceeds max_batch_size={max_batch_size}."
-        raise ConfigurationError(message, "Pass a smaller min_batch_size, or remove it.")
     with SESSION.operation(progress):
         if is_token_classifier(model) and not training and data is not None:
             remedy = "Remove data, and pass length=... if your texts are not about 128 tokens long."
@@ -465,10 +367,10 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         target, device_name = make_target(
             model, data, training=training, length=length, device=device, arguments=arguments
         )
-        first_size = min_batch_size or min(MIN_TRAINING_ROWS if training else 1, max_batch_size or MIN_TRAINING_ROWS)
+        min_rows = min(MIN_TRAINING_ROWS if training else 1, max_batch_size or MIN_TRAINING_ROWS)
         with build_benchmarks(target, [device_name]) as benchmarks:
             benchmark = benchmarks[device_name]
-            report = run_sweep(target, benchmark, seconds, start, min_gain, max_batch_size, first_size)
+            report = run_sweep(target, benchmark, seconds, start, min_gain, max_batch_size, min_rows)
         if report.batch_tokens and not report.still_increasing:
             if isinstance(model, AnnotationPipeline):
                 spec = SESSION.models.spec_of(model.model)
@@ -486,8 +388,8 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     seconds: float,
     start: float,
     min_gain: float,
-    max_batch_size: int | None,
-    min_batch_size: int,
+    max_rows: int | None,
+    min_rows: int,
 ) -> SweepReport:
     """Run a sweep.
 
@@ -497,7 +399,7 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     release_memory(device)
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
-    points, stop_code = search_sizes(measurement, min_gain, max_batch_size, min_batch_size)
+    points, stop_code = search_sizes(measurement, min_gain, max_rows, min_rows)
     near_best = _remeasure_near_best(measurement, points, min_gain)
     SESSION.notify(ProgressEvent("Sweeping", target.name))
     knee = _find_knee(near_best, min_gain)
@@ -509,18 +411,15 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
         **(workload.report_fields if workload else default_fields),
         device=device,
         points=_replace_points(points, near_best),
-        remeasured_points=tuple(near_best),
         knee=knee.rows if knee else None,
         stop_code=stop_code,
         limit=limit,
-        method=measurement.memory_method,
         min_gain=min_gain,
         length=workload.length if workload else None,
-        seconds=seconds,
     )
 
 
-def search_sizes(  # noqa: C901, PLR0912 - the three stages of the search in order
+def search_sizes(
     measurement: SweepMeasurement,
     min_gain: float = MIN_KNEE_GAIN,
     max_rows: int | None = None,
@@ -537,60 +436,39 @@ def search_sizes(  # noqa: C901, PLR0912 - the three stages of the search in ord
     # Double the size until there is a reason to stop.
     points: tuple[Point, ...] = ()
     stop_code: StopCode = ""
-    upper_bound = None  # Smallest size that does not fit or must not be measured because of its memory.
+    refused: set[int] = set()  # Sizes that must not be measured because of their memory.
     rows = min_rows
     while not stop_code:
         points = (*points, measurement.measure_size(rows))
         next_rows = rows * 2 if max_rows is None else min(rows * 2, max_rows)
         if not points[-1].fits:
             stop_code = OUT_OF_MEMORY
-            upper_bound = rows
         elif next_rows == rows:
             stop_code = BATCH_SIZE_LIMIT
+        elif not _last_points_improve(points, min_gain):
+            stop_code = THROUGHPUT
         else:
-            best = find_best(points[:-PATIENCE])
-            if best and not _last_points_improve(points, min_gain):
-                # Another program may have slowed the last points down, so they and the best are measured again.
-                points = _replace_points(points, measurement.remeasure([best, *points[-PATIENCE:]]))
-            if not _last_points_improve(points, min_gain):
-                stop_code = THROUGHPUT
-            else:
-                stop_code = measurement.stop_reason(next_rows, points)
-                upper_bound = next_rows if stop_code == MEMORY else None
+            stop_code = measurement.stop_reason(next_rows, points)
+            refused |= {next_rows} if stop_code == MEMORY else set()
         rows = next_rows
-
-    # If throughput still increases at the largest size that fits, bisect between it and the upper bound.
-    largest = select_fitting(points)[-1:]
-    if upper_bound is not None and largest and _find_knee(points, min_gain) == largest[0]:
-        low = largest[0].rows
-        while upper_bound - low > max(1, low * MAX_FIT_ERROR_FRACTION):
-            rows = (low + upper_bound) // 2
-            stop_reason = measurement.stop_reason(rows, points)
-            if stop_reason not in {"", MEMORY}:
-                break
-            point = None if stop_reason else measurement.measure_size(rows)
-            if point:
-                points = _replace_points(points, [point])
-            if point and point.fits:
-                low = rows
-            else:
-                upper_bound = rows
 
     # Bisect around the knee and the best until neighboring sizes are close to each other.
     while True:
         centers = {point.rows for point in (_find_knee(points, min_gain), find_best(points)) if point}
         max_fitting = max((point.rows for point in select_fitting(points)), default=0)
-        # A size that did not fit although larger sizes fit is kept as a neighbor, so that it is not tried again.
-        neighbors = itertools.pairwise(point.rows for point in points if point.rows <= max_fitting)
+        # A size that did not fit is kept as a neighbor, so that it is not tried again.
+        neighbors = itertools.pairwise(sorted({point.rows for point in points} | refused))
         sizes = [
             (low + high) // 2
             for low, high in neighbors
-            if centers & {low, high} and high - low > max(1, low // MIN_RELATIVE_GAP)
+            if low <= max_fitting and centers & {low, high} and high - low > max(1, low // MIN_RELATIVE_GAP)
         ]
-        sizes = [rows for rows in sizes if not measurement.stop_reason(rows, points)]
-        if not sizes:
+        stop_reasons = {rows: measurement.stop_reason(rows, points) for rows in sizes}
+        refused |= {rows for rows, reason in stop_reasons.items() if reason == MEMORY}
+        if not {"", MEMORY} & set(stop_reasons.values()):
             return points, stop_code
-        points = _replace_points(points, map(measurement.measure_size, sizes))
+        allowed = [rows for rows, reason in stop_reasons.items() if not reason]
+        points = _replace_points(points, map(measurement.measure_size, allowed))
 
 
 def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple[Point, ...]:
@@ -609,7 +487,7 @@ def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point],
     max_gain = max(NEAR_BEST_FRACTION, min_gain)
     min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + max_gain)
     near_best = [point for point in fitting_points if point.speed >= min_speed]
-    return measurement.measure_interleaved(near_best, MAX_ROUNDS) if len(near_best) > 1 else near_best
+    return measurement.measure_interleaved(near_best) if len(near_best) > 1 else near_best
 
 
 # Seconds of steps that warm up a shape after its first step. A single longer step is also enough.
@@ -635,7 +513,6 @@ class SweepMeasurement:
         time_budget: Approximate duration of the sweep in seconds.
         limit: Memory that a step may use in bytes, or ``None`` if unknown.
         start: Start of the sweep, as a time of the clock.
-        memory_method: How memory was measured.
         last_workload: Last workload, which has the length, workers and data type of the benchmark.
     """
 
@@ -643,7 +520,6 @@ class SweepMeasurement:
     time_budget: float
     limit: int | None = None
     start: float = field(default_factory=current_time)
-    memory_method: str = ""
     last_workload: Workload | None = None
 
     @property
@@ -663,7 +539,7 @@ class SweepMeasurement:
         first_step_seconds = workload.time_step(batch)
         time_step = partial(workload.time_step, batch)
         repeat_measurement(time_step, min_repeats=1, max_seconds=WARM_UP_SECONDS)
-        memory, self.memory_method = _measure_step_memory(self.benchmark.device, partial(workload.run, batch))
+        memory = _measure_step_memory(self.benchmark.device, partial(workload.run, batch))
         step_seconds = time_step()
         remaining_steps = _min_steps(step_seconds) - 1
         remaining_seconds = SECONDS_PER_POINT - step_seconds
@@ -686,14 +562,7 @@ class SweepMeasurement:
         expected_end = self.elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
         return TIME if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
 
-    def remeasure(self, points: Sequence[Point]) -> Sequence[Point]:
-        """Measure points again in interleaved rounds if time allows; otherwise return them unchanged."""
-        seconds = sum(2 * point.rows / point.speed for point in points) * MIN_ROUNDS
-        if self.elapsed + seconds < self.time_budget * SEARCH_TIME_FRACTION:
-            return self.measure_interleaved(points, MIN_ROUNDS)
-        return points
-
-    def measure_interleaved(self, points: Sequence[Point], max_rounds: int) -> list[Point]:
+    def measure_interleaved(self, points: Sequence[Point], max_rounds: int = MAX_ROUNDS) -> list[Point]:
         """Measure points in interleaved rounds; after MIN_ROUNDS, the time budget may end them."""
         name = f"{self.benchmark.name}, interleaved rounds of the best sizes"
         rounds = SESSION.track("Sweeping", name, range(max_rounds), "round")
@@ -740,34 +609,31 @@ def release_memory(device: str) -> None:
 # Fraction of the GPU memory that must stay free: the allocator splits blocks, and other batches are larger.
 HEADROOM_FRACTION = 0.1
 
-# Methods to measure the memory of a step.
-ALLOCATOR = "the most that PyTorch needs for one batch, including the model"
-DRIVER = "the memory that this Python session keeps on the device after one batch, including the model"
-PROFILER = "the most that one batch needs, in addition to the model"
-NOT_KNOWN = "not known, because another profiler was active"
-
 # Memory limit and current memory of the processes in a container on Linux (the kernel's admin-guide/cgroup-v2).
 CGROUP_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current"))
 
 
-def _measure_step_memory(device: str, step: Callable[[], object]) -> tuple[int | None, str]:
-    """Run a step on a device and return its peak memory in bytes and the method of the measurement."""
+def _measure_step_memory(device: str, step: Callable[[], object]) -> int | None:
+    """Run a step on a device and return its memory in bytes, or ``None`` if another profiler is active.
+
+    The memory is the peak of the allocator, or what the driver keeps after the step if the allocator records no peak. Both
+    include the model. On the CPU, it is the peak of the tensors that the step allocates.
+    """
     parsed_device = get_device(device)
-    if not parsed_device.has_allocator and is_profiler_active():
-        step()
-        return None, NOT_KNOWN
     if not parsed_device.has_allocator:
+        if is_profiler_active():
+            return None
         with profile_device("cpu", profile_memory=True) as profiler:
             step()
         # Allocations are positive and releases are negative, in order of time.
-        return max(itertools.accumulate(iter_memory_changes(profiler), initial=0)), PROFILER
+        return max(itertools.accumulate(iter_memory_changes(profiler), initial=0))
     if parsed_device.memory_stats().peak is None:
         parsed_device.empty_cache()
         step()
-        return parsed_device.memory_stats().reserved, DRIVER
+        return parsed_device.memory_stats().reserved
     parsed_device.reset_peak_memory_stats()
     step()
-    return parsed_device.memory_stats().peak, ALLOCATOR
+    return parsed_device.memory_stats().peak
 
 
 def memory_limit(device: str, fraction: float | None) -> int | None:
@@ -787,41 +653,27 @@ def memory_limit(device: str, fraction: float | None) -> int | None:
 
 
 def _available_memory() -> int:
-    """Return the memory in bytes that this process can still allocate, given the machine, its container and its own limit."""
-    psutil = import_psutil()
-    process = psutil.Process()
-    limits = [int(psutil.virtual_memory().available)]
+    """Return the memory in bytes that this process can still allocate, given the machine and its container."""
+    available = int(import_psutil().virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):  # A container without a limit has "max".
         container_limit, used = (int(file.read_text("ascii")) for file in CGROUP_FILES)
-        limits.append(container_limit - used)
-    if hasattr(process, "rlimit"):  # macOS does not enforce RLIMIT_AS (``ulimit -v``), and Windows does not have it.
-        address_limit = process.rlimit(psutil.RLIMIT_AS)[0]
-        if address_limit != psutil.RLIM_INFINITY:
-            limits.append(address_limit - int(process.memory_info().vms))
-    return max(0, min(limits))
+        available = min(available, container_limit - used)
+    return max(0, available)
 
 
 def _expected_memory(points: Sequence[Point], rows: int) -> int | None:
     """Predict the memory in bytes for a larger number of rows from the measured points, or return ``None`` without points.
 
-    With one point, memory is assumed to be proportional to the rows. With two points, it is extrapolated linearly. If the slope
-    increases over the last three points, as for a matrix over all rows, the increase continues, up to a factor of two.
+    With one point, memory is assumed to be proportional to the rows. Otherwise, the last two points are extrapolated linearly.
 
     Example:
-        >>> _expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)
-        60
-        >>> _expected_memory([Point(1, memory=10), Point(2, memory=40), Point(4, memory=160)], 8)
-        640
+        >>> _expected_memory([Point(1, memory=30)], 4), _expected_memory([Point(1, memory=30), Point(2, memory=40)], 4)
+        (120, 60)
     """
     measured = [(point.rows, point.memory) for point in select_fitting(points) if point.memory is not None]
     if not measured:
         return None
     last_rows, last_memory = measured[-1]
-    if len(measured) == 1:
-        return math.ceil(last_memory * max(1.0, rows / last_rows))
-    slopes = [
-        max(0.0, (high_memory - low_memory) / (high_rows - low_rows))
-        for (low_rows, low_memory), (high_rows, high_memory) in itertools.pairwise(measured)
-    ]
-    slope_ratio = slopes[-1] / slopes[-2] if len(slopes) > 1 and slopes[-2] else 1.0
-    return math.ceil(last_memory + slopes[-1] * min(2.0, max(1.0, slope_ratio)) * (rows - last_rows))
+    previous_rows, previous_memory = measured[-2] if len(measured) > 1 else (0, 0)
+    slope = max(0.0, (last_memory - previous_memory) / (last_rows - previous_rows))
+    return math.ceil(last_memory + slope * max(0, rows - last_rows))

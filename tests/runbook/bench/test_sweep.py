@@ -3,8 +3,6 @@
 import gc
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -42,7 +40,6 @@ def test_sweep_measures_each_task(home, options, task, length):
         assert 0 < low <= point.throughput <= high
         assert point.first_step_seconds > 0
         assert point.memory >= 0
-        assert point.steps >= 3
     assert json.dumps(report.to_dict())
 
 
@@ -67,8 +64,6 @@ def test_sweep_reports_out_of_memory_as_point():
         ({"min_gain": 1}, 1),
         ({"min_gain": 2}, 2),
         ({"max_batch_size": 0}, 0),
-        ({"min_batch_size": 0}, 0),
-        ({"min_batch_size": 4, "max_batch_size": 2}, "min_batch_size=4"),
         ({"seconds": 0}, 0),
         ({"seconds": float("nan")}, "nan"),
         ({"seconds": False}, False),
@@ -110,7 +105,7 @@ class TestSmallDevice:
             memory = get_device("mps").memory_stats()
 
         assert report.knee == 8
-        assert report.remeasured_points[-1].throughput == pytest.approx(8, rel=0.05)
+        assert report.knee_point.throughput == pytest.approx(8, rel=0.05)
         assert report.simulated
         assert {point.fits for point in report.points if point.rows >= 16} == {False}
         assert "(SIMULATED)" in str(report)
@@ -151,59 +146,12 @@ class TestSmallDevice:
             assert device.allocator.allocated == 0
 
 
-LIMITED_PROGRAM = """
-import itertools, json, resource
-import psutil, torch
-import openmed_nb as nb
-from openmed_nb._utils.clock import use_clock
-
-MEBIBYTE = 1 << 20
-
-def allocate_tensor(rows):
-    return torch.empty(rows * 64 * MEBIBYTE, dtype=torch.uint8)
-
-def allocate_suddenly(rows):
-    return torch.empty((1 if rows < 6 else 4096) * MEBIBYTE, dtype=torch.uint8)
-
-def allocate_bytes(rows):
-    return bytes(rows * 100 * MEBIBYTE)
-
-with use_clock(itertools.count(step=0.05).__next__):
-    nb.sweep(lambda rows: torch.ones(rows) @ torch.ones(rows), lambda rows: rows, max_batch_size=1, device="cpu")
-    limit = psutil.Process().memory_info().vms + 1024 * MEBIBYTE
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    for step in (allocate_tensor, allocate_suddenly, allocate_bytes):
-        report = nb.sweep(step, lambda rows: rows, seconds=600, device="cpu")
-        print(json.dumps(report.to_dict()))
-"""
-
-
-@pytest.mark.real_computer
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not enforce RLIMIT_AS, and Windows does not have it")
-def test_sweep_on_cpu_with_process_memory_limit():
-    """Growth that the profiler records stops the sweep below the limit. Other growth runs out of memory."""
-    process = subprocess.run(
-        [sys.executable, "-c", LIMITED_PROGRAM], capture_output=True, text=True, timeout=280, check=False
-    )
-    assert process.returncode == 0, process.stderr
-    recorded, sudden, unrecorded = map(json.loads, process.stdout.splitlines())
-
-    assert all(report["limit"] < 5 << 28 for report in (recorded, sudden, unrecorded))
-    assert all(point["fits"] for point in recorded["points"])
-    assert 4 <= max(point["rows"] for point in recorded["points"]) <= 16
-    assert {point["rows"] for point in sudden["points"] if not point["fits"]} >= {8}
-    assert (sudden["stop_code"], unrecorded["stop_code"]) == (OUT_OF_MEMORY, OUT_OF_MEMORY)
-    assert unrecorded["knee"] <= 10
-
-
 def test_sweep_training_starts_with_two_rows():
-    """BatchNorm cannot be trained on one row. With min_batch_size=1, its error is raised."""
+    """BatchNorm cannot be trained on one row."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
 
     report = nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", max_batch_size=2)
     assert [point.rows for point in report.points] == [2]
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        nb.sweep(model, torch.ones(4, 8), training=True, device="cpu", max_batch_size=2, min_batch_size=1)
 
 
 def test_sweep_rejects_batches_with_fewer_rows():

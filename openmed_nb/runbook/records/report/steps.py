@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import OK, WARNING, Displayable, format_milliseconds
+from ...._render.display import OK, WARNING, Displayable, format_milliseconds, pluralize
 from ....devices.request import MASK
 from ....session import SESSION
 from ...verdict.metrics import Area
@@ -188,9 +188,9 @@ def _sweep(options: StepOptions) -> StepResult:
         **options.workload_arguments,
     )
     if report.knee is None:
-        summary = f"Best batch size not measured: {report.knee_reason} Run nb.sweep(seconds={5 * options.seconds:g})."
+        summary = f"Best batch size not measured: {report.reason} Run nb.sweep(seconds={5 * options.seconds:g})."
         return StepResult(report, (report,), summary, status=WARNING)
-    return StepResult(report, (report,), f"Knee: {report.knee_reason} {report.stop_reason}")
+    return StepResult(report, (report,), f"Knee: {pluralize(report.knee, 'row')}. {report.reason}")
 
 
 def _profile(options: StepOptions) -> StepResult:
