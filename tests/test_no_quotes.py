@@ -156,7 +156,7 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "annotate": {"texts": TEXTS.copy},
     # The number of workers on this machine is refused together with hosts, before a process starts.
     "cluster": {"n": lambda: 1, "hosts": lambda: ["127.0.0.1"]},
-    "compare": {"data": lambda: TEXTS * 4, "rounds": lambda: 1, "seconds": lambda: 0.01, "utilization_seconds": lambda: 0.01},
+    "compare": {"data": lambda: TEXTS * 4, "seconds": lambda: 0.01},
     "compat.MpsTuning": {"env": dict},
     "compat.refine_spans": {"text": lambda: TEXTS[0], "entities": list},
     "epochs": {"epochs": lambda: 1},

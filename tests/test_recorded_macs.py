@@ -81,7 +81,7 @@ def make_pages(folder, model):
     linear = torch.nn.Linear(4, 4)
     batch = torch.ones(2, 4)
     device = SESSION.device().device
-    comparison = nb.compare(linear, batch, devices=[device], rounds=6, utilization_seconds=0)
+    comparison = nb.compare(linear, batch, devices=[device], seconds=1)
     book = nb.logbook(comparison, model=model)
     doctor = nb.doctor()
     status = nb.system_status()

@@ -85,7 +85,7 @@ def make_reports(folder):
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
     sweep = nb.sweep(linear, batch, device="cpu", max_batch_size=1)
-    comparison = nb.compare(linear, batch, devices="cpu", rounds=6, utilization_seconds=0)
+    comparison = nb.compare(linear, batch, devices="cpu", seconds=1)
     profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
     parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
     precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")

@@ -47,7 +47,7 @@ CELLS = (
     "%openmed_doctor {model}",
     "%openmed_doctor --ops {model}",
     "%openmed_sweep {model} --seconds 3",
-    "nb.compare({model!r}, devices='cpu', rounds=6, utilization_seconds=0, seconds=3)",
+    "nb.compare({model!r}, devices='cpu', seconds=3)",
     f"NOTES = [{TEXT!r} * 20] * 60",
     f"%%openmed_ner --model {{model}}\n{TEXT * 100}",
     "found = nb.annotate(NOTES, {model!r})",

@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from ..._events.activity import LOADING, ProgressEvent
+from ..._events.activity import ProgressEvent
 from ..._render.display import (
     NOT_APPLICABLE,
     OK,
@@ -29,8 +29,7 @@ from ..._render.display import (
 from ..._render.drawing import Bar, Chart
 from ..._utils.clock import current_time
 from ..._utils.text import describe_value
-from ..._utils.validation import check_integer, check_number, check_optional_integer
-from ...devices.machine import format_device
+from ..._utils.validation import check_number, check_optional_integer
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError, DeviceUnavailableError
@@ -61,7 +60,7 @@ LARGER_BATCH_REMEDY = "Use a larger batch; nb.sweep() finds the best batch size.
 SPEED_FINDINGS = {
     FASTER: (OK, ""),
     SLOWER: (WARNING, f"{LARGER_BATCH_REMEDY} Otherwise use the CPU."),
-    NO_DIFFERENCE: (WARNING, f"{LARGER_BATCH_REMEDY} More rounds can show smaller differences."),
+    NO_DIFFERENCE: (WARNING, f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."),
 }
 
 SIMULATED_SPEED = "a simulated device computes on the CPU"
@@ -75,44 +74,8 @@ HOST_PHASES = (DATA, DECODE)
 
 # Seconds between two readings of the utilization. Each reading runs a command whose cost is not work of the device.
 SAMPLE_INTERVAL = 0.5
-# If readings are slow, sampling takes at most this many times the requested duration.
-EXTENSION_FACTOR = 2
 # Minimum number of readings for a mean utilization. Single readings vary too much.
 MIN_SAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Utilization(JsonMixin):
-    """Utilization of a device by all processes, as fractions in [0, 1].
-
-    Attributes:
-        idle: Mean directly before the workload, or ``None`` if it could not be read.
-        busy: Mean while the workload ran, or ``None`` if it could not be read.
-        samples: Number of readings in ``busy``.
-
-    Example:
-        >>> Utilization(0.25, 0.75, 5).net, Utilization(None, 0.75, 5).net, Utilization(0.5, 0.25, 5).net
-        (0.5, None, 0.0)
-    """
-
-    idle: float | None = None
-    busy: float | None = None
-    samples: int = 0
-
-    JSON_PROPERTIES = ("net",)
-
-    @property
-    def net(self) -> float | None:
-        """Utilization by the workload, ``busy`` minus ``idle`` and at least 0, or ``None`` if either is unknown."""
-        if self.idle is None or self.busy is None:
-            return None
-        return max(0.0, self.busy - self.idle)
-
-    def __str__(self) -> str:
-        if self.idle is None or self.busy is None:
-            return "not known"
-        net = format_percent(max(0.0, self.busy - self.idle))
-        return f"{net} ({format_percent(self.busy)} minus {format_percent(self.idle)} when idle)"
 
 
 @dataclass(frozen=True)
@@ -200,11 +163,10 @@ class DeviceMetrics:
         device: Name of the device.
         seconds: Median duration of a step at full speed in seconds, including its data.
         quartiles: First and third quartile of the duration in seconds.
-        rows: Median number of texts or rows per step.
+        rows: Number of texts or rows per step.
         phase_times: Time per phase, measured with a synchronization after each phase.
         speedup: Speed relative to the CPU with its confidence interval; 1.22 is 22% faster. ``None`` for the CPU itself.
-        utilization_details: Utilization before and during the workload.
-        mean_rows: Mean number of rows per step, which differs from ``rows`` if a loader yields batches of several sizes.
+        utilization: Utilization of the device by the workload, in [0, 1] and without idle load, or ``None`` if it is unknown.
         simulated: Whether the device is simulated. It then computes on the CPU and cannot be timed.
     """
 
@@ -214,24 +176,18 @@ class DeviceMetrics:
     rows: int
     phase_times: PhaseTimes
     speedup: Interval | None = None
-    utilization_details: Utilization = field(default_factory=Utilization)
-    mean_rows: float | None = None
+    utilization: float | None = None
     simulated: bool = False
 
     @property
     def rows_per_second(self) -> float:
         """Throughput in texts or rows per second."""
-        return (self.mean_rows or self.rows) / self.seconds
+        return self.rows / self.seconds
 
     @property
     def phase_fractions(self) -> dict[str, float]:
         """Fraction of a step per phase, in [0, 1]."""
         return self.phase_times.fractions
-
-    @property
-    def utilization(self) -> float | None:
-        """Utilization of the device by the workload, in [0, 1] and without idle load, or ``None`` if it is unknown."""
-        return self.utilization_details.net
 
     @property
     def speedup_category(self) -> str | None:
@@ -255,7 +211,7 @@ class DeviceMetrics:
             "phases": self.phase_times.to_dict(),
             "speedup": None if self.simulated else self.speedup and self.speedup.to_dict(),
             "speedup_category": self.speedup_category,
-            "utilization": self.utilization_details.to_dict(),
+            "utilization": self.utilization,
         }
 
 
@@ -347,11 +303,10 @@ class Comparison(StepReport):
         return f"{name} is {median:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
     def to_report(self) -> Report:
-        """Return a report with the findings; measurements appear only in the HTML, except the rate of the CPU alone."""
+        """Return a report with the speed, the findings and the measurements."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
-        sizes = " and ".join(dict.fromkeys(pluralize(metrics.rows, "row") for metrics in self.devices))
-        method = f"{sizes} per step; interleaved rounds per device: {self.rounds}."
+        method = f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."
         bars = []
         speed_rows = []
         for name, metrics in zip(names, self.devices, strict=True):
@@ -363,17 +318,16 @@ class Comparison(StepReport):
                     f"{1000 * fast_seconds:.2f} to {1000 * slow_seconds:.2f}",
                     f"{metrics.rows_per_second:,.1f}",
                     NOT_APPLICABLE if metrics.simulated else str(metrics.speedup or ""),
-                    str(metrics.utilization_details),
+                    "" if metrics.utilization is None else format_percent(metrics.utilization),
                 )
             )
-            rows = metrics.mean_rows or metrics.rows
             bars.append(
                 Bar(
                     name,
                     metrics.rows_per_second,
                     f"{format_rate(metrics.rows_per_second)} rows/s",
-                    low=rows / slow_seconds,
-                    high=rows / fast_seconds,
+                    low=metrics.rows / slow_seconds,
+                    high=metrics.rows / fast_seconds,
                     emphasized=metrics is self.fastest,
                 )
             )
@@ -386,19 +340,17 @@ class Comparison(StepReport):
         phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
         # A bar of a single device shows nothing.
         chart = Chart("Throughput, with the quartiles of the steps", tuple(bars) if len(bars) > 1 else ())
-        answer = self.break_even.sentences if self.break_even else ()
-        notices = (CPU_ONLY_NOTICE,) if self.break_even else ()
+        answer = (*self.break_even.sentences, CPU_ONLY_NOTICE) if self.break_even else (f"{self.headline}.",)
         return Report(
             title,
-            (*answer, *notices, method),
+            (*answer, method),
             (findings_table("", self.findings),),
             metrics=(speeds, phases),
-            html_sentences=(*(answer or (self.headline,)), f"{title}: {method}"),
             charts=(chart,),
         )
 
 
-DEFAULT_ROUNDS = 20  # 20 rounds give an interval with a confidence of 95.9%.
+DEFAULT_ROUNDS = 20  # In DEFAULT_SECONDS, and in proportion for another time budget. 20 rounds give an interval with a confidence of 95.9%.
 # Number of untimed steps at the start. The first step compiles, fills caches and starts loader workers.
 WARM_UP_STEPS = 3
 PHASE_STEPS = 10  # Maximum number of steps that are measured phase by phase; slow steps are repeated less often.
@@ -407,8 +359,9 @@ MAX_TRIAL_SECONDS = 0.5  # A trial does not repeat steps beyond this duration.
 DEFAULT_SECONDS = 30.0
 # Fraction of the time budget after which no further round starts. The rest is for the phases and the utilization.
 TRIAL_TIME_FRACTION = 0.4
-UTILIZATION_SECONDS = 3.0  # Default duration of the sampling per device: enough for MIN_SAMPLES readings.
-MAX_UTILIZATION_SECONDS = 3600
+UTILIZATION_SECONDS = (
+    4.0  # Duration of the sampling per device, before and during its work: enough for MIN_SAMPLES readings.
+)
 # Minimum number of batches per loader worker in a trial. Workers deliver batches in bursts.
 BATCHES_PER_WORKER = 4
 
@@ -420,8 +373,6 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     devices: object = None,
     training: bool = False,
     batch_size: int | None = None,
-    rounds: int = DEFAULT_ROUNDS,
-    utilization_seconds: float = UTILIZATION_SECONDS,
     seconds: float = DEFAULT_SECONDS,
     progress: bool = True,
     **arguments: object,
@@ -445,11 +396,9 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             loader. Texts run in batches of tokens that are the same on every device and are planned for the first
             accelerator. A given ``batch_size`` allows 128 tokens for each of its texts, as :func:`sweep` measures.
             Otherwise, the batch budget of that accelerator applies. The result reports it as ``batch_tokens``.
-        rounds: Number of interleaved rounds, at least 6, if ``seconds`` allows.
-        utilization_seconds: Duration of the utilization sampling per device in seconds, during the workload and before it.
-            It is extended up to twofold if there are too few readings for a mean. If 0, ``utilization`` is not measured.
-        seconds: Approximate time budget of the call in seconds. Slow workloads run fewer rounds, but at least 6, and are
-            sampled for a shorter time or not at all. Increase ``seconds`` to avoid this.
+        seconds: Approximate time budget of the call in seconds. It sets the number of interleaved rounds: 20 in 30
+            seconds, at least 6. Slow workloads run fewer. The utilization is sampled for 4 seconds before and during the
+            work of each device if there is time for that.
         progress: Whether to show progress for operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
@@ -457,7 +406,7 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22% faster), and
         ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
-        ``findings`` describes the results. The text form contains no times. If only the CPU was measured, ``break_even`` has its
+        ``findings`` describes the results. If only the CPU was measured, ``break_even`` has its
         ``rows_per_hour`` and the ``gpu_rows_per_hour`` from which a GPU is worth using, and the text states both.
 
     Raises:
@@ -476,22 +425,15 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(8, 8)
-        >>> comparison = compare(model, torch.ones(2, 8), devices="cpu", rounds=6, utilization_seconds=0)
+        >>> comparison = compare(model, torch.ones(2, 8), devices="cpu", seconds=1)
         >>> list(comparison.for_device("cpu").phase_fractions), comparison.for_device("cpu").speedup is None
         (['data', 'transfer', 'forward'], True)
-        >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", rounds=6, utilization_seconds=0).task
+        >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", seconds=1).task
         'own step'
     """
     start = current_time()
     batch_size = check_optional_integer("batch_size", batch_size)
-    rounds = check_integer("rounds", rounds, MIN_VALUES)
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
-    utilization_seconds = check_number(
-        "utilization_seconds",
-        utilization_seconds,
-        MAX_UTILIZATION_SECONDS,
-        example=f"{UTILIZATION_SECONDS:g}; 0 skips the utilization",
-    )
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Pass a list of devices: devices=['mps'].")
     with SESSION.operation(progress):
@@ -510,13 +452,7 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
                 name = SESSION.device(request).device
                 unique_names.setdefault(normalize_device(name), name)
         names = tuple(unique_names.values())
-        suffix = "" if len(names) > 1 else " (only device)"
-
-        def notify_loading(name: str) -> None:
-            subject = f"{target.name} on {format_device(name)}{suffix}"
-            SESSION.notify(ProgressEvent(LOADING, subject, names.index(name), len(names)))
-
-        with build_benchmarks(target, names, notify_loading) as benchmarks:
+        with build_benchmarks(target, names) as benchmarks:
             # Texts run in the same batches on every device, which are planned for the first accelerator.
             reference = next((benchmarks[name] for name in names if get_device(name).is_accelerator), None)
             for name, benchmark in benchmarks.items():
@@ -524,12 +460,11 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
                     annotator = replace(benchmark.annotator, budget=reference.annotator.budget)
                     benchmarks[name] = replace(benchmark, annotator=annotator)
             workloads = {name: benchmark.data_workload(batch_size) for name, benchmark in benchmarks.items()}
-            return _run_comparison(workloads, rounds, utilization_seconds, start + seconds)
+            rounds = max(MIN_VALUES, round(DEFAULT_ROUNDS * seconds / DEFAULT_SECONDS))
+            return _run_comparison(workloads, rounds, start + seconds)
 
 
-def _run_comparison(
-    workloads: Mapping[str, Workload], rounds: int, utilization_seconds: float, deadline: float = math.inf
-) -> Comparison:
+def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf) -> Comparison:
     """Measure workloads: interleaved rounds, then phases, then the utilization of each device.
 
     The measurement ends at about ``deadline``, a time of the clock.
@@ -547,15 +482,13 @@ def _run_comparison(
             min_steps = BATCHES_PER_WORKER * workload.workers
             max_steps = round_up_to_workers(max(PHASE_STEPS, min_steps), workload.workers)
             phase_times[name] = workload.measure_phase_times(batches, max_steps, min_steps)
-    utilizations: dict[str, Utilization] = {}
-    if utilization_seconds:
+    utilizations: dict[str, float | None] = {}
+    if deadline - current_time() > 2 * UTILIZATION_SECONDS * len(workloads):
         for name in SESSION.track("Comparing", f"{baseline.name}, utilization", workloads, "device"):
-            remaining_devices = len(workloads) - len(utilizations)
-            duration = _sampling_seconds(utilization_seconds, deadline - current_time(), remaining_devices)
-            utilizations[name] = _measure_utilization(name, workloads[name], duration)
+            utilizations[name] = _measure_utilization(name, workloads[name])
     SESSION.notify(ProgressEvent("Comparing", baseline.name))
     metrics = tuple(
-        _device_metrics(workload, name, trials, phase_times[name], utilizations.get(name, Utilization()))
+        _device_metrics(workload, name, trials, phase_times[name], utilizations.get(name))
         for name, workload in workloads.items()
     )
     return Comparison(
@@ -568,7 +501,7 @@ def _device_metrics(
     device: str,
     trials: Mapping[str, Sequence[float]],
     phase_times: PhaseTimes,
-    utilization: Utilization,
+    utilization: float | None = None,
 ) -> DeviceMetrics:
     """Return the measurements on a device; the speedup is the median of the ratios of all rounds."""
     seconds = trials[device]
@@ -578,11 +511,10 @@ def _device_metrics(
         device,
         median,
         (low, high),
-        workload.median_rows,
+        workload.rows,
         phase_times,
         None if device == CPU else median_interval(ratios),
         utilization,
-        mean_rows=workload.mean_rows,
         simulated=get_device(device).is_simulated,
     )
 
@@ -629,52 +561,18 @@ def _steps_per_trial(step_seconds: Collection[float], workers: int) -> int:
     return round_up_to_workers(max(steps, BATCHES_PER_WORKER * workers), workers)
 
 
-def _sampling_seconds(requested: float, remaining: float, devices: int) -> float:
-    """Return the sampling duration per device, for the workload and for the idle time before it, in seconds.
-
-    The duration is 0 if the remaining time is too short for enough readings.
-
-    Args:
-        requested: Requested duration in seconds.
-        remaining: Time that remains for all devices in seconds.
-        devices: Number of devices that remain.
-
-    Example:
-        >>> _sampling_seconds(3, 60, 2), _sampling_seconds(30, 12, 2), _sampling_seconds(3, 5, 2), _sampling_seconds(0, 60, 2)
-        (3, 3.0, 0.0, 0)
-    """
-    available = remaining / (2 * devices)
-    if requested <= available:
-        return requested
-    return available if available >= MIN_SAMPLES * SAMPLE_INTERVAL else 0.0
-
-
-def _measure_utilization(device: str, workload: Workload, seconds: float) -> Utilization:
-    """Return the utilization of a device during a continuous workload and directly before it."""
-    if not seconds:
-        return Utilization()
+def _measure_utilization(device: str, workload: Workload) -> float | None:
+    """Return the utilization during a continuous workload minus that directly before it, or ``None`` if it is unknown."""
     manager = SESSION.device_manager
     read = make_utilization_reader(device, manager.machine, manager.run, SESSION.environ, get_device(device).uuid())
-    with workload.open_batches() as batches:
-        return _utilization_during(read, seconds, lambda: workload.run(next(batches)))
-
-
-def _utilization_during(
-    read: UtilizationReader | None, seconds: float, work: Callable[[], object], interval: float = SAMPLE_INTERVAL
-) -> Utilization:
-    """Return the utilization while ``work`` is repeated and while the device is idle directly before.
-
-    Each of the two takes ``seconds``, or up to twice as long if there are too few readings. Too few readings give ``None``.
-    Without a reader, the work does not run.
-    """
     if read is None:
-        return Utilization()
-    idle_samples = _samples_during(partial(time.sleep, interval / 10), read, seconds, interval)
-    busy_samples = _samples_during(work, read, seconds, interval)
-    idle, busy = (
-        statistics.fmean(samples) if len(samples) >= MIN_SAMPLES else None for samples in (idle_samples, busy_samples)
-    )
-    return Utilization(idle, busy, len(busy_samples))
+        return None
+    with workload.open_batches() as batches:
+        idle_samples = _samples_during(partial(time.sleep, SAMPLE_INTERVAL / 10), read, UTILIZATION_SECONDS)
+        busy_samples = _samples_during(lambda: workload.run(next(batches)), read, UTILIZATION_SECONDS)
+    if min(len(idle_samples), len(busy_samples)) < MIN_SAMPLES:
+        return None
+    return max(0.0, statistics.fmean(busy_samples) - statistics.fmean(idle_samples))
 
 
 def _samples_during(
@@ -701,7 +599,7 @@ def _samples_during(
     thread.start()
     try:
         start = current_time()
-        while current_time() - start < seconds * (1 if len(samples) >= MIN_SAMPLES else EXTENSION_FACTOR):
+        while current_time() - start < seconds:
             work()
     finally:
         finished.set()

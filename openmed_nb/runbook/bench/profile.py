@@ -30,6 +30,7 @@ from ..._render.display import (
     worst_status,
 )
 from ..._render.drawing import Bar, Chart, bar_chart
+from ..._utils.clock import time_call
 from ..._utils.plain import read_json_file, save_text, to_json, utc_timestamp
 from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_bool, check_integer, check_optional_integer, check_path
@@ -39,7 +40,7 @@ from ...errors import ConfigurationError
 from ...session import SESSION
 from ..checks.operators.fallbacks import Fallback
 from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Reason, Synchronization, repeat_measurement
-from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target, next_batch
+from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
 
 # Names of the findings.
 DATA_FINDING = "data"
@@ -736,7 +737,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         phase_times = workload.measure_phase_times(batches, steps)
         workload.drain_prefetched(batches)
         notify_stage(3)
-        data_seconds = repeat_measurement(lambda: next_batch(batches)[1], steps)
+        data_seconds = repeat_measurement(partial(time_call, partial(next, batches)), steps)
         interleaved_seconds = repeat_measurement(
             lambda: (workload.time_step(batch), minimal_workload.time_step(None)), steps
         )
@@ -758,7 +759,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     return Profile(
         **workload.report_fields,
         device=device,
-        rows=workload.median_rows,
+        rows=workload.rows,
         steps=steps,
         warm_up=warm_up,
         seconds=statistics.median(step_seconds),

@@ -352,8 +352,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
-    from ...annotation.pipeline import AnnotationPipeline
-
     start = current_time()
     seconds = check_number("seconds", seconds, above=0, example="30")
     if check_number("min_gain", min_gain, 1, above=0, example="0.03") == 1:
@@ -371,14 +369,9 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         with build_benchmarks(target, [device_name]) as benchmarks:
             benchmark = benchmarks[device_name]
             report = run_sweep(target, benchmark, seconds, start, min_gain, max_batch_size, min_rows)
-        if report.batch_tokens and not report.still_increasing:
-            if isinstance(model, AnnotationPipeline):
-                spec = SESSION.models.spec_of(model.model)
-            else:
-                spec = SESSION.load_spec(model, {**arguments, "device": device_name})[0]
-            if spec:
-                SESSION.save_batch_size(spec, device_name, report.batch_tokens, "nb.sweep()")
-                report = replace(report, is_saved=True)
+        if target.spec and report.batch_tokens and not report.still_increasing:
+            SESSION.save_batch_size(target.spec, device_name, report.batch_tokens, "nb.sweep()")
+            report = replace(report, is_saved=True)
         return report
 
 

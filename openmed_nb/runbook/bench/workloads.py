@@ -12,19 +12,19 @@ import gc
 import inspect
 import itertools
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
 from ..._utils.clock import current_time
 from ..._utils.text import describe_error, model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
-from ...devices.machine import is_mps_simulated
+from ...devices.machine import format_device, is_mps_simulated
 from ...devices.memory import SMALLER_BATCH_REMEDY, SMALLER_MODEL_REMEDY, empty_cache, explain_out_of_memory
 from ...devices.moving import check_materialized, copy_model, map_tensors, named_tensors, to_device, to_numpy
 from ...devices.registry import get_device
@@ -40,10 +40,9 @@ from ...training.steps import adamw
 from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
-    from ...annotation.forward import Batch
+    from ...annotation.forward import Batch, ForwardRun, Inputs
     from ...annotation.pipeline import AnnotationPipeline
     from ...annotation.results import ResultStore
     from ...annotation.stream import Annotator, TokenizedChunk
@@ -134,7 +133,6 @@ class Workload:
         loader: Loader that yields the batches, or ``None`` if there is none.
         dtype: Data type of the model, or ``None`` if it is unknown.
         batch_tokens: Maximum number of tokens per batch of texts on the device, or ``None`` for other tasks.
-        batch_size_counts: Number of batches so far by their number of rows. Empty if all batches have ``rows`` rows.
         row_shape: Shape of a row, as in :class:`StepReport`.
     """
 
@@ -148,7 +146,6 @@ class Workload:
     loader: object = None
     dtype: str | None = None
     batch_tokens: int | None = None
-    batch_size_counts: Counter[int] = field(default_factory=Counter)
     row_shape: str | None = None
 
     @property
@@ -232,8 +229,9 @@ class Workload:
         """Return the mean duration of consecutive steps at full speed in seconds, including their data."""
         total = 0.0
         for _ in range(steps):
-            batch, data_seconds = next_batch(batches)
-            total += data_seconds + self.time_step(batch)
+            start = current_time()
+            batch = next(batches)
+            total += current_time() - start + self.time_step(batch)
         return total / steps
 
     def time_phases(self, batches: Iterator[object]) -> dict[str, float]:
@@ -241,8 +239,9 @@ class Workload:
 
         The device is synchronized after each phase.
         """
-        value, data_seconds = next_batch(batches)
-        times = {DATA: data_seconds}
+        start = current_time()
+        value: Any = next(batches)
+        times = {DATA: current_time() - start}
         with TENSOR_LOCK:
             get_device(self.device).synchronize()
             for name, phase in self.phases:
@@ -267,23 +266,6 @@ class Workload:
         """
         return statistics.median if self.task == ANNOTATION else statistics.fmean
 
-    @property
-    def median_rows(self) -> int:
-        """Median number of rows per batch."""
-        return statistics.median_low(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
-
-    @property
-    def mean_rows(self) -> float:
-        """Mean number of rows per batch."""
-        return statistics.fmean(self.batch_size_counts.elements()) if self.batch_size_counts else self.rows
-
-
-def next_batch(batches: Iterator[object]) -> tuple[object, float]:
-    """Return the next batch and the time that it takes in seconds, without the start-up of loader workers."""
-    start = current_time()
-    batch = next(batches)
-    return batch, current_time() - start - float(getattr(batches, "worker_startup_seconds", 0.0))
-
 
 @dataclass(frozen=True)
 class BenchmarkTarget:
@@ -294,52 +276,28 @@ class BenchmarkTarget:
         task: One of the tasks above.
         build: Function that builds the benchmark on a device. It adds to the memory of the session and does not change the
             object that the user passed.
-        data: Data that the user passed, unless these are texts.
+        spec: Specification of a token-classification model that is annotated with, or ``None`` if it has no files.
     """
 
     name: str
     task: Task
     build: Callable[[str], Benchmark]
-    data: object = None
+    spec: LoadSpec | None = None
 
 
 @contextlib.contextmanager
-def preserve_generators(data: object) -> Iterator[None]:
-    """Context manager that restores the random generators of a loader and of its samplers."""
-    import torch
-
-    batch_sampler = getattr(data, "batch_sampler", None)
-    owners = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    generators = (getattr(owner, "generator", None) for owner in owners)
-    states = [(generator, generator.get_state()) for generator in generators if isinstance(generator, torch.Generator)]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
-
-
-@contextlib.contextmanager
-def build_benchmarks(
-    target: BenchmarkTarget, devices: Sequence[str], on_build: Callable[[str], None] | None = None
-) -> Iterator[dict[str, Benchmark]]:
+def build_benchmarks(target: BenchmarkTarget, devices: Sequence[str]) -> Iterator[dict[str, Benchmark]]:
     """Context manager that builds the benchmarks of a target on devices.
 
-    At its end, it releases the memory and restores the random number generators.
-
-    Args:
-        target: Object to measure.
-        devices: Names of the devices.
-        on_build: Callback before a benchmark is built, which receives the name of the device.
+    At its end, it releases the memory and restores the global random number generators.
     """
     benchmarks: dict[str, Benchmark] = {}
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(preserve_generators(target.data))
             stack.enter_context(preserve_rng_states())
-            for device in devices:
-                if on_build is not None:
-                    on_build(device)
+            for index, device in enumerate(devices):
+                subject = f"{target.name} on {format_device(device)}"
+                SESSION.notify(ProgressEvent(LOADING, subject, index, len(devices)))
                 stack.enter_context(use_rng_states(get_rng_states(device)))
                 with explain_out_of_memory(target.name, device, SMALLER_MODEL_REMEDY):
                     benchmarks[device] = target.build(device)
@@ -436,7 +394,7 @@ def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of m
             name = function_name(model)
             expected = "a DataLoader, a list of batches, or a function that builds a batch of a given size"
             batches = data if callable(data) else check_batches(name, data, expected)
-            target = BenchmarkTarget(name, CUSTOM_STEP, partial(StepBenchmark, name, model, batches, moved=moved), data)
+            target = _target_from_step(model, name, batches, moved)
         else:
             remedy = "Pass the name of a model, a pipeline, a torch module, or a step function."
             raise ConfigurationError(f"{kind} cannot be measured.", remedy)
@@ -465,7 +423,7 @@ def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | Non
         annotator = pipeline_from_files(spec, device).default_annotator().without_truncation()
         return AnnotationBenchmark(name, annotator, texts, length)
 
-    return BenchmarkTarget(name, ANNOTATION, build)
+    return BenchmarkTarget(name, ANNOTATION, build, spec)
 
 
 def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
@@ -497,7 +455,7 @@ def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[object], len
             annotator = replace(annotator.with_model(copy_model(pipe.model, device).eval()), budget=budget)
         return AnnotationBenchmark(name, annotator, texts, length)
 
-    return BenchmarkTarget(name, ANNOTATION, build)
+    return BenchmarkTarget(name, ANNOTATION, build, SESSION.models.spec_of(pipe.model))
 
 
 def validate_texts(data: object) -> list[Any] | None:
@@ -518,19 +476,18 @@ def validate_texts(data: object) -> list[Any] | None:
     return texts
 
 
-@dataclass(frozen=True)
-class PaddedTexts:
-    """Padded batches of tokens.
+class PaddedTexts(NamedTuple):
+    """Texts as padded batches of tokens.
 
     Attributes:
-        arrays: Inputs of the model per batch, and its outputs after the forward pass.
-        chunk: Tokenized texts, or ``None`` for rows that are not texts.
+        chunk: Tokenized texts.
         batches: Batches, which refer to the windows of the chunk.
+        arrays: Inputs of the model for each batch.
     """
 
-    arrays: list[Any]
-    chunk: TokenizedChunk | None = None
-    batches: Sequence[Batch] = ()
+    chunk: TokenizedChunk
+    batches: Sequence[Batch]
+    arrays: list[Inputs]
 
 
 @dataclass(frozen=True)
@@ -558,8 +515,14 @@ class AnnotationBenchmark:
     def fixed_shape_workload(self, rows: int) -> Workload:
         """Return a workload over full rows of one length, without decoding, because the rows are not texts."""
         length = self.row_length
-        padded = PaddedTexts([self.annotator.network.dummy_inputs(rows, length)])
-        return self._workload(rows, length, partial(itertools.repeat, padded), rows * length)
+        network = self.annotator.network
+        phases: tuple[Phase, ...] = (
+            (TRANSFER, lambda inputs: network.copy_to_device([inputs])[0]),
+            (FORWARD, network.forward_on_device),
+            (DECODE, lambda outputs: list(map(to_numpy, outputs))),
+        )
+        batches = partial(itertools.repeat, network.dummy_inputs(rows, length))
+        return self._workload(rows, length, batches, phases, rows * length)
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload whose steps each annotate ``rows`` texts.
@@ -567,6 +530,9 @@ class AnnotationBenchmark:
         If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows.
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies.
         """
+        from ...annotation.forward import ForwardRun, assemble_predictions, collect, pad_batch, start_pending
+        from ...annotation.stream import Chunk
+
         annotator = self.annotator
         budget = annotator.budget
         if rows is not None:
@@ -574,9 +540,6 @@ class AnnotationBenchmark:
         size = rows or DEFAULT_BATCH_SIZE
 
         def batches() -> Iterator[PaddedTexts]:
-            from ...annotation.forward import pad_batch
-            from ...annotation.stream import Chunk
-
             texts = itertools.cycle(self.texts)
             while True:
                 chunk = annotator.tokenize(Chunk(0, list(itertools.islice(texts, size))))
@@ -584,9 +547,26 @@ class AnnotationBenchmark:
                     raise error
                 batches = annotator.plan_batches(chunk, budget)
                 arrays = [pad_batch(chunk.tokens, chunk.windows, batch, annotator.network) for batch in batches]
-                yield PaddedTexts(arrays, chunk, batches)
+                yield PaddedTexts(chunk, batches, arrays)
 
-        return self._workload(size, None, batches, budget.max_tokens)
+        def transfer(padded: PaddedTexts) -> tuple[TokenizedChunk, ForwardRun]:
+            run = ForwardRun(padded.chunk.tokens, padded.chunk.windows)
+            run.pending.extend(zip(padded.batches, annotator.network.copy_to_device(padded.arrays), strict=True))
+            return padded.chunk, run
+
+        def forward(started: tuple[TokenizedChunk, ForwardRun]) -> tuple[TokenizedChunk, ForwardRun]:
+            start_pending(annotator.network, started[1])
+            return started
+
+        def decode(started: tuple[TokenizedChunk, ForwardRun]) -> ResultStore:
+            chunk, run = started
+            for error in run.window_errors.values():
+                raise error
+            outputs = collect(run, annotator.network)
+            return annotator.decode(chunk, assemble_predictions(run, annotator.network, outputs))
+
+        phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
+        return self._workload(size, None, batches, phases, budget.max_tokens)
 
     @property
     def row_length(self) -> int:
@@ -598,37 +578,16 @@ class AnnotationBenchmark:
         return self.length or min(DEFAULT_LENGTH, max_length)
 
     def _workload(
-        self, rows: int, length: int | None, batches: Callable[[], Iterator[PaddedTexts]], batch_tokens: int
+        self,
+        rows: int,
+        length: int | None,
+        batches: Callable[[], Iterator[object]],
+        phases: tuple[Phase, ...],
+        batch_tokens: int,
     ) -> Workload:
-        annotator = self.annotator
-        network = annotator.network
-
-        def transfer(padded: PaddedTexts) -> PaddedTexts:
-            return replace(padded, arrays=network.copy_to_device(padded.arrays))
-
-        def forward(padded: PaddedTexts) -> PaddedTexts:
-            return replace(padded, arrays=[network.forward_on_device(inputs) for inputs in padded.arrays])
-
-        def decode(padded: PaddedTexts) -> ResultStore | list[np.ndarray]:
-            from ...annotation.forward import ForwardRun, assemble_predictions
-
-            arrays = [[to_numpy(tensor) for tensor in outputs] for outputs in padded.arrays]
-            if padded.chunk is None:
-                return arrays[0]
-            run = ForwardRun(padded.chunk.tokens, padded.chunk.windows)
-            predictions = assemble_predictions(run, network, list(zip(padded.batches, arrays, strict=True)))
-            return annotator.decode(padded.chunk, predictions)
-
+        dtype = dtype_of(self.annotator.network.model)
         return Workload(
-            self.name,
-            ANNOTATION,
-            self.device,
-            rows,
-            length,
-            batches,
-            ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode)),
-            dtype=dtype_of(network.model),
-            batch_tokens=batch_tokens,
+            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=batch_tokens
         )
 
 
@@ -743,7 +702,7 @@ def loss_or_mean(output: object) -> torch.Tensor | None:
     return torch.stack(means).sum() if means else None
 
 
-def _target_from_module(
+def _target_from_module(  # noqa: C901 - the checks of the example, and the phases in order
     model: torch.nn.Module,
     data: object,
     training: bool,
@@ -763,8 +722,8 @@ def _target_from_module(
 
     loader = data if isinstance(data, torch.utils.data.DataLoader) else None
     if data is not None:
-        with preserve_rng_states(), preserve_generators(data):  # A loader draws a seed for each iteration.
-            example = parse_example_inputs(data if loader is None else _first_batch(loader))
+        with preserve_rng_states():  # A loader draws a seed for each iteration.
+            example = parse_example_inputs(data if loader is None else next(repeat_batches(loader)))
     elif make_example is not None:
         example = make_example()
     else:
@@ -780,115 +739,157 @@ def _target_from_module(
         message = f"{name} does not accept the arguments from the data: {describe_error(error)}."
         raise ConfigurationError(message, "Pass batches that contain exactly the arguments of the model.") from error
 
-    def build(device: str) -> ModuleBenchmark:
-        return ModuleBenchmark(name, copy_model(model, device).train(training), device, training, example, loader)
+    def build(device: str) -> BatchBenchmark:
+        copied = copy_model(model, device).train(training)
+        dtype = next((normalize_dtype(parameter.dtype) for parameter in copied.parameters()), None)
 
-    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, build, data)
+        def transfer(batch: object) -> ModelInputs:
+            inputs = model_inputs(batch)
+            return ModelInputs(to_device(inputs.args, device), to_device(inputs.kwargs, device))
+
+        def forward(inputs: ModelInputs) -> object:
+            with torch.set_grad_enabled(training):
+                output = inputs(copied)
+                loss = loss_or_mean(output) if training else output
+            if loss is None:
+                message = f"No output of {name} depends on a trainable parameter."
+                raise ConfigurationError(message, "Remove training=True.")
+            return loss
+
+        phases: tuple[Phase, ...] = ((TRANSFER, transfer), (FORWARD, forward))
+        parameters = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        if training and parameters:
+            optimizer = adamw(parameters, lr=LEARNING_RATE)
+
+            def step(_backward_result: None) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+
+            phases = (*phases, ("backward", torch.Tensor.backward), ("optimizer", step))
+        task: Task = TRAINING_STEP if training else FORWARD_PASS
+        return BatchBenchmark(name, task, device, phases, example, loader, dtype=dtype)
+
+    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, build)
 
 
-@dataclass
-class ModuleBenchmark:
-    """Copy of a module on a device, with its batches.
+def _target_from_step(
+    step: Callable[[Any], object], name: str, data: Iterable[object] | Callable[[int], object], moved: bool
+) -> BenchmarkTarget:
+    """Return the target for a step function.
+
+    Args:
+        step: Function that runs a step with a batch.
+        name: Name of the function.
+        data: Loader, or function that builds a batch with a given number of rows.
+        moved: Whether the batches are moved to the device first.
+    """
+    make_batch = data if callable(data) else None
+
+    def run_step(batch: object) -> object:
+        # A step may remove items from the mappings and lists of its batch, so they are copied. The tensors are shared.
+        copied_batch = map_tensors(batch, lambda tensor: tensor)
+        if copied_batch is batch and isinstance(batch, (dict, list)):
+            copied_batch = copy.copy(batch)
+        return step(copied_batch)
+
+    def build(device: str) -> BatchBenchmark:
+        phases: tuple[Phase, ...] = (("step", run_step),)
+        if moved:
+            phases = ((TRANSFER, partial(to_device, device=device)), *phases)
+        loader = None if callable(data) else data
+        return BatchBenchmark(name, CUSTOM_STEP, device, phases, None, loader, make_batch)
+
+    return BenchmarkTarget(name, CUSTOM_STEP, build)
+
+
+@dataclass(frozen=True)
+class BatchBenchmark:
+    """Steps of a module or a function on a device, with their batches.
 
     Attributes:
-        name: Name of the model or of its class.
-        model: Copy of the module.
-        device: Name of the device in torch's notation.
-        training: Whether the steps are training steps.
-        example: Example batch on the CPU.
-        loader: Loader, or ``None`` to use the example.
-        optimizer: Optimizer, which is created in the first step.
-        mutates_inputs: Whether the model modified its first batch in place, or ``None`` before the first batch.
+        name: Name of the model or the function.
+        task: Task of the steps.
+        device: Measured device. The code of a function decides where it computes.
+        phases: Phases of a step, in order.
+        example: Example batch on the CPU, or ``None`` for a function.
+        loader: Loader, or ``None`` if there is none.
+        make_batch: Function that builds a batch with a given number of rows, or ``None``.
+        dtype: Data type of the model, or ``None`` if it is unknown.
     """
 
     name: str
-    model: torch.nn.Module
+    task: Task
     device: str
-    training: bool
-    example: ModelInputs
+    phases: tuple[Phase, ...]
+    example: ModelInputs | None = None
     loader: Iterable[object] | None = None
-    optimizer: torch.optim.Optimizer | None = None
-    mutates_inputs: bool | None = None
+    make_batch: Callable[[int], object] | None = None
+    dtype: str | None = None
 
     def fixed_shape_workload(self, rows: int) -> Workload:
-        """Return a workload over batches with the given number of rows, which repeats the rows of the example.
+        """Return a workload over one batch in memory with the given number of rows.
 
-        A tensor has rows if its first dimension equals that of the first tensor. This includes a 4x4 mask in a batch of 4 rows.
-        Other tensors are unchanged.
+        The rows of an example are repeated. A tensor has rows if its first dimension equals that of the first tensor. This
+        includes a 4x4 mask in a batch of 4 rows. Other tensors are unchanged.
+
+        Raises:
+            ConfigurationError: If no batch with this number of rows can be built.
         """
         import torch
 
-        example_rows = _batch_size_of(self.example)
-        index = torch.arange(rows) % example_rows
+        batch: object
+        if self.make_batch is not None:
+            batch = self.make_batch(rows)
+            shapes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
+            actual_rows = _batch_size_of(batch)
+            # Fewer rows would give a wrong throughput. Models that take the sequence first have the rows as second dimension.
+            if shapes and actual_rows < rows and not any(rows in shape for shape in shapes):
+                message = f"{function_name(self.make_batch)} returned a batch of {actual_rows} rows instead of {rows}."
+                remedy = f"Return the requested number of rows, or set max_batch_size={actual_rows}."
+                raise ConfigurationError(message, remedy)
+        elif self.example is not None:
+            example_rows = _batch_size_of(self.example)
+            index = torch.arange(rows) % example_rows
 
-        def repeat_rows(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[index] if tensor.dim() and tensor.shape[0] == example_rows else tensor
+            def repeat_rows(tensor: torch.Tensor) -> torch.Tensor:
+                return tensor[index] if tensor.dim() and tensor.shape[0] == example_rows else tensor
 
-        return self._workload(rows, map_tensors(self.example, repeat_rows))
+            batch = map_tensors(self.example, repeat_rows)
+        else:
+            message = f"{self.name} has no batch with {rows} rows."
+            raise ConfigurationError(message, "Pass a function that takes a number of rows and returns a batch.")
+        return self._workload(rows, batch, partial(itertools.repeat, batch))
 
     def data_workload(self, rows: int | None = None) -> Workload:
-        """Return a workload over the batches of the loader, or over the example if there is no loader."""
-        example_rows = _batch_size_of(self.example)
+        """Return a workload over the batches of the loader, or over one batch in memory if there is no loader."""
         if self.loader is None:
-            return self.fixed_shape_workload(rows or example_rows)
+            return self.fixed_shape_workload(rows or (1 if self.example is None else _batch_size_of(self.example)))
         if rows is not None:
             raise ConfigurationError("The loader sets the batch size.", "Remove batch_size.")
-        return self._workload(example_rows, self.example, self.loader)
+        example = self.example or next(repeat_batches(self.loader))
+        return self._workload(_batch_size_of(example), example, partial(repeat_batches, self.loader), self.loader)
 
-    def transfer(self, batch: object) -> ModelInputs:
-        """Return a batch on the device; on the CPU, copy it only if the model modifies its inputs or this is unknown."""
-        example = model_inputs(batch)
-        if not get_device(self.device).is_accelerator and self.mutates_inputs is not False:
-            return example.copy()
-        return ModelInputs(to_device(example.args, self.device), to_device(example.kwargs, self.device))
-
-    def forward(self, example: ModelInputs) -> object:
-        """Return the output of the model, or its loss in training, and detect with the first batch whether it modifies inputs."""
-        import torch
-
-        with torch.set_grad_enabled(self.training):
-            before = _tensor_versions(example) if self.mutates_inputs is None else []
-            output = example(self.model)
-            if self.mutates_inputs is None:
-                self.mutates_inputs = None in before or _tensor_versions(example) != before
-            if not self.training:
-                return output
-            loss = loss_or_mean(output)
-        if loss is None:
-            message = f"No output of {self.name} depends on a trainable parameter."
-            raise ConfigurationError(message, "Remove training=True.")
-        return loss
-
-    def step(self, _backward_result: None) -> None:
-        """Run the step of the optimizer and reset the gradients."""
-        if self.optimizer is None:
-            parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            self.optimizer = adamw(parameters, lr=LEARNING_RATE)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def _workload(self, rows: int, example: ModelInputs, loader: Iterable[object] | None = None) -> Workload:
-        import torch
-
-        phases: tuple[Phase, ...] = ((TRANSFER, self.transfer), (FORWARD, self.forward))
-        if self.training:
-            phases = (*phases, ("backward", torch.Tensor.backward), ("optimizer", self.step))
-        input_ids = example.kwargs.get("input_ids")
+    def _workload(
+        self,
+        rows: int,
+        example: object,
+        batches: Callable[[], Iterator[object]],
+        loader: Iterable[object] | None = None,
+    ) -> Workload:
         length = None
-        if self.loader is None and input_ids is not None and input_ids.dim() > 1:
-            length = int(input_ids.shape[-1])
-        size_counts = Counter[int]()
+        if self.loader is None and isinstance(example, ModelInputs):
+            input_ids = example.kwargs.get("input_ids")
+            length = int(input_ids.shape[-1]) if input_ids is not None and input_ids.dim() > 1 else None
         return Workload(
             self.name,
-            TRAINING_STEP if self.training else FORWARD_PASS,
+            self.task,
             self.device,
             rows,
             length,
-            _batch_source(example, loader, size_counts),
-            phases,
+            batches,
+            self.phases,
             loader,
-            dtype=next((normalize_dtype(parameter.dtype) for parameter in self.model.parameters()), None),
-            batch_size_counts=size_counts,
+            dtype=self.dtype,
             row_shape=_row_shape(example),
         )
 
@@ -902,17 +903,6 @@ def model_inputs(batch: object) -> ModelInputs:
     return ModelInputs(tuple(batch) if isinstance(batch, (list, tuple)) else (batch,))
 
 
-def _tensor_versions(example: ModelInputs) -> list[int | None]:
-    """Return the version counters of the tensors of a batch; inference tensors have ``None``.
-
-    torch increments the counter of a tensor with each in-place modification.
-    """
-    return [
-        None if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no public name for the counter
-        for _, tensor in named_tensors(example)
-    ]
-
-
 def _row_shape(batch: object) -> str | None:
     """Return the shape of a row of the first tensor with at least two dimensions, or ``None`` if there is none.
 
@@ -923,78 +913,6 @@ def _row_shape(batch: object) -> str | None:
     """
     shapes = (tensor.shape[1:] for _, tensor in named_tensors(batch) if tensor.dim() > 1)
     return next(("x".join(map(str, shape)) for shape in shapes), None)
-
-
-@dataclass(frozen=True)
-class StepBenchmark:
-    """Custom step function with its batches.
-
-    Attributes:
-        name: Name of the function.
-        step: Function that runs a step with a batch.
-        data: Loader, or function that builds a batch with a given number of rows.
-        device: Measured device. The code of the function decides where it computes.
-        moved: Whether the batches are moved to the device first.
-    """
-
-    name: str
-    step: Callable[[object], object]
-    data: Iterable[object] | Callable[[int], object]
-    device: str
-    moved: bool = False
-
-    def fixed_shape_workload(self, rows: int) -> Workload:
-        """Return a workload over one batch in memory with the given number of rows.
-
-        Raises:
-            ConfigurationError: If no batch with this number of rows can be built.
-        """
-        if not callable(self.data):
-            message = f"{self.name} has no batch with {rows} rows."
-            raise ConfigurationError(message, "Pass a function that takes a number of rows and returns a batch.")
-        batch = self.data(rows)
-        shapes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
-        actual_rows = _batch_size_of(batch)
-        # Fewer rows would give a wrong throughput. Models that take the sequence first have the rows as second dimension.
-        if shapes and actual_rows < rows and not any(rows in shape for shape in shapes):
-            message = f"{function_name(self.data)} returned a batch of {actual_rows} rows instead of {rows}."
-            raise ConfigurationError(
-                message, f"Return the requested number of rows, or set max_batch_size={actual_rows}."
-            )
-        return self._workload(rows, batch)
-
-    def data_workload(self, rows: int | None = None) -> Workload:
-        """Return a workload over the batches of the loader."""
-        if callable(self.data):
-            return self.fixed_shape_workload(rows or 1)
-        with preserve_generators(self.data):
-            first = _first_batch(self.data)
-        return self._workload(_batch_size_of(first), first, self.data)
-
-    def _workload(self, rows: int, example: object, loader: Iterable[object] | None = None) -> Workload:
-        def transfer(batch: object) -> object:
-            return to_device(batch, self.device)
-
-        def step(batch: object) -> object:
-            # A step may remove items from the mappings and lists of its batch, so they are copied. The tensors are shared.
-            copied_batch = map_tensors(batch, lambda tensor: tensor)
-            if copied_batch is batch and isinstance(batch, (dict, list)):
-                copied_batch = copy.copy(batch)
-            return self.step(copied_batch)
-
-        size_counts = Counter[int]()
-        return Workload(
-            self.name,
-            CUSTOM_STEP,
-            self.device,
-            rows,
-            None,
-            _batch_source(example, loader, size_counts),
-            ((TRANSFER, transfer), ("step", step)) if self.moved else (("step", step),),
-            loader,
-            batch_size_counts=size_counts,
-            row_shape=_row_shape(example),
-        )
 
 
 def check_batches(name: str, data: object, expected: str = "a DataLoader, or a list of batches") -> Iterable[object]:
@@ -1016,69 +934,20 @@ def check_batches(name: str, data: object, expected: str = "a DataLoader, or a l
     return data
 
 
-def _batch_source(
-    example: object, loader: Iterable[object] | None, size_counts: Counter[int]
-) -> Callable[[], Iterator[object]]:
-    """Return a function that starts an iterator over the batches of a loader, or over an example if there is none."""
-    if loader is None:
-        return partial(itertools.repeat, example)
-    return partial(RepeatingLoader, loader, size_counts)
-
-
-class RepeatingLoader(Iterator[Any]):
-    """Infinite iterator over the batches of a loader.
-
-    Args:
-        loader: Loader, which is restarted when it is exhausted.
-        size_counts: Counter of the batches by their number of rows, which is updated.
-
-    Attributes:
-        worker_startup_seconds: Part of the time of the last batch in seconds that restarted loader workers. It is 0 for
-            persistent workers. It is also 0 if each pass over the data has a single batch, because the restart is then part
-            of the data phase.
-    """
-
-    def __init__(self, loader: Iterable[object], size_counts: Counter[int]) -> None:
-        self.worker_startup_seconds = 0.0
-        self._loader = loader
-        self._size_counts = size_counts
-        self._batches: Iterator[object] = iter(())
-        self._batches_in_pass = 0
-
-    def __next__(self) -> Any:
-        start = current_time()
-        self.worker_startup_seconds = 0.0
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._batches = iter(self._loader)
-            batch = _first_batch(self._batches)
-            restarts_workers = getattr(self._loader, "num_workers", 0) and not getattr(
-                self._loader, "persistent_workers", False
-            )
-            if restarts_workers and self._batches_in_pass > 1:
-                self.worker_startup_seconds = current_time() - start
-            self._batches_in_pass = 0
-        self._batches_in_pass += 1
-        self._size_counts[_batch_size_of(batch)] += 1
-        return batch
-
-    def close(self) -> None:
-        """Release the loader and its workers."""
-        self._batches = iter(())
-
-
-def _first_batch(loader: Iterable[object]) -> object:
-    """Return the first batch of a loader.
+def repeat_batches(loader: Iterable[object]) -> Iterator[Any]:
+    """Yield the batches of a loader again and again.
 
     Raises:
-        ConfigurationError: If there is none, for example because the loader can be iterated only once.
+        ConfigurationError: If there are none, for example because the loader can be iterated only once.
     """
-    for batch in loader:
-        return batch
-    raise ConfigurationError(
-        "The loader yields no batches.", "Pass a loader with items that can be iterated repeatedly."
-    )
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            remedy = "Pass a loader with items that can be iterated repeatedly."
+            raise ConfigurationError("The loader yields no batches.", remedy)
 
 
 def _batch_size_of(batch: object) -> int:
@@ -1094,4 +963,4 @@ def _batch_size_of(batch: object) -> int:
 
 # A model or a function on a device. Its ``fixed_shape_workload`` has batches of one shape that are ready in host memory. Its
 # ``data_workload`` tokenizes texts or loads batches.
-Benchmark = AnnotationBenchmark | ModuleBenchmark | StepBenchmark
+Benchmark = AnnotationBenchmark | BatchBenchmark

@@ -15,7 +15,7 @@ import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics, Utilization
+from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import CodeLocation, Interval, OperatorTime, PhaseTimes, Synchronization
@@ -44,9 +44,7 @@ EVIDENCE_SNAPSHOT = Path(__file__).with_name("evidence.json")
 MIB = 1 << 20
 PHASE_TIMES = PhaseTimes({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
 CPU = DeviceMetrics("cpu", 0.04, (0.039, 0.042), 16, PhaseTimes({"data": 0.002, "forward": 0.038}))
-MPS = DeviceMetrics(
-    "mps", 0.01, (0.009, 0.011), 16, PHASE_TIMES, Interval(3.8, 4.0, 4.3, 0.96), Utilization(0.05, 0.75, 6)
-)
+MPS = DeviceMetrics("mps", 0.01, (0.009, 0.011), 16, PHASE_TIMES, Interval(3.8, 4.0, 4.3, 0.96), 0.7)
 COMPARISON = Comparison("bundled", "annotation", (CPU, MPS), 15, batch_tokens=16 * 128)
 POINTS = (
     Point(8, 900.0, memory=80 * MIB),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,13 +31,12 @@ from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.steps import adamw, check_fused, precision
 from ...bench.workloads import (
-    RepeatingLoader,
     check_batches,
     check_no_arguments,
     loss_or_mean,
     model_inputs,
     pipeline_from_files,
-    preserve_generators,
+    repeat_batches,
     synthetic_labeled_batch,
 )
 from .report import REFERENCE
@@ -280,7 +278,6 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
         with contextlib.ExitStack() as stack:
             stack.callback(empty_cache, target_device)
             stack.callback(gc.collect)
-            stack.enter_context(preserve_generators(batches))
             stack.enter_context(preserve_rng_states())
             stack.enter_context(use_rng_states(get_rng_states(target_device)))
             stack.enter_context(explain_out_of_memory(f"A step of {name}", target_device, "Pass smaller batches."))
@@ -296,7 +293,7 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
             candidate = build(
                 target_device, dtype, contextlib.nullcontext if is_accelerator else _alternate_thread_count
             )
-            _train((reference, rounded, candidate), RepeatingLoader(batches, Counter()), steps)
+            _train((reference, rounded, candidate), repeat_batches(batches), steps)
         thread_note = "The CPU is compared with itself, with a different number of threads."
         return LossParity(
             model=name,
