@@ -165,7 +165,7 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "runbook.forecast": {"model": lambda: torch.nn.Linear(2, 2), "example_inputs": lambda: torch.zeros(1, 2)},
     "runbook.bring_up": {"seconds": lambda: 0.01, "folder": lambda: f"bring_up_{next(NUMBERS)}"},
     "runbook.loss_parity": {"steps": lambda: 1},
-    "runbook.profile": {"data": lambda: TEXTS * 4, "steps": lambda: 1, "warm_up": lambda: 0},
+    "runbook.profile": {"data": lambda: TEXTS * 4, "steps": lambda: 1},
     "sweep": {"data": lambda: TEXTS * 4, "seconds": lambda: 0.01, "max_batch_size": lambda: 1},
     "training.GradientAccumulation": {"optimizer": lambda: torch.optim.SGD(some_parameters(), 0.1), "steps": lambda: 1},
     "training.MemoryCurve": {"device": lambda: "cpu"},

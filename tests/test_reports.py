@@ -86,7 +86,7 @@ def make_reports(folder):
     batch = torch.ones(2, 8)
     sweep = nb.sweep(linear, batch, device="cpu", max_batch_size=1)
     comparison = nb.compare(linear, batch, devices="cpu", seconds=1)
-    profile = nb.runbook.profile(linear, batch, device="cpu", steps=3, warm_up=1)
+    profile = nb.runbook.profile(linear, batch, device="cpu", steps=3)
     parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
     precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")
     forecast = nb.runbook.forecast(linear, batch, training=True)

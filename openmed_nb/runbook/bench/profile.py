@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import (
@@ -53,13 +54,10 @@ FALLBACK = "fallback"
 # steps at about 8 rows. Below it, twice the rows took no more time.
 MIN_KERNEL_FRACTION = 0.5
 
-# If torch's profiler records no kernels, a batch is tiny if launch overhead takes more than this fraction of a step. The
-# overhead is measured with operators on minimal inputs, interleaved with the steps, because it varies. It is 25 to 110
-# microseconds per operator on MPS (pytorch#82707), and 3 to 7 on one CPU within minutes.
-# Measured in forward passes and training steps of linear layers, convolutions, elementwise functions and transformers with 1 to
-# 4096 rows. On the CPU (67 cases), twice the rows take 1.1 times as long (median) above the threshold, and 1.8 times below it.
-# On an H200, the overhead was determined as on MPS. The fraction is above the threshold in all 77 cases with a kernel fraction
-# below one half. It is also above the threshold in 8 of 12 other cases.
+# If torch's profiler records no kernels, a batch is tiny if launch overhead takes more than this fraction of a step: the number of
+# operators times the measured time of an operator on single numbers, which is 25 to 110 microseconds on MPS (pytorch#82707), and
+# 3 to 7 on one CPU. On an H200, the fraction of such a step was above the threshold in all 77 cases with a kernel fraction below
+# one half, and in 8 of 12 other cases.
 MAX_LAUNCH_FRACTION = 0.5
 
 # Remedies for a wait, by its reason.
@@ -83,7 +81,6 @@ class Profile(StepReport):
         device: Name of the device.
         rows: Number of texts or rows per step.
         steps: Number of steps under torch's profiler.
-        warm_up: Number of untimed steps at the start.
         seconds: Median duration of a step at full speed in seconds, including its data.
         phase_times: Time per phase, measured with a synchronization after each phase.
         data_only: Average time to load a batch without computing, in seconds. It is the mean, or the median for texts.
@@ -92,19 +89,18 @@ class Profile(StepReport):
         operators_per_step: Number of operators that compute per step. Views do not count.
         device_seconds: Time of the kernels on the GPU per step in seconds, or ``None`` if torch's profiler records no kernels.
         synchronizations: Calls in a step that wait for the device, except the calls of this package.
-        fallbacks: Operators that fell back from MPS to the CPU in ``traced_steps`` steps.
-        traced_steps: Number of steps whose synchronizations and fallbacks were traced.
+        fallbacks: Operators that fell back from MPS to the CPU.
+        fallbacks_per_step: Number of fallbacks to the CPU per step.
         batch_tokens: Maximum number of tokens per batch on the device, or ``None`` if no texts were annotated.
         operator_seconds: Time of all operators per step on the CPU in seconds, or ``None`` on other devices.
-        launch_seconds: Launch overhead of the operators per step in seconds, estimated with operators on minimal inputs.
-            ``None`` if torch's profiler records kernels, which are more precise.
+        launch_seconds: Launch overhead of the operators per step in seconds, or ``None`` if torch's profiler records kernels,
+            which are more precise.
         created_at: Time of the measurement in UTC, such as ``"2026-11-01T12:00:00Z"``, or an empty string if unknown.
     """
 
     device: str
     rows: int
     steps: int
-    warm_up: int
     seconds: float
     phase_times: PhaseTimes
     data_only: float
@@ -114,21 +110,14 @@ class Profile(StepReport):
     device_seconds: float | None = None
     synchronizations: tuple[Synchronization, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
-    traced_steps: int = 1
+    fallbacks_per_step: float = 0.0
     batch_tokens: int | None = None
     operator_seconds: float | None = None
     launch_seconds: float | None = None
     created_at: str = ""
 
     SCHEMA = "openmed_nb/profile/1"
-    JSON_PROPERTIES = (
-        "microseconds_per_operator",
-        "launch_fraction",
-        "kernel_fraction",
-        "fallback_fraction",
-        "findings",
-        "bottlenecks",
-    )
+    JSON_PROPERTIES = ("launch_fraction", "kernel_fraction", "fallback_fraction", "findings", "bottlenecks")
 
     @property
     def phase_fractions(self) -> dict[str, float]:
@@ -136,27 +125,15 @@ class Profile(StepReport):
         return self.phase_times.fractions
 
     @property
-    def _computing_seconds(self) -> float:
-        """Seconds of a step without its data; on the CPU, seconds of its operators, without the Python code of the user."""
-        return self.compute_only if self.operator_seconds is None else self.operator_seconds
-
-    @property
-    def microseconds_per_operator(self) -> float | None:
-        """Microseconds of a step per operator, without data, or ``None`` if no operator was recorded.
-
-        On the CPU, this is the time of the operators only, without the Python code of the user.
-        """
-        return 1e6 * self._computing_seconds / self.operators_per_step if self.operators_per_step else None
-
-    @property
     def launch_fraction(self) -> float | None:
         """Fraction of a step that is launch overhead, without data, in [0, 1], or ``None`` if it is unknown.
 
         On the CPU, this is the fraction of the time of the operators only, without the Python code of the user.
         """
-        if self.launch_seconds is None or not self.operators_per_step or self._computing_seconds <= 0:
+        seconds = self.compute_only if self.operator_seconds is None else self.operator_seconds
+        if self.launch_seconds is None or not self.operators_per_step or seconds <= 0:
             return None
-        return min(1.0, self.launch_seconds / self._computing_seconds)
+        return min(1.0, self.launch_seconds / seconds)
 
     @property
     def kernel_fraction(self) -> float | None:
@@ -164,11 +141,6 @@ class Profile(StepReport):
         if self.device_seconds is None or self.compute_only <= 0:
             return None
         return min(1.0, self.device_seconds / self.compute_only)
-
-    @property
-    def fallbacks_per_step(self) -> float:
-        """Number of fallbacks to the CPU per step."""
-        return sum(fallback.count for fallback in self.fallbacks) / self.traced_steps
 
     @property
     def fallback_fraction(self) -> float:
@@ -245,11 +217,9 @@ class Profile(StepReport):
         return ProfileDiff(*sorted((self, other), key=attrgetter("created_at")))
 
     def to_report(self) -> Report:
-        """Return a report with the bottlenecks as text; measurements appear only in the HTML."""
+        """Return a report with the bottlenecks and the measurements."""
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
-        method = (
-            f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}, after {self.warm_up} warm-up steps."
-        )
+        method = f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."
         waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronizations)
         # Metrics of a step.
         metrics = [
@@ -259,8 +229,6 @@ class Profile(StepReport):
         ]
         metrics += [(f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds]
         metrics.append(("operators per step", f"{self.operators_per_step:g}"))
-        if self.microseconds_per_operator is not None:
-            metrics.append(("time per operator", f"{self.microseconds_per_operator:.1f} µs"))
         for name, seconds, fraction in (
             ("launch overhead", self.launch_seconds, self.launch_fraction),
             ("GPU kernels", self.device_seconds, self.kernel_fraction),
@@ -295,7 +263,7 @@ class Profile(StepReport):
             start += seconds
         return Report(
             title,
-            (method,),
+            (f"{self.headline}.", method),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
@@ -304,7 +272,6 @@ class Profile(StepReport):
                 Table("Time of a step", ("metric", "value"), tuple(metrics), collapsed=True),
                 Table("Operators by self time", operator_columns, operator_rows, collapsed=True),
             ),
-            html_sentences=(self.headline, f"{title}: {method}"),
             charts=(
                 Chart("Time per phase, from the start to the end of a step", tuple(bars)),
                 bar_chart(operator_caption, longest, format_milliseconds),
@@ -396,8 +363,7 @@ STEP_TIME = "step time"
 STOPPING_RULE = "stopping rule"
 
 
-@dataclass(frozen=True)
-class OperatorTimes:
+class OperatorTimes(NamedTuple):
     """Self time of an operator per step in two profiles.
 
     Attributes:
@@ -409,11 +375,6 @@ class OperatorTimes:
     operator: str
     before: float
     after: float
-
-    @property
-    def change(self) -> str:
-        """Relative change as text, or ``"new"`` if the earlier profile does not have the operator."""
-        return format_percent(self.after / self.before - 1, "+.0f") if self.before else "new"
 
 
 @dataclass(frozen=True, repr=False)
@@ -430,18 +391,7 @@ class ProfileDiff(Displayable):
 
     SCHEMA = "openmed_nb/profile_diff/1"
     JSON_EXCLUDE = ("first", "second")
-    JSON_PROPERTIES = (
-        "created_at",
-        "days",
-        "differences",
-        "progress",
-        "operators",
-        "hotspots",
-        "should_stop",
-        "findings",
-        "status",
-        "simulated",
-    )
+    JSON_PROPERTIES = ("days", "differences", "progress", "hotspots", "should_stop", "findings", "status", "simulated")
     SIMULATION_MARKERS = StepReport.SIMULATION_MARKERS
 
     @property
@@ -450,15 +400,13 @@ class ProfileDiff(Displayable):
         return self.first.simulated or self.second.simulated
 
     @property
-    def created_at(self) -> tuple[str, str]:
-        """Times of both measurements."""
-        return self.first.created_at, self.second.created_at
-
-    @property
     def days(self) -> int | None:
         """Number of full days between the profiles, or ``None`` if one of them has no date."""
         try:
-            first, second = (datetime.fromisoformat(time.replace("Z", "+00:00")) for time in self.created_at)
+            first, second = (
+                datetime.fromisoformat(profile.created_at.replace("Z", "+00:00"))
+                for profile in (self.first, self.second)
+            )
         except ValueError:
             return None
         return (second - first).days
@@ -565,10 +513,10 @@ class ProfileDiff(Displayable):
             result = "not comparable"
         step = OperatorTimes("step at full speed", self.first.seconds, self.second.seconds)
         rows = tuple(
-            (times.operator, f"{1000 * times.before:.3f}", f"{1000 * times.after:.3f}", times.change)
+            (times.operator, f"{1000 * times.before:.3f}", f"{1000 * times.after:.3f}")
             for times in (step, *self.operators[:MAX_TABLE_OPERATORS])
         )
-        table = Table("Time of a step", ("operator", "ms before", "ms after", "change"), rows)
+        table = Table("Time of a step", ("operator", "ms before", "ms after"), rows)
         later = self.second
         return Report(
             f"Two profiles of {later.name} ({later.task}) on {later.device_label(later.device)}, {interval}: {result}",
@@ -580,7 +528,7 @@ class ProfileDiff(Displayable):
 
 MAX_OPERATORS = 30  # Number of operators that a profile stores.
 DEFAULT_STEPS = 50
-DEFAULT_WARM_UP = 5
+WARM_UP_STEPS = 5
 NUM_STAGES = 6  # Stages of a profile, for its progress.
 
 
@@ -589,7 +537,6 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     data: object = None,
     *,
     steps: int = DEFAULT_STEPS,
-    warm_up: int = DEFAULT_WARM_UP,
     training: bool = False,
     device: str | None = None,
     batch_size: int | None = None,
@@ -603,8 +550,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
 
     After the warm-up, steps are timed at full speed and phase by phase. Then their data loading is timed alone, and steps with
     the same batch. Next, steps run under torch's profiler. Finally, the calls of a few steps are traced, which slows them and
-    is not timed. Operators on minimal inputs run interleaved with the steps: a batch is tiny if launch overhead takes more
-    than half of a step.
+    is not timed. A batch is tiny if launch overhead takes more than half of a step.
 
     Args:
         model: Name of a model, a pipeline from :func:`load_pipeline`, a torch module, or a custom function that runs a step
@@ -613,7 +559,6 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
             function, or a function that builds a batch with a given number of rows. If ``None``, use synthetic texts.
         steps: Number of steps under torch's profiler, and maximum number of steps in each timed series. Series of slow steps
             are shorter.
-        warm_up: Number of untimed steps at the start.
         training: Whether to profile training steps (forward, backward and AdamW) on a copy of the model.
         device: Device to profile. If ``None``, use the active device.
         batch_size: Number of texts or rows per step. If ``None``, use 32 texts, or the number of rows of the example or the
@@ -633,8 +578,8 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         The profile. It has ``findings`` named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``, and
         ``bottlenecks`` with the names of those that are warnings. It also has ``seconds``, ``data_only``, ``compute_only``,
         ``phase_fractions``, ``synchronizations`` with call, file, line and count, and ``operators`` by time.
-        ``save("profile.json")`` saves it in the schema that ``to_dict()["schema"]`` names. The text form contains no times, no
-        paths and no text content.
+        ``save("profile.json")`` saves it in the schema that ``to_dict()["schema"]`` names. It contains no paths and no text
+        content.
 
     Raises:
         ConfigurationError: If the model, the data or a number is invalid, or if a file cannot be written. Also if torch does not
@@ -657,7 +602,6 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     """
     check_bool("signposts", signposts)
     steps = check_integer("steps", steps)
-    warm_up = check_integer("warm_up", warm_up, 0)
     batch_size = check_optional_integer("batch_size", batch_size)
     trace_path = _validate_trace_path(trace)
     capture_name = None if metal_capture is None else profilers.capture_name(metal_capture)
@@ -666,7 +610,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         profilers.check_profiling(device_name, signposts, capture_name)
         with build_benchmarks(target, [device_name]) as benchmarks:
             workload = benchmarks[device_name].data_workload(batch_size)
-            return _run_profile(workload, device_name, steps, warm_up, trace_path, signposts, capture_name)
+            return _run_profile(workload, device_name, steps, trace_path, signposts, capture_name)
 
 
 def _validate_trace_path(trace: object) -> Path | None:
@@ -704,30 +648,21 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     workload: Workload,
     device: str,
     steps: int,
-    warm_up: int,
     trace: Path | None,
     signposts: bool,
     capture_name: str | None,
 ) -> Profile:
     """Profile a workload."""
-    from .profile_watch import (
-        MAX_TRACED_STEPS,
-        NUM_MINIMAL_OPERATORS,
-        build_minimal_workload,
-        profile_operators,
-        sum_known,
-        trace_steps,
-    )
+    from .profile_watch import MAX_TRACED_STEPS, measure_launch_seconds, profile_operators, trace_steps
 
     def notify_stage(stage: int) -> None:
         SESSION.notify(ProgressEvent("Profiling", workload.name, stage, NUM_STAGES, "stage"))
 
     notify_stage(0)
     parsed_device = get_device(device)
-    minimal_workload = build_minimal_workload(device)
     with workload.open_batches() as batches:
         batch = next(batches)
-        for _ in range(warm_up):
+        for _ in range(WARM_UP_STEPS):
             workload.time_steps(batches)
         workload.reach_steady_state(batches)
         notify_stage(1)
@@ -738,42 +673,37 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         workload.drain_prefetched(batches)
         notify_stage(3)
         data_seconds = repeat_measurement(partial(time_call, partial(next, batches)), steps)
-        interleaved_seconds = repeat_measurement(
-            lambda: (workload.time_step(batch), minimal_workload.time_step(None)), steps
-        )
+        compute_seconds = repeat_measurement(partial(workload.time_step, batch), steps)
+        seconds_per_launch = measure_launch_seconds(device)
         notify_stage(4)
         with profilers.signposts() if signposts else contextlib.nullcontext():
-            interleaved = None if parsed_device.is_accelerator else minimal_workload
-            operators = profile_operators(workload, batches, steps, trace, interleaved)
+            operators = profile_operators(workload, batches, steps, trace)
         if capture_name is not None:
             with profilers.metal_capture(capture_name):
                 workload.run(batch)
         notify_stage(5)
         step_trace = trace_steps(workload, batches)
     notify_stage(NUM_STAGES)
-    compute_seconds, minimal_seconds = zip(*interleaved_seconds, strict=True)
-    computing = [time for time in operators if time.phase != DATA]
-    launch_seconds = sum_known(time.launch_seconds for time in computing)
-    if parsed_device.is_accelerator and not parsed_device.profiler_times_kernels:
-        launch_seconds = step_trace.operators_per_step * statistics.median(minimal_seconds) / NUM_MINIMAL_OPERATORS
+    records_kernels = parsed_device.profiler_times_kernels
     return Profile(
         **workload.report_fields,
         device=device,
         rows=workload.rows,
         steps=steps,
-        warm_up=warm_up,
         seconds=statistics.median(step_seconds),
         phase_times=phase_times,
         data_only=workload.average(data_seconds),
         compute_only=statistics.median(compute_seconds),
         operators=operators[:MAX_OPERATORS],
         operators_per_step=step_trace.operators_per_step,
-        device_seconds=sum_known(time.device_seconds for time in operators),
+        device_seconds=sum(time.device_seconds or 0.0 for time in operators) if records_kernels else None,
         synchronizations=step_trace.synchronizations,
         fallbacks=step_trace.fallbacks,
-        traced_steps=MAX_TRACED_STEPS,
+        fallbacks_per_step=sum(fallback.count for fallback in step_trace.fallbacks) / MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        operator_seconds=None if parsed_device.is_accelerator else sum(time.seconds for time in computing),
-        launch_seconds=launch_seconds,
+        operator_seconds=None
+        if parsed_device.is_accelerator
+        else sum(time.seconds for time in operators if time.phase != DATA),
+        launch_seconds=None if records_kernels else step_trace.operators_per_step * seconds_per_launch,
         created_at=utc_timestamp(),
     )

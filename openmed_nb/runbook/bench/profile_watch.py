@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
 import statistics
 import sys
@@ -16,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Literal, NamedTuple, TypeGuard
 
 import torch
@@ -25,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..._utils.clock import time_call
 from ...devices.moving import iter_operator_tensors
 from ...devices.profilers import is_host_event, profile_device, push_modes
 from ...devices.registry import get_device
@@ -32,41 +32,36 @@ from ...devices.request import device_type
 from ...training.holders import INSTALLED_FOLDERS
 from ..checks.operators.fallbacks import Fallback, fallbacks
 from . import workloads
-from .timing import DATA, CodeLocation, OperatorTime, Reason, Synchronization
-from .workloads import CUSTOM_STEP, Workload
+from .timing import DATA, CodeLocation, OperatorTime, Reason, Synchronization, repeat_measurement
+from .workloads import Workload
 
 PHASE_PREFIX = "openmed_nb: "  # Prefix of the phase names in a trace.
 SECONDS_PER_MICROSECOND = 1e-6  # torch's profiler reports microseconds.
 
-# Names of operators. Ranges with any other name may contain text of the user and are replaced by USER_RANGE.
-OPERATOR_PATTERN = re.compile(r"\w+(::[\w.]+)+")
-USER_RANGE = "user range"
+# Names of operators. Ranges with any other name may contain text of the user and are ignored.
+OPERATOR_PATTERN = re.compile(r"(?!autograd::)\w+(::[\w.]+)+")
 
-# Phase of operators on minimal inputs, whose time is launch overhead, and their number after each step. With this number, the
-# single synchronization at their end is a small part of their time.
-MINIMAL_OPERATORS = "minimal operators"
-NUM_MINIMAL_OPERATORS = 20
+NUM_LAUNCHES = 20  # With this number of operators, the synchronization at their end is a small part of their time.
 
 
-def build_minimal_workload(device: str) -> Workload:
-    """Return a workload of linear layers on single numbers.
+def measure_launch_seconds(device: str) -> float:
+    """Return the time of a linear layer on single numbers in seconds, which is launch overhead.
 
     Models consist mostly of linear layers, and their launch overhead is among the highest.
     """
     row = torch.ones((1, 1), dtype=torch.float32).to(device)
-    weight = torch.ones((1, 1), dtype=torch.float32).to(device)
-    bias = torch.ones((1,), dtype=torch.float32).to(device)
 
-    def launch(_batch: object) -> None:
-        for _ in range(NUM_MINIMAL_OPERATORS):
-            torch.nn.functional.linear(row, weight, bias)
+    def launch() -> None:
+        for _ in range(NUM_LAUNCHES):
+            torch.nn.functional.linear(row, row, row[0])
+        get_device(device).synchronize()
 
-    phases = ((MINIMAL_OPERATORS, launch),)
-    return Workload(MINIMAL_OPERATORS, CUSTOM_STEP, device, 1, None, functools.partial(itertools.repeat, None), phases)
+    seconds = repeat_measurement(functools.partial(time_call, launch), NUM_LAUNCHES)
+    return statistics.median(seconds) / NUM_LAUNCHES
 
 
 def profile_operators(
-    workload: Workload, batches: Iterator[object], steps: int, trace: Path | None, interleaved: Workload | None
+    workload: Workload, batches: Iterator[object], steps: int, trace: Path | None
 ) -> tuple[OperatorTime, ...]:
     """Run steps under torch's profiler and return their operators, sorted by descending time.
 
@@ -75,7 +70,6 @@ def profile_operators(
         batches: Batches of the workload.
         steps: Number of steps.
         trace: File for a trace in Chrome's format, or ``None``.
-        interleaved: Workload of minimal operators that runs after each step, or ``None``.
     """
 
     def phase_range(phase: str) -> record_function:
@@ -91,8 +85,6 @@ def profile_operators(
     with profile_device(workload.device) as profiler:
         for _ in range(steps):
             run_step()
-            if interleaved is not None:
-                interleaved.run(None, phase_range)
     if trace is not None:
         profiler.export_chrome_trace(str(trace))
     return _aggregate_operator_times(profiler.events(), steps, get_device(workload.device).profiler_times_kernels)
@@ -103,11 +95,9 @@ def _aggregate_operator_times(
 ) -> tuple[OperatorTime, ...]:
     """Return the time per operator and phase from the events of torch's profiler, sorted by descending time.
 
-    A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases.
-
-    The n-th call of an operator in a step corresponds to its n-th call in the other steps. A call counts with its median over
-    the steps. On a busy computer, the system occasionally suspends the process, and such a call takes a thousand times as
-    long. The sums of ``key_averages`` would then describe other programs.
+    A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases. An operator counts with
+    its median over the steps: on a busy computer, the system occasionally suspends the process, and a step takes a thousand
+    times as long. The sums of ``key_averages`` would then describe other programs.
 
     Args:
         events: Events of ``torch.profiler.profile.events``.
@@ -117,10 +107,10 @@ def _aggregate_operator_times(
     phase = ""
     phase_end = 0.0
     step = 0
-    # Host seconds of an operator in a phase, by the number of the call in its step.
-    seconds = defaultdict[tuple[str, str], defaultdict[int, list[float]]](lambda: defaultdict(list))
+    # Host seconds of an operator in a phase, by step.
+    seconds = defaultdict[tuple[str, str], Counter[int]](Counter)
     device_seconds = Counter[tuple[str, str]]()
-    calls_in_step = Counter[tuple[int, tuple[str, str]]]()
+    counts = Counter[tuple[str, str]]()
     # In order of time, with the range of a phase before the operators that start with it.
     host_events = sorted(
         filter(is_host_event, events),
@@ -130,52 +120,25 @@ def _aggregate_operator_times(
         if event.name.startswith(PHASE_PREFIX):
             phase = event.name.removeprefix(PHASE_PREFIX)
             phase_end = event.time_range.end
-            if phase == DATA:
-                step += 1
-        # Driver calls have no namespace. Autograd nodes contain the operators that they call.
-        elif "::" in event.name and not event.name.startswith("autograd::"):
-            name = event.name if OPERATOR_PATTERN.fullmatch(event.name) else USER_RANGE
-            key = name, phase if event.time_range.start <= phase_end else ""
-            number = calls_in_step[step, key]
-            calls_in_step[step, key] += 1
-            seconds[key][number].append(event.self_cpu_time_total * SECONDS_PER_MICROSECOND)
+            step += phase == DATA
+        elif OPERATOR_PATTERN.fullmatch(event.name):
+            key = event.name, phase if event.time_range.start <= phase_end else ""
+            counts[key] += 1
+            seconds[key][step] += event.self_cpu_time_total * SECONDS_PER_MICROSECOND
             device_seconds[key] += event.self_device_time_total * SECONDS_PER_MICROSECOND
 
-    minimal_calls = [
-        itertools.chain(*calls.values()) for (_name, phase), calls in seconds.items() if phase == MINIMAL_OPERATORS
-    ]
-    launch_seconds_per_call = max(map(statistics.median, minimal_calls), default=None)
-    times = []
-    for (name, phase), calls in seconds.items():
-        if phase == MINIMAL_OPERATORS:
-            continue
-        medians = [(statistics.median(call), len(call)) for call in calls.values()]
-        launch_seconds = None
-        if launch_seconds_per_call is not None:
-            launch_seconds = sum(min(launch_seconds_per_call, median) * count for median, count in medians) / steps
-        times.append(
-            OperatorTime(
-                operator=name,
-                phase=phase,
-                count=sum(count for _, count in medians) / steps,
-                seconds=sum(median * count for median, count in medians) / steps,
-                device_seconds=device_seconds[name, phase] / steps if records_device else None,
-                launch_seconds=launch_seconds,
-            )
+    times = [
+        OperatorTime(
+            operator=name,
+            phase=phase,
+            count=counts[name, phase] / steps,
+            seconds=statistics.median(by_step.values()) * len(by_step) / steps,
+            device_seconds=device_seconds[name, phase] / steps if records_device else None,
         )
+        for (name, phase), by_step in seconds.items()
+    ]
     sort_field = "device_seconds" if records_device else "seconds"
     return tuple(sorted(times, key=lambda time: (-getattr(time, sort_field), time.operator, time.phase)))
-
-
-def sum_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values, or ``None`` if all are unknown.
-
-    Example:
-        >>> sum_known([0.25, None, 0.5]), sum_known([None])
-        (0.75, None)
-    """
-    known_values = [value for value in values if value is not None]
-    return sum(known_values) if known_values else None
 
 
 # Number of steps whose calls are traced. A traced step takes several times as long, and its counts are exact.
@@ -280,10 +243,6 @@ class LaunchCountMode(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-# Function of ``torch.mps``, ``torch.cuda`` and ``torch.accelerator`` that only waits.
-SYNCHRONIZE = "synchronize"
-
-
 @contextlib.contextmanager
 def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
     """Record the calls of this thread.
@@ -291,51 +250,21 @@ def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
     Functions from ``torch.compile`` run uncompiled, because compiled code makes no calls that a mode can record.
     """
     recorder.has_started = False
-    modules: tuple[ModuleType, ...] = ()
-    if get_device(recorder.device).is_accelerator:
-        modules = (getattr(torch, recorder.device), torch.accelerator)
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            synchronize = getattr(module, SYNCHRONIZE)
-            stack.callback(setattr, module, SYNCHRONIZE, synchronize)
-            call = f"{module.__name__}.{SYNCHRONIZE}()"
-            setattr(module, SYNCHRONIZE, functools.partial(_record_synchronize, recorder, call, synchronize))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(push_modes(LaunchCountMode(recorder), recorder))
+    with torch.compiler.set_stance("force_eager"), push_modes(LaunchCountMode(recorder), recorder):
         yield
 
 
-def _record_synchronize(
-    recorder: StepRecorder, call: str, synchronize: Callable[..., None], *args: object, **kwargs: object
-) -> None:
-    """Record and execute a synchronization, which takes no tensor and is therefore not passed to modes."""
-    caller = sys._getframe(1)  # noqa: SLF001 - Python has no public function for the caller
-    # The detection of fallbacks in this package also synchronizes.
-    if PACKAGE not in Path(caller.f_code.co_filename).parents:
-        recorder.record(call, caller)
-    synchronize(*args, **kwargs)
-
-
-# torch functions that need values of the device on the host: to return them, or to determine the size of their result.
+# torch functions that need values of the device on the host.
 SYNC_CALLS: Mapping[str, str] = {
-    **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu")},
-    **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int", "complex")},
-    **dict.fromkeys(("__repr__", "__str__"), "printing a tensor"),
-    **{name: f"torch.{name}()" for name in ("equal", "allclose")},
-    **{name: f"{name}()" for name in ("nonzero", "argwhere", "masked_select", "bincount")},
-    **{name: f"{name}()" for name in ("unique", "unique_consecutive")},
-    "__array__": "conversion to a NumPy array",
-    "is_nonzero": "bool()",
-    "__index__": "a Python index",
-    "__format__": "formatting a tensor",
-    "__contains__": "in",
-    "where": "torch.where() with a condition only",
+    **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu", "nonzero")},
+    **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int")},
+    **dict.fromkeys(("__repr__", "__str__", "__format__"), "printing a tensor"),
+    "masked_select": "masked_select()",
+    "unique": "unique()",
 }
 
 
-def _describe_wait(  # noqa: C901, PLR0912 - one branch for each kind of call
-    name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str
-) -> tuple[str, str]:
+def _describe_wait(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> tuple[str, str]:
     """Return the texts of a torch call that reads values from a device type, and of one that copies from the host to it.
 
     The text of a call that does not wait is empty. A blocking copy waits for all work that was launched before. On MPS,
@@ -343,39 +272,24 @@ def _describe_wait(  # noqa: C901, PLR0912 - one branch for each kind of call
     """
     first, *others = [*args, *kwargs.values()] or [None]
     on_device = _is_on(first, device)
-    # Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
-    blocking = not any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
     read = ""
     copied = ""
-    if name == "copy_":
-        source = others[0]
-        if blocking and not on_device and _is_on(source, device):
-            read = ".copy_() to the host"
-        elif blocking and on_device and _is_on(source, "cpu"):
-            copied = ".copy_() to the device"
-    elif name in {"to", "cuda"}:
-        if on_device and name == "to" and blocking and "cpu" in _device_types(others):
+    if name in {"to", "cuda"}:
+        targets = (
+            {device} if name == "cuda" else {device_type(str(getattr(other, "device", other))) for other in others}
+        )
+        # Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
+        blocking = not any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
+        if blocking and on_device and "cpu" in targets:
             read = ".to('cpu')"
-        elif (
-            blocking and not on_device and _is_on(first, "cpu") and (name == device or device in _device_types(others))
-        ):
+        elif blocking and not on_device and _is_on(first, "cpu") and device in targets:
             copied = f".to({device!r})"
-    elif name in {"tensor", "as_tensor", "asarray"}:
-        if not on_device and device in _device_types(others):
-            copied = f"torch.{name}() on the device"
-    elif on_device and name in {"__getitem__", "__setitem__"}:
+    elif on_device and name == "__getitem__":
         index = others[0] if isinstance(others[0], (tuple, list)) else others[:1]
-        value = others[-1]
-        if name == "__getitem__" and {getattr(part, "dtype", None) for part in index} & {torch.bool, torch.uint8}:
-            read = "indexing with a boolean mask"  # torch counts the true values of a mask.
-        elif any(_is_on(part, "cpu") and part.dim() for part in index):
-            copied = "indexing with a host tensor"
-        elif name == "__setitem__" and _is_on(value, "cpu") and value.dim():
-            # torch passes a zero-dimensional tensor as a scalar, without a copy.
-            copied = "assignment of a host tensor"
-    elif on_device and name == "new_tensor":
-        copied = ".new_tensor() on the device"
-    elif on_device and not (name == "where" and others):
+        # torch counts the true values of a mask.
+        is_masked = any(getattr(part, "dtype", None) is torch.bool for part in index)
+        read = "indexing with a boolean mask" if is_masked else ""
+    elif on_device:
         read = SYNC_CALLS.get(name, "")
     return read, copied if get_device(device).is_accelerator else ""
 
@@ -383,11 +297,6 @@ def _describe_wait(  # noqa: C901, PLR0912 - one branch for each kind of call
 def _is_on(value: object, device: str) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a tensor on a device type."""
     return isinstance(value, torch.Tensor) and value.device.type == device
-
-
-def _device_types(arguments: Sequence[object]) -> list[str]:
-    """Return the device types of arguments. Arguments without a device yield meaningless strings."""
-    return [device_type(str(getattr(argument, "device", argument))) for argument in arguments]
 
 
 # Owner of a code file. Python's own code includes modules such as ``logging``.

@@ -106,12 +106,9 @@ class OperatorTime(JsonMixin):
         operator: Name of the operator, such as ``"aten::addmm"``.
         phase: Phase in which the operator is called.
         count: Number of calls per step.
-        seconds: Host time per step in seconds, without the operators that it calls. Each call counts with its median over
-            the steps.
+        seconds: Host time per step in seconds, without the operators that it calls: the median over the steps.
         device_seconds: GPU time of its kernels per step in seconds, or ``None`` if torch's profiler does not record the
             device, as on MPS.
-        launch_seconds: Part of ``seconds`` that is launch overhead. Each call counts at most the time of an operator on
-            minimal inputs. ``None`` if no such operator was measured.
     """
 
     operator: str
@@ -119,7 +116,6 @@ class OperatorTime(JsonMixin):
     count: float
     seconds: float
     device_seconds: float | None = None
-    launch_seconds: float | None = None
 
 
 @dataclass(frozen=True, order=True)

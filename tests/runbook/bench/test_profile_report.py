@@ -1,7 +1,6 @@
 """Findings and reports of profiles for given measurements, and the comparison of two profiles at different times."""
 
 import json
-import re
 from dataclasses import replace
 
 import pytest
@@ -25,7 +24,6 @@ HEALTHY = Profile(
     device="mps",
     rows=32,
     steps=50,
-    warm_up=5,
     seconds=0.125,
     phase_times=PhaseTimes({"data": 0.005, "forward": 0.12}),
     data_only=0.004,
@@ -33,7 +31,6 @@ HEALTHY = Profile(
     operators=make_operators(addmm=0.04, softmax=0.03, gelu=0.01, add=0.001),
     operators_per_step=100.0,
     launch_seconds=0.01,
-    traced_steps=3,
     created_at="2026-11-01T12:00:00Z",
 )
 USER_LINE = CodeLocation("train.py", 12, "step")
@@ -47,7 +44,12 @@ def make_wait(place, call=".item()", reason="read"):
     return Synchronization(call, place, 1.0, reason)
 
 
-WAITING = replace(HEALTHY, synchronizations=(make_wait(USER_LINE), make_wait(LIBRARY_LINE)), fallbacks=(FALLBACK,))
+WAITING = replace(
+    HEALTHY,
+    synchronizations=(make_wait(USER_LINE), make_wait(LIBRARY_LINE)),
+    fallbacks=(FALLBACK,),
+    fallbacks_per_step=1.0,
+)
 
 
 def get_finding(profile, name):
@@ -160,10 +162,9 @@ def test_fallback_finding_applies_to_mps_only():
 
 
 def test_profile_derived_metrics():
-    assert HEALTHY.microseconds_per_operator == pytest.approx(1000)
     assert HEALTHY.launch_fraction == pytest.approx(0.1)
     assert HEALTHY.phase_fractions == {"data": pytest.approx(0.04), "forward": pytest.approx(0.96)}
-    assert (WAITING.fallbacks_per_step, WAITING.fallback_fraction) == (1.0, 0.01)
+    assert WAITING.fallback_fraction == 0.01
 
 
 def test_profile_is_saved_and_read(tmp_path):
@@ -194,14 +195,14 @@ def test_profile_read_rejects_other_files(tmp_path, text):
     assert error_info.value.remedy == "Pass a file written by Profile.save()."
 
 
-def test_report_text_has_no_measurements():
-    """Times appear only in the HTML. A simulated device is labeled, and the CPU is not."""
+def test_report_has_times_operators_and_waits():
+    """A simulated device is labeled, and the CPU is not."""
     html = WAITING._repr_html_()
     simulated = replace(HEALTHY, simulated=True)
 
-    assert re.findall(r"\d+\.\d+|\d+ ?%|\d ms", str(WAITING)) == []
+    assert f"{WAITING.headline}." in str(WAITING)
     assert "inside transformers.masking_utils" in str(WAITING)
-    assert all(value in html for value in ("125.00 ms", "aten::addmm", "1000.0 µs", "10.00 ms (10%)"))
+    assert all(value in html for value in ("125.00 ms", "aten::addmm", "10.00 ms (10%)"))
     for form in (str(simulated), simulated._repr_html_()):
         assert "mps (SIMULATED)" in form
         assert SIMULATION_NOTICE in form
@@ -286,7 +287,7 @@ def test_diff_sums_operators_over_phases():
     }
     assert host_times["aten::mm"] == pytest.approx(0.02)
     (times,) = profile.diff(profile).operators
-    assert (times.before, times.after, times.change) == (pytest.approx(0.08), pytest.approx(0.08), "+0%")
+    assert (times.before, times.after) == (pytest.approx(0.08), pytest.approx(0.08))
 
 
 @pytest.mark.parametrize(

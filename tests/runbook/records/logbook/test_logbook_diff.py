@@ -115,7 +115,7 @@ def test_diff_ignores_reports_of_only_one_logbook(logbooks):
     assert larger.diff(logbooks.COMPLETE).metrics
 
 
-PROFILE = Profile("mine", "own step", "mps", 2, 50, 5, 0.04, PhaseTimes({"forward": 0.01}), 0.03, 0.01, (), 100.0)
+PROFILE = Profile("mine", "own step", "mps", 2, 50, 0.04, PhaseTimes({"forward": 0.01}), 0.03, 0.01, (), 100.0)
 
 
 @pytest.mark.parametrize(
