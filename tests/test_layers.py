@@ -111,7 +111,6 @@ ALLOWED = {
     "notebook.panel.view": {"anywidget", "ipywidgets"},
     "runbook.checks.doctor.silent_errors": {"torch"},
     "runbook.checks.operators.recorders": {"torch"},
-    "runbook.checks.precision.rounding": {"torch"},
     "runbook.bench.profile_watch": {"torch"},
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},

@@ -139,7 +139,7 @@ def make_reports(folder):
 def make_validation_record():
     """Return a validation record with a recall of gold entities and a speedup."""
     identity = ModelIdentity("mine", "w", "s", "t", "bfloat16", "mps", "Apple M2", "2.13.0", "5.17.0", simulated=False)
-    evidence = ValidationMetrics(50, "09b4", 900, 0, 59, 1, 0, 0, 0, 12, 0.9, 0.85, 1.4)
+    evidence = ValidationMetrics(50, "09b4", 900, 0, 59, 1, 0, 0, 0, 0.9, 0.85, 1.4)
     return ValidationRecord(identity, evidence, "2026-03-01", {"span_agreement": 0.99})
 
 

@@ -106,8 +106,6 @@ def identify_model(spec: LoadSpec, dtype: str, device: str, computer: DeviceMana
 class ValidationMetrics:
     """Measurements of a reduced dtype against the reference, the CPU in float32.
 
-    Entity counts and recalls are those of the aggregation strategy that lost the most entities.
-
     Attributes:
         texts: Number of distinct texts.
         texts_fingerprint: Fingerprint of the texts.
@@ -118,7 +116,6 @@ class ValidationMetrics:
         label_changed: Number of reference entities with a different label.
         missing: Number of reference entities that were not found.
         extra: Number of entities that the reference does not have.
-        distinct_entities: Number of reference entities with distinct text or label.
         reference_recall: Recall of the reference on gold entities, or ``None`` without gold entities.
         recall: Recall of the reduced dtype on gold entities, or ``None`` without gold entities.
         speedup: Speedup over float32 on the same device, from interleaved runs. It is 1 if the difference is not
@@ -134,7 +131,6 @@ class ValidationMetrics:
     label_changed: Count
     missing: Count
     extra: Count
-    distinct_entities: Count
     reference_recall: Ratio | None
     recall: Ratio | None
     speedup: Ratio | None
@@ -150,7 +146,6 @@ METRIC_LABELS = {
     "label_changed": "entities with a different label",
     "missing": "entities that were not found",
     "extra": "entities that float32 does not find",
-    "distinct_entities": "entities with distinct text or label",
     "reference_recall": "recall in float32",
     "recall": "recall in this dtype",
     "speedup": "times as fast as float32",

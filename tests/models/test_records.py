@@ -23,7 +23,7 @@ from openmed_nb.models.records import (
 from openmed_nb.models.registry import ModelReference
 
 HERE = ModelIdentity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
-EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, 0.85, 1.4)
+EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, 0.85, 1.4)
 RECORD = ValidationRecord(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
 NOT_VALIDATED = "it has not been validated"
 

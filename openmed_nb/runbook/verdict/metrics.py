@@ -687,7 +687,7 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
     values = {
         **_parity_values(report),
         "entity_agreement": report.spans.agreement if report.spans.all else None,
-        "logits": report.logits.maximum,
+        "logits": report.logit_difference,
         "non_finite_tokens": report.non_finite_tokens,
         "recall_loss": max(0.0, report.gold[0].recall - report.gold[1].recall) if report.gold else None,
         "gradients": report.gradients and report.gradients.largest,

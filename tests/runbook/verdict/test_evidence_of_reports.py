@@ -29,7 +29,6 @@ from openmed_nb.runbook.checks.precision.report import (
     EntityAgreement,
     EntityScore,
     GradientDifference,
-    LogitDifferences,
     ParityReport,
 )
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
@@ -63,11 +62,10 @@ PARITY = ParityReport(
     texts_fingerprint="09b4",
     tokens=1000,
     windows=22,
-    logits=LogitDifferences(3e-6),
+    logit_difference=3e-6,
     label_mismatches=0,
     non_finite_tokens=0,
     spans=EntityAgreement(exact=198, moved=2),
-    distinct=12,
     gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 89)),
     gradients=GradientDifference(1e-5, "a.weight", 20),
 )

@@ -1,7 +1,6 @@
 """``nb.runbook.parity``: comparison of a model on a device in a dtype with the same model on the CPU in float32.
 
-Tokens, windows and padded batches are created once on the CPU and used by both models, without truncation. Only the largest
-logit difference of each token is stored, four bytes on the host. The gradients of one training step can be compared as well.
+Tokens, windows and padded batches are created once on the CPU and used by both models, without truncation. The gradients of one training step can be compared as well.
 Dropout is disabled, because a seed produces different numbers on MPS, and the labels are the predictions of the reference.
 """
 
@@ -24,7 +23,7 @@ from ....devices.memory import empty_cache, is_out_of_memory
 from ....devices.moving import copy_model, to_numpy
 from ....devices.registry import get_device
 from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
-from ....models.config import DEFAULT_STRATEGY, STRATEGIES
+from ....models.config import DEFAULT_STRATEGY
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load_from_spec
 from ....models.registry import is_model_name
 from ....session import SESSION
@@ -33,7 +32,6 @@ from .report import (
     EntityAgreement,
     EntityScore,
     GradientDifference,
-    LogitDifferences,
     ParityReport,
     Span,
     compare_spans,
@@ -94,8 +92,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
-        The report with counts, metrics and findings. Its text form contains only values that are the same in every run. No
-        form contains text content: differing entities are given by text index and character offsets.
+        The report with counts, metrics and findings, without text content: differing entities are given by text index and
+        character offsets.
 
     Raises:
         ConfigurationError: If there are no texts, if ``gold`` is not valid or does not match the texts, if gradients
@@ -193,7 +191,6 @@ class ModelPair:
         candidate: Model that is compared with the reference.
         dtype: Dtype of the candidate.
         notes: Notes on the comparison, as sentences.
-        strategies: Aggregation strategies to compare. If empty, only that of the reference.
     """
 
     name: str
@@ -201,15 +198,6 @@ class ModelPair:
     candidate: Annotator
     dtype: str
     notes: tuple[str, ...] = ()
-    strategies: tuple[str, ...] = ()
-
-    def with_all_strategies(self) -> ModelPair:
-        """Return the pair with a comparison in each aggregation strategy, computed from the same probabilities."""
-        reference, candidate = (
-            replace(side, network=replace(side.network, return_all_probabilities=True))
-            for side in (self.reference, self.candidate)
-        )
-        return replace(self, reference=reference, candidate=candidate, strategies=STRATEGIES)
 
 
 def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> ModelPair:
@@ -345,9 +333,7 @@ def run_parity(pair: ModelPair, texts: Iterable[str] | None, gold: Any = None, g
 
 @dataclass
 class _ParityAccumulator:
-    """Counts of a comparison for each aggregation strategy.
-
-    The report shows the strategy with the lowest agreement.
+    """Counts of a comparison.
 
     Attributes:
         pair: Models that are compared.
@@ -355,12 +341,11 @@ class _ParityAccumulator:
         text_fingerprints: Fingerprints of the texts.
         num_tokens: Number of tokens.
         num_windows: Number of windows.
-        differences: Largest logit difference of each token, one array for each batch.
+        logit_difference: Largest absolute difference of a logit.
         label_mismatches: Number of tokens whose best label differs.
         non_finite_tokens: Number of tokens with NaN or infinity in the candidate.
-        agreements: Agreement of the entities by strategy.
-        scores: Scores of reference and candidate by strategy.
-        distinct_entities: Fingerprints of the entities of the reference.
+        agreement: Agreement of the entities.
+        scores: Scores of reference and candidate against the gold.
     """
 
     pair: ModelPair
@@ -368,12 +353,11 @@ class _ParityAccumulator:
     text_fingerprints: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_windows: int = 0
-    differences: list[np.ndarray] = field(default_factory=list)
+    logit_difference: float = 0.0
     label_mismatches: int = 0
     non_finite_tokens: int = 0
-    agreements: dict[str, EntityAgreement] = field(default_factory=dict)
-    scores: dict[str, tuple[EntityScore, EntityScore]] = field(default_factory=dict)
-    distinct_entities: set[int] = field(default_factory=set)
+    agreement: EntityAgreement = field(default_factory=EntityAgreement)
+    scores: tuple[EntityScore, EntityScore] = (EntityScore(), EntityScore())
 
     def add(self, tokenized: TokenizedChunk) -> None:
         """Run both models on a chunk of texts and update the counts."""
@@ -407,12 +391,8 @@ class _ParityAccumulator:
         run = ForwardRun(tokenized.tokens, tokenized.windows)
         expected_predictions = assemble_predictions(run, reference.network, expected_outputs)
         predictions = assemble_predictions(run, candidate.network, outputs)
-        # The strategy of the reference comes first, so that the report shows it among strategies with equal agreement.
-        for strategy in dict.fromkeys((reference.decoder.strategy, *self.pair.strategies)):
-            decoder = replace(reference, decoder=replace(reference.decoder, strategy=strategy))
-            expected_results = decoder.decode(tokenized, expected_predictions)
-            results = replace(decoder, network=candidate.network).decode(tokenized, predictions)
-            self._count_entities(strategy, tokenized, expected_results, results)
+        expected_results = reference.decode(tokenized, expected_predictions)
+        self._count_entities(tokenized, expected_results, candidate.decode(tokenized, predictions))
         self.text_fingerprints += map(text_fingerprint, tokenized.texts)
         self.num_tokens += len(tokenized.tokens)
         self.num_windows += len(tokenized.windows.starts)
@@ -434,49 +414,30 @@ class _ParityAccumulator:
         is_finite = np.isfinite(computed).all(-1)
         self.non_finite_tokens += int((~is_finite).sum())
         self.label_mismatches += int(((expected.argmax(-1) != computed.argmax(-1)) | ~is_finite).sum())
-        self.differences.append(np.abs(expected[is_finite] - computed[is_finite]).max(-1, initial=0.0))
+        difference = np.abs(expected[is_finite] - computed[is_finite]).max(initial=0.0)
+        self.logit_difference = max(self.logit_difference, float(difference))
 
     def _count_entities(
-        self, strategy: str, tokenized: TokenizedChunk, reference: Sequence[TextResult], candidate: Sequence[TextResult]
+        self, tokenized: TokenizedChunk, reference: Iterable[TextResult], candidate: Iterable[TextResult]
     ) -> None:
-        """Count the entity differences of a strategy. A text that failed has no entities."""
-        from ....annotation.references import text_fingerprint
+        """Count the entity differences. A text that failed has no entities."""
         from ....annotation.results import entity_span
 
-        # The labels of the gold are those of the reference: either token labels or entity labels.
-        reference_strategy = self.pair.reference.decoder.strategy
-        is_scored = self.gold is not None and (strategy == "none") == (reference_strategy == "none")
-        agreement = self.agreements.get(strategy, EntityAgreement())
-        expected_score, computed_score = self.scores.get(strategy, (EntityScore(), EntityScore()))
-        for text_index, (text, *results) in enumerate(
-            zip(tokenized.texts, reference, candidate, strict=True), tokenized.first_index
-        ):
+        for text_index, results in enumerate(zip(reference, candidate, strict=True), tokenized.first_index):
             expected, computed = (
                 [] if isinstance(result, OpenMedError) else list(map(entity_span, result)) for result in results
             )
-            agreement += compare_spans(expected, computed, text_index)
-            if strategy == reference_strategy:
-                words = (f"{label} {normalize_text(text[start:end])}" for start, end, label in expected)
-                self.distinct_entities.update(map(text_fingerprint, words))
-            if self.gold is not None and is_scored:
-                expected_score += score(self.gold[text_index], expected)
-                computed_score += score(self.gold[text_index], computed)
-        self.agreements[strategy] = agreement
-        if is_scored:
-            self.scores[strategy] = expected_score, computed_score
+            self.agreement += compare_spans(expected, computed, text_index)
+            if self.gold is not None:
+                gold = self.gold[text_index]
+                self.scores = (self.scores[0] + score(gold, expected), self.scores[1] + score(gold, computed))
 
     def to_report(self, gradients: GradientDifference | None) -> ParityReport:
         """Return the report of the counts."""
-        import numpy as np
-
         from ....annotation.references import text_fingerprint
 
         if not self.text_fingerprints:
             raise _no_texts_error()
-        differences = np.concatenate(self.differences or [np.zeros(0, np.float32)])
-        logits = LogitDifferences()
-        if len(differences):
-            logits = LogitDifferences(*np.quantile(differences, [1, 0.5, 0.9, 0.99]).tolist())
         return ParityReport(
             model=self.pair.name,
             device=format_device(str(self.pair.candidate.network.device)),
@@ -485,20 +446,14 @@ class _ParityAccumulator:
             texts_fingerprint=f"{text_fingerprint(' '.join(map(str, self.text_fingerprints))):016x}",
             tokens=self.num_tokens,
             windows=self.num_windows,
-            logits=logits,
+            logit_difference=self.logit_difference,
             label_mismatches=self.label_mismatches,
             non_finite_tokens=self.non_finite_tokens,
-            spans=min(self.agreements.values(), key=lambda agreement: agreement.agreement),
-            distinct=len(self.distinct_entities),
-            gold=min(self.scores.values(), key=_recall_change, default=None),
+            spans=self.agreement,
+            gold=None if self.gold is None else self.scores,
             gradients=gradients,
             notes=self.pair.notes,
         )
-
-
-def _recall_change(scores: tuple[EntityScore, EntityScore]) -> float:
-    reference, candidate = scores
-    return candidate.recall - reference.recall
 
 
 def _run_forward(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -63,14 +63,12 @@ class AcceptanceCriteria:
         span_agreement: Minimum fraction of identical entities among those that either model predicts.
         recall_loss: Maximum loss of recall relative to the reference, if gold entities are given.
         minimum_entities: Minimum number of entities in the reference.
-        minimum_distinct: Minimum number of entities that differ in their words or labels.
         minimum_texts: Minimum number of texts with different words. A few made-up sentences are not a sample of notes.
     """
 
     span_agreement: float = MIN_SPAN_AGREEMENT
     recall_loss: float = MAX_RECALL_LOSS
     minimum_entities: int = 50
-    minimum_distinct: int = 10
     minimum_texts: int = 50
 
 

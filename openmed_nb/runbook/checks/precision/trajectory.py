@@ -1,8 +1,8 @@
 """``nb.runbook.loss_parity``: comparison of a training run on the CPU and on a device, step by step.
 
-The tolerance is measured in the same call by a second training run on the CPU that rounds differently. In float32 it uses
-``rounding.Float64RoundingMode``, in bfloat16 autocast. Its drift, times :data:`TOLERANCE_FACTOR`, is attributed to rounding. The
-weights differ after the first step, so that drift and tolerance grow.
+The tolerance is measured in the same call by a second training run on the CPU that rounds differently: in float64, or in bfloat16
+with autocast. Its drift, times :data:`TOLERANCE_FACTOR`, is attributed to rounding. The weights differ after the first step, so
+that drift and tolerance grow.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from ...._events.activity import ProgressEvent
 from ...._render.display import FAILED, OK, Displayable, Finding, Report, Table, findings_table, pluralize, worst_status
 from ...._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
 from ...._utils.text import describe_error
-from ...._utils.validation import check_choice, check_integer, invalid_value
+from ...._utils.validation import check_choice, check_integer
 from ....devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, set_rng_states, use_rng_states
 from ....devices.machine import format_device, is_marked_simulated
 from ....devices.memory import empty_cache, explain_out_of_memory, is_out_of_memory
@@ -29,7 +28,7 @@ from ....devices.registry import get_device
 from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
 from ....models.registry import is_model_name
 from ....session import SESSION
-from ....training.steps import adamw, check_fused, precision
+from ....training.steps import precision
 from ...bench.workloads import (
     check_batches,
     check_no_arguments,
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from ....annotation.pipeline import AnnotationPipeline
 
     Batch = Any  # Whatever the loss function takes, such as a mapping, a tuple or a tensor.
-    ContextFactory = Callable[[], contextlib.AbstractContextManager[object]]
-    LossFunction = Callable[[Module, Batch], torch.Tensor | None]
-    OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 DEFAULT_STEPS = 200
 # Default of TrainingArguments.learning_rate in transformers.
@@ -60,7 +56,7 @@ NUM_SYNTHETIC_BATCHES = 8
 SYNTHETIC_LENGTH_TOKENS = 32
 
 # Maximum drift of a device, as a multiple of the drift of the CPU with different rounding. Measured over 60 steps of the smaller
-# bundled model, relative to Float64RoundingMode: 0.8 for kernels without oneDNN, up to 0.4 for matrix products in 2, 3 and 7
+# bundled model, relative to operators that compute in float64 and round once: 0.8 for kernels without oneDNN, up to 0.4 for matrix products in 2, 3 and 7
 # parts, 0.4 for batches with reversed rows, 0.3 for unfused AdamW, and 0.2 for two threads instead of one.
 TOLERANCE_FACTOR = 8.0
 
@@ -154,24 +150,16 @@ class LossParity(Displayable):
 
     def to_report(self) -> Report:
         """Return the report. The losses are among the metrics."""
-        variant = "with different rounding" if self.dtype == "float32" else f"in {self.dtype}"
         sentences = (
             f"{pluralize(self.steps, 'step')} of training with the same initial weights and batches, without dropout.",
-            f"The tolerance is {TOLERANCE_FACTOR:g} times the drift of the CPU {variant}.",
+            f"The tolerance is {TOLERANCE_FACTOR:g} times the drift of the CPU in {_rounding_dtype(self.dtype)}.",
             *self.notes,
         )
-        outcome = "matches"
-        if self.divergence_step is not None:
-            outcome = f"diverges in step {self.divergence_step} from"
         return Report(
             f"Loss parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
             sentences,
             (findings_table("", self.findings),),
             metrics=(self._table(),),
-            html_sentences=(
-                f"Training of {self.model} on {self.device} in {self.dtype} {outcome} {REFERENCE}",
-                *sentences,
-            ),
             status=self.status,
             charts=(self._chart(),),
         )
@@ -217,20 +205,18 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
     steps: int = DEFAULT_STEPS,
     device: str | None = None,
     dtype: str | None = None,
-    loss: LossFunction | None = None,
-    optimizer: OptimizerFactory | None = None,
     progress: bool = True,
     **arguments: Any,
 ) -> LossParity:
     """Train a model on the CPU and on a device, and check whether rounding explains the loss difference.
 
     Copies of the model start with the same weights and random numbers and use the same batches. Dropout is disabled, because a
-    seed produces different numbers on each device. A third copy on the CPU measures the effect of rounding. In float32, each of
-    its operators computes in float64 and rounds once. In bfloat16, it computes in bfloat16. The tolerance is eight times its
-    largest drift so far, at least that of the first eight steps. The model and the random number generators stay unchanged.
+    seed produces different numbers on each device. A third copy on the CPU measures the effect of rounding: it is trained in
+    float64, or in bfloat16 if that is the dtype. The tolerance is eight times its largest drift so far, at least that of the
+    first eight steps. The loss is the ``loss`` of the model output, or the mean of the output if it has no loss. The optimizer
+    is AdamW, one tensor at a time. The model and the global random number generators stay unchanged.
 
-    The CPU needs the memory of three copies of the model with their optimizers, and the device that of one copy. The third copy
-    takes about four times as long in float32.
+    The CPU needs the memory of three copies of the model with their optimizers, and the device that of one copy.
 
     Args:
         model: The name of a model, ``None`` for the bundled model, a pipeline of :func:`load_pipeline`, or a torch module.
@@ -238,20 +224,15 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
             fewer batches than steps, they repeat. If ``None``, use synthetic batches, which requires a token classification
             model.
         steps: Number of steps, at least 1.
-        device: Device to compare. If ``None``, use the device of the session. The CPU is compared with itself, with a different
-            number of threads.
+        device: Device to compare. If ``None``, use the device of the session. The CPU is compared with itself.
         dtype: ``"float32"`` (the default) or ``"bfloat16"``. In bfloat16 the device uses autocast, as in
             :func:`openmed_nb.training.precision`, and the weights stay in float32.
-        loss: Function of the model and a batch that returns the loss, a tensor with one element. By default, the ``loss`` of
-            the model output, or the mean of the output if it has no loss.
-        optimizer: Function of a list of parameters that returns a torch optimizer. By default,
-            :func:`openmed_nb.training.adamw` with a learning rate of 5e-5.
         progress: Whether to show the progress if the training takes longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
-        The losses, the tolerance, ``divergence_step`` (the first step that exceeds the tolerance) and ``findings``. The text
-        form does not include the losses, and no form contains data of a batch.
+        The losses, the tolerance, ``divergence_step`` (the first step that exceeds the tolerance) and ``findings``, without
+        data of a batch.
 
     Raises:
         ConfigurationError: If an argument is not valid, or if the model returns no loss.
@@ -267,9 +248,6 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
     steps = check_integer("steps", steps)
     dtype = "float32" if dtype is None else dtype
     check_choice("dtype", dtype, DTYPES)
-    for argument, function in {"loss": loss, "optimizer": optimizer}.items():
-        if not (function is None or callable(function)):
-            raise invalid_value(argument, function, "Pass a function.")
     with SESSION.operation(progress):
         module, batches, name = _training_target(model, batches, arguments)
         target_device = SESSION.device(device).device
@@ -281,20 +259,12 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
             stack.enter_context(preserve_rng_states())
             stack.enter_context(use_rng_states(get_rng_states(target_device)))
             stack.enter_context(explain_out_of_memory(f"A step of {name}", target_device, "Pass smaller batches."))
-            from .rounding import Float64RoundingMode
-
             initial_model = copy_model(module)
             _disable_dropout(initial_model)
-            build = partial(
-                _Replica, name, initial_model, loss or _compute_loss, optimizer or partial(adamw, lr=LEARNING_RATE)
-            )
-            reference = build("cpu", "float32")
-            rounded = build("cpu", dtype, Float64RoundingMode if dtype == "float32" else contextlib.nullcontext)
-            candidate = build(
-                target_device, dtype, contextlib.nullcontext if is_accelerator else _alternate_thread_count
-            )
+            reference = _Replica(name, initial_model, "cpu", "float32")
+            rounded = _Replica(name, initial_model, "cpu", _rounding_dtype(dtype))
+            candidate = _Replica(name, initial_model, target_device, dtype)
             _train((reference, rounded, candidate), repeat_batches(batches), steps)
-        thread_note = "The CPU is compared with itself, with a different number of threads."
         return LossParity(
             model=name,
             device=format_device(target_device),
@@ -302,12 +272,13 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
             reference=tuple(reference.losses),
             rounded=tuple(rounded.losses),
             candidate=tuple(candidate.losses),
-            notes=() if is_accelerator else (thread_note,),
+            notes=() if is_accelerator else ("The CPU is compared with itself.",),
         )
 
 
-def _compute_loss(model: Module, batch: Batch) -> torch.Tensor | None:
-    return loss_or_mean(model_inputs(batch)(model))
+def _rounding_dtype(dtype: str) -> str:
+    """Return the dtype in which the CPU rounds differently than in float32, to determine the tolerance of a dtype."""
+    return "float64" if dtype == "float32" else dtype
 
 
 def _training_target(
@@ -348,43 +319,38 @@ def _synthetic_batches(pipe: AnnotationPipeline) -> list[dict[str, torch.Tensor]
 
 
 class _Replica:
-    """Copy of a model that is trained on a device. Each step runs in ``step_context``, such as another number of threads."""
+    """Copy of a model that is trained on a device."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the settings of one training
-        self,
-        name: str,
-        model: Module,
-        loss: LossFunction,
-        optimizer: OptimizerFactory,
-        device: str,
-        dtype: str,
-        step_context: ContextFactory = contextlib.nullcontext,
-    ) -> None:
+    def __init__(self, name: str, model: Module, device: str, dtype: str) -> None:
+        import torch
+
         self.name = name
-        self.model = copy_model(model, device)
-        self.loss = loss
         self.device = device
-        self.step_context = step_context
+        self.is_float64 = dtype == "float64"
+        self.model = copy_model(model, device, torch.float64 if self.is_float64 else None)
         self.losses: list[float] = []
         parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         if not parameters:
             message = f"{name} has no trainable parameters."
             raise ConfigurationError(message, "Call requires_grad_() on the parameters to train.")
-        self.optimizer = optimizer(parameters)
-        check_fused(self.optimizer, None, ())
-        self.autocast = precision(dtype, device).autocast
+        # The fused step hides errors of the operators that other optimizers call, such as pytorch#118115.
+        self.optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False, fused=False)
+        self.autocast = contextlib.nullcontext if self.is_float64 else precision(dtype, device).autocast
 
     def step(self, batch: Batch) -> None:
         """Run a training step and record its loss. The batch stays unchanged even if the model modifies its inputs."""
         import torch
 
-        with self.step_context(), TENSOR_LOCK, torch.enable_grad():
-            inputs = to_device(map_tensors(batch, torch.Tensor.clone), self.device)
+        def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.double() if self.is_float64 and tensor.is_floating_point() else tensor.clone()
+
+        with TENSOR_LOCK, torch.enable_grad():
+            inputs = to_device(map_tensors(batch, copy_tensor), self.device)
             with self.autocast():
-                loss = self.loss(self.model, inputs)
-            if not (isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad):
-                remedy = "Pass batches with labels, or a loss= function that returns a tensor with one element."
-                raise ConfigurationError(f"{self.name} returns no loss that can be trained.", remedy)
+                loss = loss_or_mean(model_inputs(inputs)(self.model))
+            if loss is None or loss.numel() != 1:
+                message = f"{self.name} returns no loss that can be trained."
+                raise ConfigurationError(message, "Pass batches with labels.")
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -416,19 +382,6 @@ def _train(replicas: Sequence[_Replica], batches: Iterator[Batch], steps: int) -
         if not math.isfinite(replicas[-1].losses[-1]):
             break
     SESSION.notify(ProgressEvent("Training on both", reference.name, steps, steps, "step"))
-
-
-@contextlib.contextmanager
-def _alternate_thread_count() -> Iterator[None]:
-    """Use one CPU thread, or two if torch already uses one."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1 if num_threads > 1 else 2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _disable_dropout(model: Module) -> None:

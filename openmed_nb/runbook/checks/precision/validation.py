@@ -44,12 +44,6 @@ TIMING_ROUNDS = 9
 # Approximate number of characters that a round processes.
 NUM_TIMED_CHARACTERS = 16384
 
-HEADLINES = {
-    OK: "{} can be used in {} on {}",
-    WARNING: "Inconclusive: not enough data to validate {} in {} on {}",
-    FAILED: "{} should not be used in {} on {}",
-}
-
 
 @dataclass(frozen=True, repr=False)
 class PrecisionVerdict(Displayable):
@@ -101,14 +95,13 @@ class PrecisionVerdict(Displayable):
             reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
             record_tables = (replace(table, collapsed=True) for table in self.record.to_report().metrics)
             metrics = (*record_tables, *metrics)
-        required = f"Required: {format_percent(self.criteria.span_agreement)} identical entities in every aggregation strategy."
+        required = f"Required: {format_percent(self.criteria.span_agreement)} identical entities."
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
             f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
             sentences,
             parity_report.tables,
             metrics=metrics,
-            html_sentences=(HEADLINES[status].format(parity.model, parity.dtype, parity.device), *sentences),
             status=status,
         )
 
@@ -127,10 +120,9 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
 
     The dtype is accepted under these conditions:
 
-    - At least 99 percent of the entities are identical to those on the CPU in float32, in the aggregation strategy with the
-      lowest agreement.
+    - At least 99 percent of the entities are identical to those on the CPU in float32.
     - At most one percent of the gold entities is lost.
-    - There are at least 50 entities, 10 of them different, in 50 texts with different words. A text that differs from an
+    - There are at least 50 entities in 50 texts with different words. A text that differs from an
       earlier one in numbers or spaces only is ignored.
 
     If accepted, a validation record is stored in the folder ``OPENMED_NB_DATA``, or in the data folder of the system. It
@@ -184,7 +176,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         pair = pair_from_files(spec, target_device)
         spans = None if gold is None else select_gold(gold, get_row_index(texts), text_list)
         unique_texts, gold = _deduplicate_texts(text_list, spans)
-        report = run_parity(pair.with_all_strategies(), unique_texts, gold)
+        report = run_parity(pair, unique_texts, gold)
         if len(unique_texts) < len(text_list):
             num_duplicates = len(text_list) - len(unique_texts)
             repeated = f"{pluralize(num_duplicates, 'duplicate text was', 'duplicate texts were')} ignored."
@@ -240,7 +232,6 @@ def judge(
         tokens=report.tokens,
         non_finite_tokens=report.non_finite_tokens,
         **report.spans.counts,
-        distinct_entities=report.distinct,
         reference_recall=gold and gold[0].recall,
         recall=gold and gold[1].recall,
         speedup=speedup and round(speedup, 3),

@@ -171,7 +171,7 @@ def _parity(options: StepOptions) -> StepResult:
     if options.texts is None and not options.quick:
         texts += [" ".join(SYNTHETIC_TEXTS), " ".join(SYNTHETIC_TEXTS * 12)]  # The last text needs several windows.
     report = parity(options.model, texts, device=options.device, gradients=options.backward, **options.arguments)
-    logits = f"Logits differ by at most {report.logits.maximum:.2g}"
+    logits = f"Logits differ by at most {report.logit_difference:.2g}"
     gradients = f", gradients by {report.gradients.largest:.2g} of their norm" if report.gradients else ""
     entities = f"{report.spans.exact} of {report.spans.all} entities are the same"
     return StepResult(report, (report,), f"{logits}{gradients}; {entities}.")

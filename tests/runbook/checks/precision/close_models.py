@@ -27,14 +27,6 @@ def close_border(tiny: ModuleType) -> Any:
     return set_margin(tiny, model, BORDER, "mellitus", 2)
 
 
-def close_tail(tiny: ModuleType) -> Any:
-    """Return a model that includes the second token of hypertension by a thousandth of a logit."""
-    model = tiny.keyword_bert()
-    with torch.no_grad():
-        model.classifier.weight[1] *= 2
-    return set_margin(tiny, model, "the patient has hyper ##tension .", "##tension", 2)
-
-
 def set_margin(tiny: ModuleType, model: Any, note: str, word: str, label: int) -> Any:
     """Change the bias so that a label of a word exceeds the label O by ``MARGIN``, and return the model."""
     ids = torch.tensor([[tiny.VOCABULARY[token] for token in ("[CLS]", *note.split(), "[SEP]")]])

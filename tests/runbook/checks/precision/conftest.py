@@ -30,12 +30,6 @@ def border_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: p
     return tiny.save(tmp_path_factory.mktemp("border"), close_models.close_border(tiny))
 
 
-@pytest.fixture(scope="session")
-def tail_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that loses the end of hypertension in 16 bits. Tests do not modify it."""
-    return tiny.save(tmp_path_factory.mktemp("tail"), close_models.close_tail(tiny))
-
-
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data folder, also of the session of this process."""

@@ -25,7 +25,7 @@ from openmed_nb.session import SESSION
 # OpenMedWarning is an error in tests, unless it is expected.
 pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
 
-EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, 12, None, None, 1.4)
+EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 

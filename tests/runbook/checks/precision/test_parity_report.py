@@ -12,7 +12,6 @@ from openmed_nb.runbook.checks.precision.report import (
     EntityChange,
     EntityScore,
     GradientDifference,
-    LogitDifferences,
     ParityReport,
     rejection_reasons,
 )
@@ -25,11 +24,10 @@ GOOD = ParityReport(
     texts_fingerprint="09b4",
     tokens=1000,
     windows=22,
-    logits=LogitDifferences(3e-6, 1e-7, 2e-7, 1e-6),
+    logit_difference=3e-6,
     label_mismatches=0,
     non_finite_tokens=0,
     spans=EntityAgreement(exact=200),
-    distinct=12,
 )
 CHANGE = EntityChange(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
 
@@ -37,14 +35,14 @@ CHANGE = EntityChange(3, "moved", (9, 20, "DISEASE"), (9, 15, "DISEASE"))
 ALL_OK = EntityScore(100, 100, 90)
 JUDGED = [
     ("logits", "ok", {}),
-    ("logits", "ok", {"logits": LogitDifferences(1e-4)}),
-    ("logits", "warning", {"logits": LogitDifferences(1.1e-4)}),
-    ("logits", "warning", {"logits": LogitDifferences(5e-2)}),
-    ("logits", "failed", {"logits": LogitDifferences(6e-2)}),
-    ("logits", "failed", {"logits": LogitDifferences(1.1e-4), "spans": EntityAgreement(exact=199, moved=1)}),
-    ("logits", "ok", {"dtype": "bfloat16", "logits": LogitDifferences(0.5)}),
-    ("logits", "warning", {"dtype": "bfloat16", "logits": LogitDifferences(0.6)}),
-    ("logits", "not applicable", {"dtype": "int8", "logits": LogitDifferences(1e6)}),
+    ("logits", "ok", {"logit_difference": 1e-4}),
+    ("logits", "warning", {"logit_difference": 1.1e-4}),
+    ("logits", "warning", {"logit_difference": 5e-2}),
+    ("logits", "failed", {"logit_difference": 6e-2}),
+    ("logits", "failed", {"logit_difference": 1.1e-4, "spans": EntityAgreement(exact=199, moved=1)}),
+    ("logits", "ok", {"dtype": "bfloat16", "logit_difference": 0.5}),
+    ("logits", "warning", {"dtype": "bfloat16", "logit_difference": 0.6}),
+    ("logits", "not applicable", {"dtype": "int8", "logit_difference": 1e6}),
     ("finite values", "ok", {}),
     ("finite values", "failed", {"non_finite_tokens": 1}),
     ("finite values", "failed", {"dtype": "bfloat16", "non_finite_tokens": 1}),
@@ -85,7 +83,7 @@ def test_every_dtype_has_a_tolerance():
 
 BAD = replace(
     GOOD,
-    logits=LogitDifferences(1.0),
+    logit_difference=1.0,
     non_finite_tokens=2,
     label_mismatches=3,
     spans=EntityAgreement(exact=1, missing=1),
@@ -116,24 +114,14 @@ REMEDIES = {
 def test_remedy_suggests_another_dtype_or_device():
     names = ("finite values", "logits", "entities", "gold entities", "gradients")
     for (device, dtype), remedies in REMEDIES.items():
-        bad = replace(BAD, device=device, dtype=dtype, logits=LogitDifferences(100.0))
+        bad = replace(BAD, device=device, dtype=dtype, logit_difference=100.0)
         actual = {finding.name: finding.remedy for finding in bad.findings if finding.name != "labels"}
         assert actual == dict(zip(names, remedies, strict=True)), (device, dtype)
         if dtype != "float32":
             assert next(rejection_reasons(bad, AcceptanceCriteria())).remedy == remedies[0], (device, dtype)
 
 
-def test_html_starts_with_gold_score():
-    gold = replace(GOOD, gold=(EntityScore(10, 12, 9), EntityScore(10, 13, 9)))
-
-    assert gold.to_report().html_sentences[1] == "Found 9 of 10 gold entities (recall 90%) and 4 other entities."
-    assert GOOD.to_report().html_sentences[1].startswith("20 texts")
-
-
-def test_text_contains_no_measured_values():
-    other = replace(GOOD, logits=LogitDifferences(4e-6, 2e-7, 3e-7, 2e-6), texts_fingerprint="77")
-
-    assert str(other) == str(GOOD)
+def test_report_lists_findings():
     assert str(GOOD).splitlines() == [
         "Parity: bundled on mps in float32, compared with cpu in float32: ok",
         "  20 texts with 1,000 tokens in 22 windows.",
@@ -144,7 +132,6 @@ def test_text_contains_no_measured_values():
         "  entities       ok      200 of 200 exact",
     ]
     assert "3e-06" in GOOD._repr_html_()
-    assert "3e-06" not in str(GOOD)
 
 
 def test_report_shows_offsets_of_entities():
@@ -152,21 +139,6 @@ def test_report_shows_offsets_of_entities():
 
     assert "  text 3  moved   characters 9 to 20, DISEASE  characters 9 to 15, DISEASE" in str(report)
     assert "Differing entities (first 1 of 2)" in str(report)
-
-
-@pytest.mark.parametrize(
-    ("changes", "is_error"),
-    [
-        ({"device": "cpu", "label_mismatches": 1}, True),
-        ({"device": "cpu", "spans": EntityAgreement(exact=99, extra=1)}, True),
-        ({"device": "cpu"}, False),
-        ({"device": "cpu", "spans": EntityAgreement()}, False),
-        ({"label_mismatches": 1}, False),
-        ({"device": "cpu", "dtype": "bfloat16", "label_mismatches": 1}, False),
-    ],
-)
-def test_difference_from_identical_reference_is_an_error(changes, is_error):
-    assert ("the difference is an error" in str(replace(GOOD, **changes))) == is_error
 
 
 def test_report_to_dict_is_json():
@@ -180,7 +152,7 @@ def test_report_to_dict_is_json():
     )
     values = json.loads(json.dumps(report.to_dict()))
 
-    assert values["logits"] == {"maximum": 3e-6, "median": 1e-7, "p90": 2e-7, "p99": 1e-6, "tolerance": 0.5}
+    assert (values["logit_difference"], values["tolerance"]) == (3e-6, {"logits": 0.5, "gradients": 0.5})
     assert (values["spans"]["agreement"], values["gold"]["candidate"]["recall"]) == (0.99, 0.9)
-    assert values["gradients"] == {"largest": 0.1, "parameter": "classifier.bias", "parameters": 38, "tolerance": 0.5}
+    assert values["gradients"] == {"largest": 0.1, "parameter": "classifier.bias", "parameters": 38}
     assert (values["status"], values["findings"][-1]["name"]) == ("warning", "gradients")
