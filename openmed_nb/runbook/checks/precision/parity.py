@@ -19,7 +19,6 @@ from ...._utils.validation import check_bool
 from ....annotation.gold import align_gold, read_gold
 from ....devices.backend import TENSOR_LOCK, without_autocast
 from ....devices.machine import format_device
-from ....devices.memory import empty_cache, is_out_of_memory
 from ....devices.moving import copy_model, to_numpy
 from ....devices.registry import get_device
 from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
@@ -249,16 +248,14 @@ def _gradient_difference(
 
     batch = candidate.plan_batches(tokenized, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
     inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
-    network = reference.network
     try:
         with TENSOR_LOCK, torch.no_grad():
-            labels = network.logits(inputs).argmax(-1)  # (rows, length)
-        expected = _compute_gradients(network, inputs, labels)
-        network = candidate.network
-        computed = _compute_gradients(network, inputs, labels)
+            labels = reference.network.logits(inputs).argmax(-1)  # (rows, length)
+        expected = _compute_gradients(reference.network, inputs, labels)
+        computed = _compute_gradients(candidate.network, inputs, labels)
     except RuntimeError as error:
-        subject = "A training step of the reference" if network is reference.network else "A training step"
-        message = f"{subject} failed on {format_device(str(network.device))}: {describe_error(error)}."
+        device = format_device(str(candidate.network.device))
+        message = f"A training step failed on {device}: {describe_error(error)}."
         raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
     if not expected:
         return None
@@ -361,76 +358,33 @@ class _ParityAccumulator:
 
     def add(self, tokenized: TokenizedChunk) -> None:
         """Run both models on a chunk of texts and update the counts."""
-        from ....annotation.forward import ForwardRun, assemble_predictions, pad_batch
-        from ....annotation.references import text_fingerprint
-
-        reference = self.pair.reference
-        candidate = self.pair.candidate
-        expected_outputs = []
-        outputs = []
-        batches = candidate.plan_batches(tokenized, candidate.budget)
-        while batches:
-            batch = batches.pop(0)
-            inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
-            network = reference.network
-            try:
-                expected_logits, expected_arrays = _run_forward(network, inputs)
-                network = candidate.network
-                logits, arrays = _run_forward(network, inputs)
-            except OpenMedError:
-                raise
-            except (RuntimeError, MemoryError, TypeError) as error:
-                halves = _halve_batch(batch, tokenized, network, error)
-                if not halves:
-                    raise _forward_error(network, error, network is reference.network) from error
-                batches = [*halves, *batches]
-                continue
-            self._count_logits(tokenized, batch, expected_logits, logits)
-            expected_outputs.append((batch, expected_arrays))
-            outputs.append((batch, arrays))
-        run = ForwardRun(tokenized.tokens, tokenized.windows)
-        expected_predictions = assemble_predictions(run, reference.network, expected_outputs)
-        predictions = assemble_predictions(run, candidate.network, outputs)
-        expected_results = reference.decode(tokenized, expected_predictions)
-        self._count_entities(tokenized, expected_results, candidate.decode(tokenized, predictions))
-        self.text_fingerprints += map(text_fingerprint, tokenized.texts)
-        self.num_tokens += len(tokenized.tokens)
-        self.num_windows += len(tokenized.windows.starts)
-
-    def _count_logits(
-        self, tokenized: TokenizedChunk, batch: Batch, expected: np.ndarray, computed: np.ndarray
-    ) -> None:
-        """Add the logit differences of a batch. Each token is counted once, in the window that owns it."""
         import numpy as np
 
-        from ....annotation.forward import owned_token_positions
-
-        owned = owned_token_positions(tokenized.windows, batch, self.pair.candidate.network.special_tokens)[1]
-        expected = expected.reshape(-1, expected.shape[-1])[owned]
-        computed = computed.reshape(-1, computed.shape[-1])[owned]
-        if not np.isfinite(expected).all():
-            message = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
-            raise InvalidModelError(message, "Use another model: this one has no valid reference.")
-        is_finite = np.isfinite(computed).all(-1)
-        self.non_finite_tokens += int((~is_finite).sum())
-        self.label_mismatches += int(((expected.argmax(-1) != computed.argmax(-1)) | ~is_finite).sum())
-        difference = np.abs(expected[is_finite] - computed[is_finite]).max(initial=0.0)
-        self.logit_difference = max(self.logit_difference, float(difference))
-
-    def _count_entities(
-        self, tokenized: TokenizedChunk, reference: Iterable[TextResult], candidate: Iterable[TextResult]
-    ) -> None:
-        """Count the entity differences. A text that failed has no entities."""
+        from ....annotation.references import text_fingerprint
         from ....annotation.results import entity_span
 
-        for text_index, results in enumerate(zip(reference, candidate, strict=True), tokenized.first_index):
+        batches = self.pair.candidate.plan_batches(tokenized, self.pair.candidate.budget)
+        expected_logits, expected_results = _predict(self.pair.reference, tokenized, batches)
+        logits, results = _predict(self.pair.candidate, tokenized, batches)
+        if not np.isfinite(expected_logits).all():
+            message = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
+            raise InvalidModelError(message, "Use another model: this one has no valid reference.")
+        is_finite = np.isfinite(logits).all(-1)
+        self.non_finite_tokens += int((~is_finite).sum())
+        self.label_mismatches += int(((expected_logits.argmax(-1) != logits.argmax(-1)) | ~is_finite).sum())
+        difference = np.abs(expected_logits[is_finite] - logits[is_finite]).max(initial=0.0)
+        self.logit_difference = max(self.logit_difference, float(difference))
+        for text_index, sides in enumerate(zip(expected_results, results, strict=True), tokenized.first_index):
             expected, computed = (
-                [] if isinstance(result, OpenMedError) else list(map(entity_span, result)) for result in results
+                [] if isinstance(side, OpenMedError) else list(map(entity_span, side)) for side in sides
             )
             self.agreement += compare_spans(expected, computed, text_index)
             if self.gold is not None:
                 gold = self.gold[text_index]
                 self.scores = (self.scores[0] + score(gold, expected), self.scores[1] + score(gold, computed))
+        self.text_fingerprints += map(text_fingerprint, tokenized.texts)
+        self.num_tokens += len(tokenized.tokens)
+        self.num_windows += len(tokenized.windows.starts)
 
     def to_report(self, gradients: GradientDifference | None) -> ParityReport:
         """Return the report of the counts."""
@@ -456,29 +410,38 @@ class _ParityAccumulator:
         )
 
 
-def _run_forward(network: TokenClassifier, inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Run a batch and return its logits, float32 of shape ``(rows, length, labels)``, and the postprocessed outputs."""
-    import torch
+def _predict(
+    annotator: Annotator, tokenized: TokenizedChunk, batches: Sequence[Batch]
+) -> tuple[np.ndarray, Iterable[TextResult]]:
+    """Run a model and return the logits of each token, float32 of shape ``(tokens, labels)``, and the results of the texts.
 
-    with TENSOR_LOCK, torch.no_grad():
-        logits = network.logits(inputs)
-        return to_numpy(logits.float()), list(map(to_numpy, network.postprocess_logits(logits)))
+    Each token has the logits of the window that owns it. A text whose predictions are not finite has an error as its result.
+    """
+    import numpy as np
 
+    from ....annotation.forward import (
+        assemble_predictions,
+        collect,
+        owned_token_positions,
+        start_pending,
+        start_run,
+    )
 
-def _halve_batch(batch: Batch, tokenized: TokenizedChunk, network: TokenClassifier, error: Exception) -> list[Batch]:
-    """Return the halves of a batch that does not fit in memory, or an empty list for another error or a single row."""
-    empty_cache(str(network.model.device))
-    if not is_out_of_memory(error):
-        return []
-    return batch.split(tokenized.windows.lengths + network.special_tokens.num_special_tokens)
+    network = annotator.network
+    recorded: list[np.ndarray] = []
 
+    def record(_model: object, _args: object, output: Any) -> None:
+        logits = output["logits"] if isinstance(output, dict) else output[0]
+        recorded.append(to_numpy(logits.float()))
 
-def _forward_error(network: TokenClassifier, error: Exception, is_reference: bool) -> DeviceUnavailableError:
-    """Return the error of a forward pass."""
-    subject = "The comparison"
-    remedy = "Use another device or another dtype."
-    if is_reference:
-        subject = "The reference"
-        remedy = "Use another model, or free memory of this computer."
-    device = format_device(str(network.model.device))
-    return DeviceUnavailableError(f"{subject} failed on {device}: {describe_error(error)}.", remedy)
+    with network.model.register_forward_hook(record):
+        run = start_run(network, tokenized.tokens, tokenized.windows, batches)
+        start_pending(network, run)
+        outputs = collect(run, network)
+    for error in run.window_errors.values():
+        raise error
+    logits = np.zeros((len(tokenized.tokens), recorded[0].shape[-1] if recorded else 1), np.float32)
+    for (batch, _arrays), array in zip(outputs, recorded, strict=True):
+        owned, inside = owned_token_positions(tokenized.windows, batch, network.special_tokens)
+        logits[owned] = array.reshape(-1, array.shape[-1])[inside]
+    return logits, annotator.decode(tokenized, assemble_predictions(run, network, outputs)).outcomes()
