@@ -49,7 +49,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 def schema_of_dataclass(kind: Any) -> dict[str, Any]:
     """Return the schema of a dataclass: every field is needed, and no other may be there."""
     described = descriptions(kind)
-    hints = field_types(kind)
+    hints = field_types(kind)  # Including class variables.
     properties = {field.name: schema_of(hints[field.name]) for field in fields(kind)}
     for name in properties.keys() & described.keys():
         properties[name]["description"] = described[name]

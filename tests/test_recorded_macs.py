@@ -10,15 +10,10 @@ import openmed_nb as nb
 from helpers import html
 from helpers.recorded_macs import NAMES, PARAMETERS, RECORDED, RecordedMac, on_recorded_mac
 from openmed_nb._utils.plain import utc_timestamp
+from openmed_nb.devices.system_status import MAC_COMMANDS, GpuStatus, make_utilization_reader, read_system_status
 from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, current_subject
 from openmed_nb.runbook.records.report.running import StepOutcome
 from openmed_nb.runbook.records.report.steps import STEPS, StepOptions
-from openmed_nb.runbook.records.signals import (
-    MAC_COMMANDS,
-    GpuStatus,
-    make_utilization_reader,
-    read_system_status,
-)
 from openmed_nb.session import SESSION
 
 torch = pytest.importorskip("torch")
@@ -46,7 +41,7 @@ def test_readings_of_each_mac(name):
     recorded = RecordedMac(name)
     machine = recorded.machine
     device = "mps" if machine.apple_silicon else "cpu"
-    status = read_system_status(machine, device, recorded.run, {})
+    status = read_system_status(machine, device, recorded.run)
     expected = READINGS[name]
 
     assert select(machine, expected["machine"]) == expected["machine"]
@@ -54,7 +49,7 @@ def test_readings_of_each_mac(name):
     assert select(status, expected["status"]) == expected["status"]
     assert {" ".join(command) for command in MAC_COMMANDS.values()} <= set(recorded.commands)
 
-    utilization = make_utilization_reader("mps", machine, recorded.run, {})
+    utilization = make_utilization_reader("mps", machine, recorded.run)
     assert (utilization and 100 * utilization()) == status.gpu.utilization
 
 

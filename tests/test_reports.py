@@ -79,7 +79,7 @@ def extract_keys(value):
     return None
 
 
-def make_reports(folder):
+def make_reports():
     """Return the reports by name, on the CPU."""
     SESSION.unload()
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
@@ -93,7 +93,7 @@ def make_reports(folder):
     loop = nb.epochs(2, "cpu")
     for _ in loop:
         pass
-    book = nb.logbook(sweep, model=MODEL, dataset=TEXTS, batch_size=2, hypotheses=[("cache", "emptied")], folder=folder)
+    book = nb.logbook(sweep, model=MODEL, dataset=TEXTS, batch_size=2, hypotheses=[("cache", "emptied")])
     return {
         "choice": nb.use("cpu"),
         "devices": SESSION.list_devices(),
@@ -171,7 +171,7 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENMED_NB_DATA", str(folder / "data"))
-        yield make_reports(folder)
+        yield make_reports()
 
 
 @pytest.mark.real_computer

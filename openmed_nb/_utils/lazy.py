@@ -20,13 +20,15 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Calla
         for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
         if isinstance(node, ast.ImportFrom)
     ]
-    modules = {alias.name: node.module for node in imports if node.level for alias in node.names}
+    modules = {
+        alias.name: "." * node.level + (node.module or "") for node in imports if node.level for alias in node.names
+    }
 
     def import_name(name: str) -> object:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = import_module(f".{modules[name] or name}", package)
-        value = getattr(module, name) if modules[name] else module
+        path = modules[name]
+        value = import_module(f".{name}", package) if path == "." else getattr(import_module(path, package), name)
         setattr(sys.modules[package], name, value)  # Further accesses do not call this function.
         return value
 

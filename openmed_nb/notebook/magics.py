@@ -450,7 +450,7 @@ class OpenMedMagics(Magics):
         return doctor(self._resolve_model(arguments.model))
 
     @magic_arguments()
-    @argument("file", nargs="?", help="output file: .json (for a later --diff) or .md (for reading)")
+    @argument("file", nargs="?", help="output file: .json, for a later --diff")
     @argument("--diff", metavar="FILE", help="show what has changed since this .json file was saved")
     @_json
     @_parsed_line_magic

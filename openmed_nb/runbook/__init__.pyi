@@ -1,3 +1,4 @@
+from ..devices.system_status import SystemStatus as SystemStatus
 from .bench.comparison import Comparison as Comparison
 from .bench.profile import Profile as Profile
 from .bench.profile import ProfileDiff as ProfileDiff
@@ -19,7 +20,6 @@ from .records.logbook.logbook import Logbook as Logbook
 from .records.logbook.logbook import LogbookDiff as LogbookDiff
 from .records.report.report import DeviceReport as DeviceReport
 from .records.report.report import bring_up as bring_up
-from .records.signals import SystemStatus as SystemStatus
 from .verdict.metrics import Gates as Gates
 from .verdict.metrics import gates as gates
 from .verdict.verdict import Verdict as Verdict

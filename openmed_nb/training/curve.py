@@ -30,11 +30,9 @@ from ..devices.device import MemoryStats
 from ..devices.machine import Footprint, RunCommand, import_psutil, is_mps_simulated, read_footprint, run_command
 from ..devices.registry import get_device
 from ..devices.request import device_type
+from ..devices.system_status import PRESSURE_LEVELS
 from .cache import NO_RELEASES, CacheReleases
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
-
-# Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
-PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
 
 
 @dataclass(frozen=True)

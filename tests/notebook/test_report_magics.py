@@ -83,10 +83,9 @@ def test_log_returns_the_logbook(loaded):
 def test_logbook_is_written_and_compared(loaded, tmp_path):
     """With a file it is written; --diff says first whether it may be compared with now; --json is one JSON object of each."""
     loaded.run("%openmed_log run.json")
-    loaded.run("%openmed_log run.md")
     reply = loaded.run("diff = %openmed_log --diff run.json\ndiff")
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json"]
     assert reply.text.startswith(("May be compared", "Comparable")), reply
     assert json.loads((tmp_path / "run.json").read_text("utf-8"))["schema"] == "openmed_nb/logbook/1"
     assert json.loads(loaded.run("%openmed_log --json").text)["hardware"]["device"] == "cpu"

@@ -32,9 +32,9 @@ from ..._utils.text import describe_value
 from ..._utils.validation import check_number, check_optional_integer
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
+from ...devices.system_status import UtilizationReader, make_utilization_reader
 from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION
-from ..records.signals import UtilizationReader, make_utilization_reader
 from .timing import (
     DATA,
     DECODE,
@@ -564,7 +564,7 @@ def _steps_per_trial(step_seconds: Collection[float], workers: int) -> int:
 def _measure_utilization(device: str, workload: Workload) -> float | None:
     """Return the utilization during a continuous workload minus that directly before it, or ``None`` if it is unknown."""
     manager = SESSION.device_manager
-    read = make_utilization_reader(device, manager.machine, manager.run, SESSION.environ, get_device(device).uuid())
+    read = make_utilization_reader(device, manager.machine, manager.run)
     if read is None:
         return None
     with workload.open_batches() as batches:

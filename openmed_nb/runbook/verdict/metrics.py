@@ -30,6 +30,7 @@ from ..._render.display import (
 from ..._utils.text import describe_value, short_type_name
 from ..._utils.validation import check_number, invalid_value, is_finite_number, suggest
 from ...devices.registry import get_device
+from ...devices.system_status import CONDITIONS, SystemStatus
 from ...errors import ConfigurationError
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
@@ -56,7 +57,6 @@ from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.logbook.privacy import sanitize_path
 from ..records.logbook.sections import ReportMetrics, Run, finite_numbers
-from ..records.signals import CONDITIONS, SystemStatus
 
 INFERENCE = "inference"
 TRAINING = "training"
@@ -758,7 +758,7 @@ def _read_forecast(report: Forecast, context: Context) -> ReportMetrics:
 
 @read_report.register
 def _read_status(report: SystemStatus, _context: Context) -> ReportMetrics:
-    values: dict[str, Any] = {"slow_conditions": _slow_conditions(report.findings())}
+    values: dict[str, Any] = {"slow_conditions": _slow_conditions(report.findings)}
     return ReportMetrics("system status", "computer", None, None, report.simulated, values)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
@@ -33,7 +34,7 @@ from openmed_nb.runbook.checks.precision.report import (
 )
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.records.signals import SystemStatus
+from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics, gates
 from openmed_nb.runbook.verdict.verdict import collect_evidence
 from openmed_nb.training.curve import MemoryCurve, MemorySample

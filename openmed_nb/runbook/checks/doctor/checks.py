@@ -26,12 +26,12 @@ from ....devices.machine import MachineInfo, distribution_of, format_device
 from ....devices.moving import get_module, unwrap_model
 from ....devices.registry import get_device
 from ....devices.request import normalize_device
+from ....devices.system_status import SystemStatus
 from ....errors import OpenMedError
 from ....models.config import normalize_dtype
 from ....models.loading import INT8, is_quantized
 from ....models.records import REDUCED_DTYPES, DtypeValidation
 from ....training.guards import count_tokens, get_head_width
-from ...records.signals import SystemStatus
 
 # Names of findings that the verdict reads as well.
 COMPUTATION = "computation"
@@ -206,7 +206,7 @@ def run_checks(facts: SystemFacts) -> Iterator[Finding]:
         yield from bug_findings(SILENT_ERRORS, tested.probes, tested.device)
     yield from facts.packages
     yield from facts.launch_settings
-    yield from facts.system_status.findings()
+    yield from facts.system_status.findings
     yield from facts.models or (Finding("models", NOT_APPLICABLE, "no model is loaded"),)
 
 

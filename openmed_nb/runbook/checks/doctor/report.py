@@ -30,13 +30,12 @@ from ....devices.backend import TorchInfo
 from ....devices.causes import torch_requirement
 from ....devices.choice import DeviceChoice
 from ....devices.moving import get_module, unwrap_model
-from ....devices.registry import get_device
+from ....devices.system_status import SystemStatus, read_system_status
 from ....errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError
 from ....models.config import OpenMedConfig
 from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION, Session
-from ...records.signals import read_system_status
 from .checks import (
     CHECKED_VARIABLES,
     ComputationCheck,
@@ -162,6 +161,29 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
         return diagnose(collect_facts(SESSION, model))
 
 
+def system_status() -> SystemStatus:
+    """Read the GPU, memory, swap, power and thermal state of this machine, without administrator rights.
+
+    The values come from system commands on macOS (``ioreg``, ``sysctl``, ``pmset``, ``notifyutil``), from ``nvidia-smi`` once
+    CUDA is in use, and from psutil. Each command may take up to two seconds, and torch is not imported. GPU values cover all
+    processes. On a simulated MPS device, no value is read.
+
+    Returns:
+        The current status. A value that cannot be read is ``None`` and displayed as "not known", never a guess. ``gpu``
+        is the GPU of the active device. The text form contains the states only; the HTML form also contains the
+        measurements.
+
+    Example:
+        >>> system_status().memory_available > 0
+        True
+    """
+    with SESSION.lock:
+        choice = SESSION.choice_or_error(confirm=False)
+        device = "cpu" if isinstance(choice, OpenMedError) else choice.device
+        manager = SESSION.device_manager
+        return read_system_status(manager.machine, device, manager.run)
+
+
 def diagnose(facts: SystemFacts) -> DoctorReport:
     """Return the report of the given facts. The same facts always give the same report."""
     return DoctorReport(tuple(run_checks(facts)), facts.machine.simulated)
@@ -238,7 +260,7 @@ def collect_facts(
             rejected_computation=rejected,
             packages=package_findings(torch_requirement(machine)),
             launch_settings=() if torch_error else accelerate_findings(environ, machine, manager.torch),
-            system_status=read_system_status(machine, device, manager.run, uuid=get_device(device).uuid()),
+            system_status=read_system_status(machine, device, manager.run),
             models=tuple(
                 finding
                 for name, checked_model in models

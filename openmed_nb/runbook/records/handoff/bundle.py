@@ -23,7 +23,14 @@ from ...._events.activity import ProgressEvent
 from ...._render.display import OK, WARNING, Displayable, Report, Table, escape, format_bytes, pluralize
 from ...._utils.plain import to_json
 from ...._utils.temporary import remove_abandoned, temporary_folder
-from ...._utils.text import describe_error, describe_file, describe_value, model_label, short_type_name
+from ...._utils.text import (
+    describe_error,
+    describe_file,
+    describe_value,
+    escape_markdown,
+    model_label,
+    short_type_name,
+)
 from ...._utils.validation import check_bool, check_path
 from ....devices.machine import distribution_of
 from ....devices.request import MASK

@@ -10,21 +10,19 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from ...._events.activity import ProgressEvent
 from ...._utils.clock import current_time
-from ...._utils.plain import MAX_INTEGER, from_json_data, utc_timestamp
+from ...._utils.plain import MAX_INTEGER, utc_timestamp
 from ...._utils.text import describe_value, short_type_name
-from ...._utils.validation import check_bool, check_optional_integer, check_path
+from ...._utils.validation import check_bool, check_optional_integer
 from ....devices.computer import DeviceManager
-from ....devices.environment import NOT_FOR_DEVICE, SET_BY
 from ....devices.machine import (
-    COMMAND_SECONDS,
     Footprint,
     RunCommand,
     distribution_of,
@@ -36,28 +34,23 @@ from ....devices.machine import (
 from ....devices.moving import get_module
 from ....devices.registry import get_device
 from ....devices.request import DeviceRequest, normalize_device
+from ....devices.system_status import read_system_status
 from ....errors import ConfigurationError
 from ....models.loading import dtype_of, model_folder
 from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION
-from ....training.activations import ActivationCheckpointing
 from ....training.curve import total_memory_bytes
-from ....training.steps import GradientAccumulation, Precision
-from ..signals import read_system_status
 from . import privacy, sections
-from .logbook import Logbook, report_device
+from .logbook import STRATEGIES, Logbook, report_device
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import DataLoader
 
     from ....annotation.pipeline import AnnotationPipeline
 
     # Name or directory of a model, or a model in memory.
     ModelArgument = str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None
-
-Strategy = ActivationCheckpointing | GradientAccumulation | Precision
 
 DISTRIBUTION_NAME = "openmed-nb"  # Distribution name of this package.
 # Packages that affect speed, results or their display.
@@ -82,14 +75,10 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
     model: ModelArgument = None,
     dataset: str | os.PathLike[str] | Iterable[object] | None = None,
     batch_size: int | None = None,
-    length: int | None = None,
     seeds: int | Mapping[str, int] | None = None,
-    loader: DataLoader[Any] | None = None,
-    strategies: Strategy | Sequence[Strategy] = (),
     hypotheses: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     applications: bool = False,
     artifact_store: str | None = None,
-    folder: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Logbook:
     """Record the conditions of a measurement: versions, code, device, model, dataset, settings, power and background load.
@@ -104,26 +93,23 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
     Args:
         reports: Reports of :func:`sweep`, :func:`compare`, :func:`parity`, :func:`openmed_nb.training.last_curve` and
             other measurements. Their metrics are stored, and their batch size, length, workers and peak memory if known.
+            Also memory and speed strategies of a training: results of
+            :func:`~openmed_nb.training.checkpoint_activations` and :func:`~openmed_nb.training.precision`, and the
+            :class:`~openmed_nb.training.GradientAccumulation`.
         model: Name of a model, pipeline or torch module. The fingerprint covers the files of a named model, or all
             weights of a pipeline or module. If ``None``, use the model that was loaded last.
         dataset: Ordered texts, such as a list, or the path of a file or a folder with shards. Its SHA-256 is stored.
         batch_size: Number of rows per batch. Reports take precedence.
-        length: Number of tokens per row. Reports take precedence.
         seeds: Seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
-        loader: ``DataLoader`` of a training. No item is read from it.
-        strategies: Memory and speed strategies of a training: results of
-            :func:`~openmed_nb.training.checkpoint_activations` and :func:`~openmed_nb.training.precision`, and the
-            :class:`~openmed_nb.training.GradientAccumulation`.
         hypotheses: Pairs of a rejected hypothesis and the reason for the rejection. They are stored verbatim, so they
             must not contain text from notes.
         applications: Whether to store the names of the busiest other processes. Their number is always stored.
         artifact_store: Host and port, or URL, to which connections are timed. No data is sent.
-        folder: Directory of your code, whose git commit is stored. If ``None``, use the working directory.
         progress: Whether to display the progress of operations that take longer than half a second.
 
     Returns:
-        The logbook. Its text form contains the settings, its HTML form all values. ``save("run.json")``,
-        ``save("run.md")``, ``to_markdown()`` and ``to_dict()`` export it, and ``Logbook.read("run.json")`` reads it.
+        The logbook. Its text form contains the settings, its HTML form all values. ``save("run.json")``
+        and ``to_dict()`` export it, and ``Logbook.read("run.json")`` reads it.
         ``diff(other)`` compares it with another logbook. Metrics are comparable only if both logbooks are known to have
         the same model, dataset and batch size.
 
@@ -150,38 +136,20 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         model_identity, model_files = _resolve_model(model, device)
         # The arguments are validated before the machine is inspected.
         batch_size = check_optional_integer("batch_size", batch_size, maximum=MAX_INTEGER - 1)
-        length = check_optional_integer("length", length, maximum=MAX_INTEGER - 1)
-        reported_device = report_device(map(extract_metrics, reports))
-        dataset_identity = None if dataset is None else privacy.fingerprint_dataset(dataset)
-        run = sections.Run(batch_size=batch_size, length=length)
-        for strategy in strategies if isinstance(strategies, (list, tuple)) else (strategies,):
-            if isinstance(strategy, ActivationCheckpointing):
-                run = replace(run, checkpointed=", ".join(strategy.modules))
-            elif isinstance(strategy, GradientAccumulation):
-                run = replace(run, accumulation=int(strategy.steps))
-            elif isinstance(strategy, Precision):
-                run = replace(run, autocast=strategy.dtype)
-            else:
-                raise ConfigurationError(
-                    f"{short_type_name(strategy)} is not a training strategy.",
-                    "Pass a result of checkpoint_activations(), GradientAccumulation() or precision() of nb.training.",
-                )
-        run_loader = describe_loader(loader)
         named_seeds = _normalize_seeds(seeds)
+        dataset_identity = None if dataset is None else privacy.fingerprint_dataset(dataset)
         rejected_hypotheses = privacy.validate_hypotheses(hypotheses, dataset)
-        code = check_path(folder or ".", "folder")
+        measured = [report for report in reports if not isinstance(report, STRATEGIES)]
+        reported_device = report_device(map(extract_metrics, measured))
         if reported_device is not None and reported_device != normalize_device(device):
             device = device_manager.confirm(DeviceRequest.parse(reported_device, "report")).device
         network = None if artifact_store is None else measure_latency(artifact_store)
-        book = collect_logbook(
-            device_manager, device, model_identity, model_files, dataset_identity, code, applications
-        )
+        book = collect_logbook(device_manager, device, model_identity, model_files, dataset_identity, applications)
         book = replace(
             book,
-            run=run,
-            loader=run_loader,
+            run=sections.Run(batch_size=batch_size),
             randomness=replace(book.randomness, seeds=named_seeds),
-            conditions=replace(book.conditions, phase="after" if reports else "before"),
+            phase="after" if measured else "before",
             network=network,
             hypotheses=rejected_hypotheses,
         )
@@ -217,7 +185,6 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
     model: sections.Model | None,
     folder: Path | None,
     dataset: sections.Dataset | None,
-    code: Path = Path(),
     applications: bool = False,
 ) -> Logbook:
     """Return a logbook of the current state. torch must be loaded.
@@ -228,7 +195,6 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         model: Identity of the model.
         folder: Directory of the model files.
         dataset: Fingerprints of the dataset.
-        code: Directory of the user's code.
         applications: Whether to store the names of the busiest other processes.
     """
     import torch
@@ -236,21 +202,6 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
 
     machine = device_manager.machine
     target = get_device(device)
-    status = read_system_status(machine, device, device_manager.run, uuid=target.uuid())
-    conditions = {
-        field.name: getattr(status, field.name) for field in fields(sections.SystemConditions) if field.name != "phase"
-    }
-    # The names of other variables are not stored, because they may be private.
-    variables = tuple(
-        sections.MpsVariable(
-            setting.name,
-            None if setting.value is None else privacy.sanitize_value(setting.name, setting.value),
-            SET_BY[setting.source],
-            setting.effect,
-        )
-        for setting in device_manager.mps_environment(device).settings
-        if setting.effect != NOT_FOR_DEVICE
-    )
     folders = {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
     if folder:
         folders["model"] = folder
@@ -262,7 +213,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         created_at=utc_timestamp(),
         simulated=machine.simulated and target.can_be_simulated,
         software=read_software(device_manager),
-        code=read_code(code),
+        code=read_code(),
         hardware=sections.Hardware(
             device=device,
             name=target.hardware_name(machine, device_manager.torch),
@@ -276,11 +227,10 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         model=model,
         dataset=dataset,
         run=sections.Run(),
-        loader=None,
-        randomness=read_randomness(),
+        randomness=read_randomness(target.uses_cudnn),
         environment=privacy.sanitize_environ(device_manager.environ),
-        mps_variables=variables,
-        conditions=sections.SystemConditions("before", **conditions),
+        phase="before",
+        conditions=read_system_status(machine, device, device_manager.run),
         background=sections.BackgroundLoad() if machine.simulated else sample_background_load(applications),
         storage=locate_storage(folders, mounts),
     )
@@ -324,35 +274,6 @@ def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def describe_loader(loader: DataLoader[Any] | None) -> sections.Loader | None:
-    """Return the configuration of a ``DataLoader`` without reading items from it.
-
-    Raises:
-        ConfigurationError: If ``loader`` is not a ``DataLoader``.
-    """
-    if loader is None:
-        return None
-    try:
-        context = loader.multiprocessing_context
-        facts = {
-            "workers": loader.num_workers,
-            "batch_size": loader.batch_size,
-            "pin_memory": bool(loader.pin_memory),
-            "persistent_workers": bool(loader.persistent_workers),
-            "prefetch_factor": loader.prefetch_factor,
-            "start_method": None if context is None else context.get_start_method(),
-            "seeded": loader.generator is not None,
-            "worker_seeding": "worker_init_fn" if loader.worker_init_fn else "torch",
-        }
-        if not loader.num_workers:
-            facts["worker_seeding"] = "no workers"
-        description: sections.Loader = from_json_data(sections.Loader, facts)
-    except (AttributeError, ValueError):
-        message = f"{short_type_name(loader)} is not a DataLoader."
-        raise ConfigurationError(message, "Pass the data loader of the training.") from None
-    return description
-
-
 SEED_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
 SEEDS_REMEDY = "Pass an integer, or integers by name, such as {'torch': 1, 'numpy': 2}."
 
@@ -379,11 +300,10 @@ def _normalize_seeds(seeds: int | Mapping[str, int] | None) -> dict[str, int]:
     return dict(named)
 
 
-def read_randomness() -> sections.Randomness:
+def read_randomness(uses_cudnn: bool) -> sections.Randomness:
     """Return the determinism settings of torch and its last seed, without the user's seeds."""
     import torch
 
-    cudnn = torch.backends.cudnn
     try:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch raises after the newer setting was used (``aten/src/ATen/Context.cpp``).
@@ -391,9 +311,7 @@ def read_randomness() -> sections.Randomness:
     return sections.Randomness(
         torch_seed=int(torch.initial_seed()),
         deterministic_algorithms=bool(torch.are_deterministic_algorithms_enabled()),
-        warn_only=bool(torch.is_deterministic_algorithms_warn_only_enabled()),
-        cudnn_deterministic=bool(cudnn.deterministic),
-        cudnn_benchmark=bool(cudnn.benchmark),
+        cudnn_benchmark=bool(torch.backends.cudnn.benchmark) if uses_cudnn else None,
         matmul_precision=str(precision),
     )
 
@@ -439,10 +357,9 @@ NETWORK_PATTERN = re.compile(
 MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
 EXTERNAL_PREFIXES = ("/Volumes/", "/media/", "/run/media/")  # Mount points of external drives.
 
-# Folders in the home directory that are synchronized with iCloud Drive or other providers. Other such folders, for example a
-# Desktop in iCloud, have an extended attribute. Their files may exist only remotely until they are read.
+# Folders in the home directory that are synchronized with iCloud Drive or other providers. Their files may exist only remotely
+# until they are read.
 CLOUD_FOLDERS = ("Library/Mobile Documents", "Library/CloudStorage")
-CLOUD_ATTRIBUTE_PATTERN = re.compile(r"\bcom\.apple\.(icloud\.desktop|file-provider-domain-id)\b")
 
 
 class Mount(Protocol):
@@ -454,11 +371,11 @@ class Mount(Protocol):
 
 
 def locate_storage(
-    folders: Mapping[str, Path], mounts: Sequence[Mount], home: Path | None = None, run: RunCommand = run_command
-) -> tuple[sections.StorageLocation, ...]:
+    folders: Mapping[str, Path], mounts: Sequence[Mount], home: Path | None = None
+) -> dict[str, sections.StorageLocation]:
     """Return the storage of each directory. Links are resolved, and a directory need not exist."""
     home = Path(os.path.realpath(home or privacy.home_folder()))
-    locations = []
+    locations = {}
     for contents, path in folders.items():
         # os.path accepts any path. Path raises for a loop of links and for an unknown user.
         real = Path(os.path.realpath(os.path.expanduser(path)))  # noqa: PTH111
@@ -480,103 +397,51 @@ def locate_storage(
             kind = "memory"
         elif mount.mountpoint.startswith(EXTERNAL_PREFIXES) or "removable" in options:
             kind = "external"
-        elif filesystem == "apfs" and _is_cloud_synced(real, home, run):
+        elif any(real.is_relative_to(home / cloud) for cloud in CLOUD_FOLDERS):
             kind = "cloud"
-        locations.append(
-            sections.StorageLocation(contents, privacy.sanitize_path(path), mount.fstype if mount else None, kind)
-        )
-    return tuple(locations)
-
-
-def _is_cloud_synced(path: Path, home: Path, run: RunCommand) -> bool:
-    """Return whether a path in the home directory is synchronized with iCloud Drive or another provider."""
-    if any(path.is_relative_to(home / cloud) for cloud in CLOUD_FOLDERS):
-        return True
-    # os.path.exists accepts any path. Path raises for some paths.
-    folders = [str(folder) for folder in (path, *path.parents) if home in folder.parents and os.path.exists(folder)]  # noqa: PTH110
-    return bool(folders) and CLOUD_ATTRIBUTE_PATTERN.search(run(["/usr/bin/xattr", *folders]) or "") is not None
+        locations[contents] = sections.StorageLocation(mount.fstype if mount else None, kind)
+    return locations
 
 
 # On a Mac without developer tools, this program opens a dialog that offers to install them.
 APPLE_STUB = "/usr/bin/git"
-MAC_GIT_PATHS = (
-    "/opt/homebrew/bin/git",
-    "/usr/local/bin/git",
-    "/Library/Developer/CommandLineTools/usr/bin/git",
-    "/Applications/Xcode.app/Contents/Developer/usr/bin/git",
-)
+DEVELOPER_TOOLS = ("/Library/Developer/CommandLineTools", "/Applications/Xcode.app")
 # git must not write to the repository or run the file system monitor of the repository.
-GIT_OPTIONS = ["--no-optional-locks", "-c", "core.fsmonitor=false"]
-# The output starts with the line of the branch. If that line is missing, git failed, for example because of a corrupt index.
 GIT_STATUS = [
+    "--no-optional-locks",
+    "-c",
+    "core.fsmonitor=false",
     "status",
-    "--porcelain",
+    "--porcelain=v2",
     "--branch",
     "--no-ahead-behind",
-    "--untracked-files=normal",
-    "--no-renames",
     "--ignore-submodules=dirty",
 ]
-# ``git status`` runs the filter programs of the repository (git's ``convert.c``), so each of these settings is overridden.
-GIT_FILTERS = ["config", "--null", "--name-only", "--get-regexp", r"^filter\..*\.(clean|smudge|process|required)$"]
-COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def git_program(system: str = sys.platform, path: str | None = None) -> str | None:
-    """Return the full path of git, or ``None`` if no git can run without a dialog."""
-    path = path or shutil.which("git")
-    if system != "darwin" or (path and path != APPLE_STUB):
-        return path
-    return next((path for path in MAC_GIT_PATHS if os.access(path, os.X_OK)), None)
-
-
-def _run_git(command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None:
-    """Return the output of git, or ``None`` if git cannot run or exceeds its time limit.
-
-    Variables of git, such as ``GIT_DIR``, are removed, because they can select another repository.
-    """
-    environ = {name: value for name, value in os.environ.items() if not name.upper().startswith("GIT_")}
-    return run_command(command, {**environ, "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}, seconds=seconds)
-
-
-def read_code(folder: Path, run: RunCommand = _run_git, program: str | None = None) -> sections.Code:
-    """Return the commit and the state of the repository that contains a folder. Unknown values are ``None``."""
-    program = program or git_program()
-    if program is None:
+def read_code(run: RunCommand = run_command) -> sections.Code:
+    """Return the commit and the state of the repository of the working directory. Unknown values are ``None``."""
+    git = shutil.which("git")
+    if git is None or (
+        git == APPLE_STUB and sys.platform == "darwin" and not any(map(os.path.exists, DEVELOPER_TOOLS))
+    ):
         return sections.Code()
-    git = [program, "-C", str(folder), *GIT_OPTIONS]
-    commit = (run([*git, "rev-parse", "--verify", "HEAD"]) or "").strip()
-    if not COMMIT_PATTERN.fullmatch(commit):
+    output = run([git, *GIT_STATUS]) or ""
+    commit = re.search("^# branch[.]oid ([0-9a-f]{40,64})$", output, re.MULTILINE)
+    if commit is None:
         return sections.Code()
-    filters = run([*git, *GIT_FILTERS])
-    if filters is None or "=" in filters:  # An option of git cannot override a name that contains "=".
-        return sections.Code(commit)
-    for name in filters.split("\0"):
-        if name:
-            git += ["-c", f"{name}="]
-    branch, *files = (run([*git, *GIT_STATUS]) or "").strip("\n").split("\n")
-    if not branch:
-        return sections.Code(commit)
-    untracked = sum(line.startswith("??") for line in files)
-    return sections.Code(commit, len(files) - untracked, untracked)
+    return sections.Code(commit[1], sum(not line.startswith("#") for line in output.splitlines()))
 
 
 LATENCY_SAMPLES = 5
 CONNECT_TIMEOUT_SECONDS = 2.0
 # Default ports of URL schemes.
-DEFAULT_PORTS = {"https": 443, "http": 80, "ssh": 22, "sftp": 22, "ftp": 21}
+DEFAULT_PORTS = {"https": 443, "http": 80}
 HOST_AND_PORT_REMEDY = "Pass a host and a port, such as 'store.example:443', or an https URL."
 
 
-def measure_latency(
-    store: str, samples: int = LATENCY_SAMPLES, timeout: float = CONNECT_TIMEOUT_SECONDS
-) -> sections.NetworkLatency:
-    """Measure the time to connect to an artifact store.
-
-    Args:
-        store: Host and port, or URL. User, password, path and query are ignored.
-        samples: Number of connection attempts.
-        timeout: Timeout of each attempt in seconds.
+def measure_latency(store: str) -> sections.NetworkLatency:
+    """Measure the time to connect to an artifact store: a host and a port, or a URL.
 
     Raises:
         ConfigurationError: If ``store`` has no host or port. The error does not contain ``store``, which may contain a
@@ -593,16 +458,17 @@ def measure_latency(
     if not host or not port or any(character.isspace() for character in host):
         raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT_REMEDY)
     seconds = []
-    for _ in range(samples):
+    for _ in range(LATENCY_SAMPLES):
         start = current_time()
         # A host name that cannot be encoded raises UnicodeError.
-        with contextlib.suppress(OSError, UnicodeError), socket.create_connection((host, port), timeout=timeout):
+        with (
+            contextlib.suppress(OSError, UnicodeError),
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS),
+        ):
             seconds.append(current_time() - start)
     return sections.NetworkLatency(
         privacy.redact_secrets(host),
         port,
-        samples,
-        samples - len(seconds),
+        LATENCY_SAMPLES - len(seconds),
         round(median(seconds), 6) if seconds else None,
-        round(max(seconds), 6) if seconds else None,
     )

@@ -10,6 +10,7 @@ from ...._render.display import SIMULATED_SUFFIX
 from ...._utils.plain import Minimum, Pattern
 from ...._utils.validation import is_finite_number
 from ....devices.request import normalize_device
+from ....devices.system_status import SystemStatus
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
@@ -66,32 +67,6 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Loader:
-    """Configuration of the data loader of a training.
-
-    Attributes:
-        workers: Number of worker processes.
-        batch_size: Number of items per batch.
-        pin_memory: Whether batches are copied to pinned memory.
-        persistent_workers: Whether worker processes stay alive after an epoch.
-        prefetch_factor: Number of batches that each worker prefetches.
-        start_method: Start method of the worker processes, or null if the loader does not set one.
-        seeded: Whether the loader has a separate generator for the order and the workers.
-        worker_seeding: Source of the seeds of the workers: ``worker_init_fn``, ``torch`` (which does not seed other
-            libraries), or ``no workers``.
-    """
-
-    workers: Count
-    batch_size: Size | None
-    pin_memory: bool
-    persistent_workers: bool
-    prefetch_factor: Size | None
-    start_method: str | None
-    seeded: bool
-    worker_seeding: Literal["worker_init_fn", "torch", "no workers"]
-
-
-@dataclass(frozen=True)
 class Run:
     """Workload of a run, as specified by the user or reported by a report.
 
@@ -118,19 +93,6 @@ class Run:
     checkpointed: str | None = None
     accumulation: Size | None = None
     autocast: str | None = None
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """Hypothesis that was rejected.
-
-    Attributes:
-        hypothesis: Suspected cause.
-        rejected_because: Reason for the rejection.
-    """
-
-    hypothesis: str
-    rejected_because: str
 
 
 @dataclass(frozen=True)
@@ -208,18 +170,11 @@ class Code:
 
     Attributes:
         commit: Commit that is checked out.
-        changed: Number of files that differ from the commit.
-        untracked: Number of untracked files.
+        changed: Number of changed and untracked files.
     """
 
     commit: Commit | None = None
     changed: Count | None = None
-    untracked: Count | None = None
-
-    @property
-    def dirty(self) -> bool | None:
-        """Whether the code differs from the commit, or ``None`` if that is unknown."""
-        return None if self.changed is None or self.untracked is None else bool(self.changed + self.untracked)
 
 
 @dataclass(frozen=True)
@@ -255,63 +210,15 @@ class Randomness:
         seeds: Seeds, as passed by the user.
         torch_seed: Last seed of the CPU generator of torch. It is random if the generator was never seeded.
         deterministic_algorithms: Whether torch raises an error for nondeterministic operators.
-        warn_only: Whether torch only warns about nondeterministic operators.
-        cudnn_deterministic: Whether cuDNN is limited to deterministic algorithms.
-        cudnn_benchmark: Whether cuDNN benchmarks its algorithms and selects the fastest.
+        cudnn_benchmark: Whether cuDNN benchmarks its algorithms and selects the fastest. Null on other devices than CUDA.
         matmul_precision: Precision of float32 matrix multiplication: ``highest``, ``high`` or ``medium``.
     """
 
     seeds: dict[str, int] = field(default_factory=dict)
     torch_seed: int | None = None
     deterministic_algorithms: bool | None = None
-    warn_only: bool | None = None
-    cudnn_deterministic: bool | None = None
     cudnn_benchmark: bool | None = None
     matmul_precision: str | None = None
-
-
-@dataclass(frozen=True)
-class MpsVariable:
-    """State of an MPS environment variable of torch.
-
-    Attributes:
-        name: Name of the variable.
-        value: Value of the variable, or null if it is not set.
-        set_by: Source of the value.
-        effect: Effect of the variable on torch.
-    """
-
-    name: str
-    value: str | None
-    set_by: str
-    effect: str
-
-
-@dataclass(frozen=True)
-class SystemConditions:
-    """Snapshot of the power, thermal state and memory of the machine.
-
-    Attributes:
-        phase: Whether the snapshot is from before or after the run.
-        power_source: ``adapter``, ``battery`` or ``UPS``.
-        power_mode: ``automatic``, ``low`` (Low Power Mode) or ``high``.
-        thermal_state: ``limited``, ``moderate``, ``nominal`` or ``nothing reported``.
-        memory_pressure: ``normal``, ``warning`` or ``critical``.
-        cpu_speed_limit: Limit of the processor speed in percent.
-        battery: Charge of the battery in percent.
-        memory_available: Memory that was available to processes, in bytes.
-        swap_used: Used swap space in bytes.
-    """
-
-    phase: Literal["before", "after"]
-    power_source: str | None = None
-    power_mode: str | None = None
-    thermal_state: str | None = None
-    memory_pressure: str | None = None
-    cpu_speed_limit: int | None = None
-    battery: int | None = None
-    memory_available: int | None = None
-    swap_used: int | None = None
 
 
 @dataclass(frozen=True)
@@ -334,14 +241,10 @@ class StorageLocation:
     """Storage of a cache or a model.
 
     Attributes:
-        contents: Contents of the directory.
-        path: Path, with ``~`` for the home directory.
         filesystem: Type of the file system.
         kind: Kind of storage. Files in ``cloud`` storage may have to be downloaded before they are read.
     """
 
-    contents: str
-    path: str
     filesystem: str | None
     kind: StorageKind
 
@@ -353,18 +256,14 @@ class NetworkLatency:
     Attributes:
         host: Host, without user and password.
         port: Port.
-        samples: Number of connection attempts.
         failures: Number of failed attempts.
         median_seconds: Median connection time of the successful attempts.
-        max_seconds: Longest connection time of the successful attempts.
     """
 
     host: str
     port: int
-    samples: int
     failures: int
     median_seconds: float | None
-    max_seconds: float | None
 
 
 SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
@@ -383,16 +282,15 @@ class LogbookData:
         hardware: Hardware of the machine.
         model: Identity of the model, or null if it is unknown.
         dataset: Fingerprints of the dataset, or null if it is unknown.
-        run: Workload of the run.
-        loader: Configuration of the data loader, or null if it is unknown.
+        run: Workload of the run, as specified by the user.
         randomness: Seeds and determinism settings.
         environment: Values of the environment variables on the allow list, by name.
-        mps_variables: State of the MPS environment variables. Empty on other devices.
+        phase: Whether the conditions are from before or after the run.
         conditions: Power, thermal state and memory.
         background: Load of other processes.
-        storage: Storage of caches and models.
+        storage: Storage of caches and models, by contents.
         network: Time to connect to the artifact store, or null if none was requested.
-        hypotheses: Rejected hypotheses, verbatim.
+        hypotheses: Reason for the rejection of each rejected hypothesis, verbatim.
         metrics: Metrics of reports.
     """
 
@@ -405,16 +303,15 @@ class LogbookData:
     model: Model | None
     dataset: Dataset | None
     run: Run
-    loader: Loader | None
     randomness: Randomness
     environment: dict[str, str]
-    mps_variables: tuple[MpsVariable, ...]
-    conditions: SystemConditions
+    phase: Literal["before", "after"]
+    conditions: SystemStatus
     background: BackgroundLoad
-    storage: tuple[StorageLocation, ...]
+    storage: dict[str, StorageLocation]
     network: NetworkLatency | None = None
-    hypotheses: tuple[Hypothesis, ...] = ()
-    metrics: tuple[ReportMetrics, ...] = field(default=())
+    hypotheses: dict[str, str] = field(default_factory=dict)
+    metrics: tuple[ReportMetrics, ...] = ()
 
     @property
     def device(self) -> str:

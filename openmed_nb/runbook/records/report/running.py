@@ -209,9 +209,7 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     from ...verdict.verdict import collect_evidence
 
     evidence = collect_evidence(known, *result.reports, task=known["task"])
-    findings: Any = getattr(result.displayed, "findings", ())
-    if callable(findings):
-        findings = findings()
+    findings = getattr(result.displayed, "findings", ())
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
     report = result.displayed.to_report()  # Without the simulation notice, which the whole report has once.
     summary = result.summary or " ".join((f"{report.title}.", *report.sentences[:1]))

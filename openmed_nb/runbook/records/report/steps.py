@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import OK, WARNING, Displayable, format_milliseconds, pluralize
-from ....devices.request import MASK
+from ...._render.display import OK, UNKNOWN, WARNING, Displayable, format_milliseconds, pluralize
 from ....session import SESSION
 from ...verdict.metrics import Area
 from ..logbook.sections import ReportMetrics
@@ -156,11 +155,16 @@ def _doctor(options: StepOptions) -> StepResult:
 
 
 def _signals(_options: StepOptions) -> StepResult:
-    from ..signals import system_status
+    from ...checks.doctor.report import system_status
 
     status = system_status()
-    states = "; ".join(f"{finding.name} {finding.evidence}" for finding in status.findings())
-    return StepResult(status, summary=f"{states}.")
+    findings = status.findings
+    parts = [f"{finding.name} {finding.evidence}" for finding in findings if finding.evidence != UNKNOWN]
+    unknown = ", ".join(finding.name for finding in findings if finding.evidence == UNKNOWN)
+    if unknown:
+        parts.append(f"unknown: {unknown}")
+    sentence = "; ".join(parts)
+    return StepResult(status, summary=f"{sentence[:1].upper()}{sentence[1:]}.")
 
 
 def _parity(options: StepOptions) -> StepResult:
@@ -266,20 +270,8 @@ def _fallbacks(options: StepOptions) -> StepResult:
 
 def _logbook(options: StepOptions) -> StepResult:
     from ..logbook.gathering import logbook
-    from ..logbook.logbook import merge_run
-    from ..logbook.privacy import SHARED_VARIABLES
 
-    book = logbook(model=options.model, dataset=options.texts)
-    # Paths of directories are private to this computer.
-    environment = {name: value for name, value in book.environment.items() if name in SHARED_VARIABLES}
-    storage = tuple(replace(volume, path=MASK) for volume in book.storage)
-    book = replace(
-        book,
-        environment=environment,
-        storage=storage,
-        run=merge_run(options.metrics, book.run),
-        metrics=options.metrics,
-    )
+    book = replace(logbook(model=options.model, dataset=options.texts), metrics=options.metrics)
     return StepResult(book, summary="Save it to read it with Logbook.read() and to compare it with another logbook.")
 
 

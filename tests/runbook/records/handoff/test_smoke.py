@@ -176,4 +176,4 @@ def test_check_throughput_requires_comparable_logbooks(book):
     battery = replace(book, conditions=replace(book.conditions, power_source="battery"))
     finding = check_throughput(book.with_reports(BENCHMARK), battery.with_reports(BENCHMARK))
 
-    assert (finding.status, "power source" in finding.evidence) == (NOT_APPLICABLE, True)
+    assert (finding.status, "power_source" in finding.evidence) == (NOT_APPLICABLE, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from openmed_nb.devices.system_status import GpuStatus, SystemStatus
 from openmed_nb.runbook.records.logbook.logbook import Logbook
 from openmed_nb.runbook.records.logbook.sections import (
     SCHEMA,
@@ -12,17 +13,13 @@ from openmed_nb.runbook.records.logbook.sections import (
     Code,
     Dataset,
     Hardware,
-    Hypothesis,
-    Loader,
     Model,
-    MpsVariable,
     NetworkLatency,
     Randomness,
     ReportMetrics,
     Run,
     Software,
     StorageLocation,
-    SystemConditions,
 )
 
 COMPLETE = Logbook(
@@ -30,20 +27,22 @@ COMPLETE = Logbook(
     created_at="2026-03-01T12:00:00Z",
     simulated=False,
     software=Software("0.1.0", "3.11.7", "2.13.0", "5.23.0", {"numpy": "2.4.6"}, "macOS 14.5", "arm64"),
-    code=Code("5c" * 20, 1, 0),
+    code=Code("5c" * 20, 1),
     hardware=Hardware("mps", "Apple M2 Pro", "Apple M2 Pro", 16 << 30, 8, 1.0, 1 << 30, 2 << 30),
     model=Model("bundled", "files", "ab" * 16, "cd" * 16, "ef" * 16, "float32", "valid"),
     dataset=Dataset("folder", "12" * 32, 2, 2048, ("34" * 32, "56" * 32)),
     run=Run("annotation", 32, 128, 0, 1 << 28, "float32", None, "encoder.layer.0", 4, "bfloat16"),
-    loader=Loader(2, 32, False, True, 2, "fork", True, "worker_init_fn"),
-    randomness=Randomness({"torch": 1}, 1, False, False, False, False, "highest"),
+    randomness=Randomness({"torch": 1}, 1, False, False, "highest"),
     environment={"OMP_NUM_THREADS": "8"},
-    mps_variables=(MpsVariable("PYTORCH_ENABLE_MPS_FALLBACK", "1", "openmed_nb", "active"),),
-    conditions=SystemConditions("before", "adapter", "automatic", "nominal", "normal", 100, 80, 8 << 30, 0),
+    phase="before",
+    conditions=SystemStatus(
+        GpuStatus("Apple M2 Pro", 19, 30, 1 << 30),
+        *("normal", 8 << 30, 0, "adapter", 80, "automatic", "nominal", "Apple M2 Pro"),
+    ),
     background=BackgroundLoad(1, 0.1, ("mail",)),
-    storage=(StorageLocation("Hugging Face cache", "~/.cache/huggingface/hub", "apfs", "local"),),
-    network=NetworkLatency("store.example", 443, 5, 0, 0.01, 0.02),
-    hypotheses=(Hypothesis("slow loader", "data takes 3% of a step"),),
+    storage={"Hugging Face cache": StorageLocation("apfs", "local")},
+    network=NetworkLatency("store.example", 443, 0, 0.01),
+    hypotheses={"slow loader": "data takes 3% of a step"},
     metrics=(ReportMetrics("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
 )
 """Logbook without unknown values."""

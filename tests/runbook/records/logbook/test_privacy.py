@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.records.logbook.privacy import (
-    MAX_HYPOTHESES,
     MAX_HYPOTHESIS_CHARACTERS,
     SHARED_VARIABLES,
     VARIABLES,
@@ -28,7 +27,6 @@ VALID_VALUES = {
     "OMP_NUM_THREADS": ["8"],
     "TOKENIZERS_PARALLELISM": ["False"],
     "KMP_BLOCKTIME": ["infinite"],
-    "KMP_AFFINITY": ["granularity=fine,compact,1,0"],
     "PYTHONHASHSEED": ["random"],
     "CUBLAS_WORKSPACE_CONFIG": [":4096:8"],
     "PYTORCH_ENABLE_MPS_FALLBACK": ["1"],
@@ -36,14 +34,10 @@ VALID_VALUES = {
     "PYTORCH_ALLOC_CONF": [
         "max_split_size_mb:128,expandable_segments:True",
         "backend:cudaMallocAsync",
-        "roundup_power2_divisions:[256:1,512:2,>:4]",
     ],
     "ATEN_CPU_CAPABILITY": ["avx512"],
-    "ONEDNN_MAX_CPU_ISA": ["AVX512_CORE_VNNI"],
-    "CUDA_VISIBLE_DEVICES": ["0,1", "", "GPU-8a3c1e2f-1234-5678-9abc-def012345678"],
+    "CUDA_VISIBLE_DEVICES": ["0,1", ""],
     "OPENMED_DEVICE": ["cuda:1"],
-    "LD_LIBRARY_PATH": ["/opt/lib:/usr/lib", ""],
-    "TMPDIR": ["/opt/café"],
     "TRANSFORMERS_VERBOSITY": ["debug"],
     "TORCH_LOGS": ["+dynamo,aot"],
     "PYTORCH_DEBUG_MPS_ALLOCATOR": ["3"],
@@ -51,14 +45,11 @@ VALID_VALUES = {
 MASKED_VALUES = {
     "OMP_NUM_THREADS": ["hunter2secretpw", NOTE],
     "KMP_BLOCKTIME": [KEY],
-    "KMP_AFFINITY": ["John.Smith.has.asthma"],
     "PYTORCH_ALLOC_CONF": ["max_split_size_mb:John"],
-    "CUDA_VISIBLE_DEVICES": ["hf_abcdefgh12345678"],
-    "PYTHONHOME": ["//user:pw@server/share"],
-    "HF_ENDPOINT": ["https://hub.example:x/", NOTE],
+    "CUDA_VISIBLE_DEVICES": ["hf_abcdefgh12345678", "GPU-8a3c1e2f-1234-5678-9abc-def012345678"],
     "TORCH_LOGS": ["asthma"],
 }
-SANITIZED_VALUES = [
+VALUES = [
     ("OMP_NUM_THREADS", " 4,2 ", "4,2"),
     ("LD_LIBRARY_PATH", f"/opt/lib:{NOTE}", "/opt/lib:***"),
     ("PYTHONPATH", "/opt/ghp_0123456789abcdef/lib", "/opt/***/lib"),
@@ -74,7 +65,7 @@ SANITIZED_VALUES = [
 VALUES = [
     *((name, value, value) for name, values in VALID_VALUES.items() for value in values),
     *((name, value, MASK) for name, values in MASKED_VALUES.items() for value in values),
-    *SANITIZED_VALUES,
+    ("OMP_NUM_THREADS", " 4,2 ", "4,2"),
 ]
 
 
@@ -85,14 +76,19 @@ def test_sanitize_environ_masks_unexpected_values(name, value, expected):
     assert sanitize_environ({name: expected}) == {name: expected}
 
 
-def test_sanitize_path_replaces_the_home_directory(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/john.smith")
+NAMES = {
+    "/home/john.smith/models/mine": "mine",
+    "C:\\Users\\john\\mine": "mine",
+    "OpenMed/NER-Disease": "OpenMed/NER-Disease",
+    "/data/notes of John Smith, asthma, MRN 1234567": MASK,
+    "/opt/ghp_0123456789abcdef": MASK,
+    NOTE: MASK,
+}
 
-    assert sanitize_path("/home/john.smith/models") == "~/models"
-    assert sanitize_environ({"PYTHONPATH": "/home/john.smith/code:/opt"}) == {"PYTHONPATH": "~/code:/opt"}
-    assert sanitize_environ({"HF_HOME": "/scratch/john.smith_hf/hub:/Users/mary/x"}) == {
-        "HF_HOME": "/scratch/***/hub:/Users/***/x"
-    }
+
+@pytest.mark.parametrize("path", NAMES)
+def test_sanitize_path_returns_only_a_name(path):
+    assert sanitize_path(path) == NAMES[path]
 
 
 @given(st.dictionaries(st.sampled_from(sorted(VARIABLES)) | st.text(), st.text()))
@@ -100,7 +96,7 @@ def test_sanitize_environ_returns_only_allowed_variables(environ):
     """Variables of tokens are not allowed, and portable variables are not masked."""
     assert sanitize_environ(environ).keys() <= VARIABLES
     assert [name for name in VARIABLES if "TOKEN" in name] == ["TOKENIZERS_PARALLELISM"]
-    assert portable_variables(environ).keys() <= SHARED_VARIABLES.keys()
+    assert portable_variables(environ).keys() <= SHARED_VARIABLES
     assert MASK not in "".join(portable_variables(environ).values())
 
 
@@ -180,8 +176,6 @@ INVALID_HYPOTHESES = [
     [("slow",)],
     [("slow", 3)],
     [("slow", "x" * (MAX_HYPOTHESIS_CHARACTERS + 1))],
-    [("slow", "no")] * (MAX_HYPOTHESES + 1),
-    itertools.repeat(("slow", "no")),
     [("john smith  has\nDIABETES", "no")],
     [("slow", "John Smith has diabetes")],
     [("slow", f"seen in: {NOTE}")],
@@ -196,6 +190,4 @@ def test_validate_hypotheses_rejects_other_values_and_dataset_text(hypotheses):
 
 
 def test_validate_hypotheses_masks_secrets():
-    (hypothesis,) = validate_hypotheses([("the token hf_abcdef123456\nis slow", "no")])
-
-    assert hypothesis.hypothesis == "the token *** is slow"
+    assert validate_hypotheses([("the token hf_abcdef123456\nis slow", "no")]) == {"the token *** is slow": "no"}

@@ -16,6 +16,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
+from openmed_nb.devices.system_status import GpuStatus, SystemStatus
 from openmed_nb.errors import ConfigurationError, RunInterrupted
 from openmed_nb.runbook.records.report.report import (
     SCHEMA_FILE,
@@ -24,7 +25,6 @@ from openmed_nb.runbook.records.report.report import (
 )
 from openmed_nb.runbook.records.report.running import describe_exit, redact, tail_lines
 from openmed_nb.runbook.records.report.steps import STEPS, Step, StepOptions
-from openmed_nb.runbook.records.signals import GpuStatus, SystemStatus
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
 
