@@ -126,7 +126,11 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
         epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
     )
     command.add_argument(
-        "folder", nargs="?", type=Path, default=Path(BRING_UP_FOLDER), help=f"output folder (default: {BRING_UP_FOLDER})"
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(DEFAULT_FOLDER),
+        help=f"output folder (default: {DEFAULT_FOLDER})",
     )
     command.add_argument(
         "--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five"

@@ -92,7 +92,8 @@ def _get_children(value: object) -> list[tuple[object, object]] | None:
 def _replace_children(value: Any, children: Sequence[object]) -> object:
     """Return a value of the same type with other children, in the order of :func:`_get_children`."""
     if isinstance(value, tuple):
-        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+        kind: Any = type(value)
+        return kind(*children) if hasattr(value, "_fields") else kind(children)
     changed = copy.copy(value)
     if isinstance(value, list):
         changed[:] = children

@@ -19,7 +19,6 @@ from ..._utils.text import describe_value, short_type_name
 from ..._utils.validation import invalid_type, is_finite_number
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
-from ...devices.system_status import SystemStatus
 from ...errors import ConfigurationError, UnknownModelError
 from ...models.registry import BUNDLED, find_model
 from ...session import SESSION

@@ -34,7 +34,6 @@ from openmed_nb.runbook.checks.precision.report import (
 )
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
-from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics, gates
 from openmed_nb.runbook.verdict.verdict import collect_evidence
 from openmed_nb.training.curve import MemoryCurve, MemorySample
@@ -103,9 +102,7 @@ PROFILE = Profile(
         Synchronization(".cpu()", CodeLocation(library="transformers.pipelines"), 1.0),
         Synchronization(".to('mps')", CodeLocation("train.py", 40, "step"), 1.0, "batch"),
     ),
-    traced_steps=2,
     steps=50,
-    warm_up=5,
     data_only=0.001,
     compute_only=0.008,
     operators=(),
@@ -146,7 +143,8 @@ def make_losses(candidate):
 def make_fallback_profile(**seconds):
     """Return a profile with a fallback and the times of operators."""
     operators = tuple(OperatorTime(f"aten::{name}", "forward", 1.0, time) for name, time in seconds.items())
-    return make_profile(fallbacks=(replace(FALLBACK, operator="aten::mode.values"),), operators=operators)
+    fallback = replace(FALLBACK, operator="aten::mode.values")
+    return make_profile(fallbacks=(fallback,), fallbacks_per_step=2.0, operators=operators)
 
 
 def make_forecast(*phases, verdict="native"):
@@ -221,7 +219,9 @@ CASES = {
     "a simulated profile": [make_profile(simulated=True)],
     "a profile without time": [make_profile(seconds=0.0)],
     "a profile with operators that fall back and fail": [
-        make_profile(fallbacks=(FALLBACK, replace(FALLBACK, operator="aten::eig", outcome=UNSUPPORTED)))
+        make_profile(
+            fallbacks=(FALLBACK, replace(FALLBACK, operator="aten::eig", outcome=UNSUPPORTED)), fallbacks_per_step=4.0
+        )
     ],
     # Fallback times are read only if they are large, because a small fraction does not include the copies.
     "large fallback times": [make_fallback_profile(mode=0.002, addmm=0.006)],

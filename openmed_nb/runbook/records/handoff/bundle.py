@@ -27,7 +27,6 @@ from ...._utils.text import (
     describe_error,
     describe_file,
     describe_value,
-    escape_markdown,
     model_label,
     short_type_name,
 )

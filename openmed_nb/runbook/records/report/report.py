@@ -344,7 +344,7 @@ def find_obstacle(stage: Stage, report: DeviceReport, seconds: float) -> Obstacl
     evidence = report.evidence()
     doctor = report.outcome_for("doctor")
     if stage is FREEZE and doctor is not None:
-        failures = {*(evidence.doctor_failures or ())} - DEVICE_FINDINGS
+        failures = {*(evidence["doctor_failures"] or ())} - DEVICE_FINDINGS
         findings = [finding for finding in doctor.report_json["findings"] if finding["name"] in failures]
         problems = [Obstacle(f"{finding['name']}: {finding['evidence']}.", finding["remedy"]) for finding in findings]
         settings = SESSION.device_manager.mps_environment(report.device or "cpu").settings
@@ -575,7 +575,7 @@ def run_report(
             SESSION.notify(ProgressEvent(operation, step.name, number, len(steps), "step"))
             known = report.evidence(without=step.name)
             metrics = tuple(metrics for outcome in report.steps for metrics in outcome.metrics)
-            step_options = replace(options, device=report.device or "cpu", knee=known.knee, metrics=metrics)
+            step_options = replace(options, device=report.device or "cpu", knee=known["knee"], metrics=metrics)
             try:
                 # Once the device is known, all other steps measure it.
                 step_subject = replace(subject, request=report.device or subject.request)
