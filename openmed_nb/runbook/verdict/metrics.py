@@ -52,7 +52,7 @@ from ..checks.doctor.report import DoctorReport
 from ..checks.operators.fallbacks import FELL_BACK, RAISED_ERROR, Fallback, FallbackLog
 from ..checks.operators.forecast import Forecast
 from ..checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
-from ..checks.precision.report import KINDS, ParityReport
+from ..checks.precision.report import ParityReport
 from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
 from ..records.logbook.privacy import sanitize_path
@@ -161,23 +161,25 @@ def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _describe_invalid(unit: Unit, value: Any) -> str:
-    """Return the expected type if a value is not valid for a unit; empty if it is valid."""
-    if unit == "text":
-        return "" if isinstance(value, str) else "a string"
-    if unit == "boolean":
-        return "" if isinstance(value, bool) else "True or False"
+def _is_valid(unit: Unit, value: Any) -> bool:
+    """Return whether a value is valid for a unit; all units that are not text have finite numbers."""
+    if unit in {"text", "boolean"}:
+        return isinstance(value, str if unit == "text" else bool)
     if unit == "names":
-        is_valid = isinstance(value, tuple) and all(isinstance(name, str) for name in value)
-        return "" if is_valid else "a tuple of strings"
+        return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
     if unit == "phases":
-        is_valid = isinstance(value, Mapping) and all(
-            isinstance(name, str) and is_finite_number(fraction) for name, fraction in value.items()
-        )
-        return "" if is_valid else "a mapping of names to finite numbers"
-    if unit == "count":
-        return "" if is_finite_number(value) and isinstance(value, int) and value >= 0 else "an integer of at least 0"
-    return "" if is_finite_number(value) else "a finite number"
+        return isinstance(value, dict) and _is_valid("names", (*value,)) and all(map(is_finite_number, value.values()))
+    return is_finite_number(value) and (unit != "count" or (isinstance(value, int) and value >= 0))
+
+
+# Valid values of the units that are not finite numbers.
+EXPECTED: Mapping[Unit, str] = {
+    "count": "an integer of at least 0",
+    "text": "a string",
+    "names": "a tuple of strings",
+    "phases": "a mapping of names to finite numbers",
+    "boolean": "True or False",
+}
 
 
 class Evidence(dict[str, Any]):
@@ -199,7 +201,9 @@ class Evidence(dict[str, Any]):
         for name, value in self.items():
             if name not in METRICS:
                 raise ConfigurationError(f"There is no metric {describe_value(name)}.", suggest(name, METRICS))
-            if expected := _describe_invalid(METRICS[name].unit, value):
+            unit = METRICS[name].unit
+            if not _is_valid(unit, value):
+                expected = EXPECTED.get(unit, "a finite number")
                 raise invalid_value(name, value, f"Pass {expected}, or None if it was not measured.")
         if self["task"] not in {None, *TASKS}:
             raise invalid_value("task", self["task"], f"Use one of {', '.join(TASKS)}.")
@@ -578,8 +582,6 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
         "seconds": report.seconds,
         "data_only_seconds": report.data_only,
         "compute_only_seconds": report.compute_only,
-        "device_seconds": report.device_seconds,
-        "operators_per_step": report.operators_per_step,
         "phase_fractions": report.phase_fractions,
         "synchronizations": tuple(str(wait) for wait in waits if wait.place.is_user_code and wait.reason != "batch"),
         "tiny_batch": None if statuses[TINY_BATCH] == NOT_APPLICABLE else statuses[TINY_BATCH] == WARNING,
@@ -633,7 +635,6 @@ def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
         "headroom": _free_fraction(sizes[0], report.limit) if sizes and report.limit else None,
         "rows_per_second": knee and knee.throughput,
         "memory_bytes": knee and knee.memory,
-        "limit_bytes": report.limit,
     }
     metrics = _read_benchmark(report, "sweep", report.device, None, values)
     peak = knee.memory if knee else None
@@ -684,8 +685,8 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
 
 @read_report.register
 def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
-    values = {
-        **_parity_values(report),
+    values: dict[str, Any] = {
+        "texts": report.texts,
         "entity_agreement": report.spans.agreement if report.spans.all else None,
         "logits": report.logit_difference,
         "non_finite_tokens": report.non_finite_tokens,
@@ -694,12 +695,6 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
     }
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
     return ReportMetrics("parity", subject, report.device, report.status, report.simulated, values)
-
-
-def _parity_values(report: ParityReport) -> dict[str, Any]:
-    """Return the counts of a parity report."""
-    counts = {kind: getattr(report.spans, kind) for kind in KINDS}
-    return {**counts, "texts": report.texts, "tokens": report.tokens, "label_mismatches": report.label_mismatches}
 
 
 @read_report.register
@@ -711,9 +706,9 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
         and not parity.non_finite_tokens
         and not any(refusal.conclusive for refusal in report.reasons)
     )
-    values = {
-        **_parity_values(parity),
-        "dtype_speedup": report.record and report.record.evidence.speedup,
+    values: dict[str, Any] = {
+        "texts": parity.texts,
+        "dtype_agreement": parity.spans.agreement,
         "entity_agreement": parity.spans.agreement if parity.spans.all and keeps_entities else None,
         "refused_dtype": parity.dtype if (parity.spans.all or report.is_refuted) and not keeps_entities else None,
     }
@@ -724,12 +719,8 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
 
 @read_report.register
 def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
-    values: dict[str, Any] = {
-        "divergence_source": (f"from step {report.divergence_step}",) if report.divergence_step else (),
-        "divergence_step": report.divergence_step,
-        "drift": max(report.drift),
-        "tolerance": report.tolerance[report.steps - 1],
-    }
+    source = (f"from step {report.divergence_step}",) if report.divergence_step else ()
+    values: dict[str, Any] = {"divergence_source": source, "drift": max(report.drift)}
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
     run = Run(TRAINING_STEP)
     return ReportMetrics("losses", subject, report.device, report.status, report.simulated, values, run)

@@ -8,7 +8,6 @@ from typing import Literal
 from ..._render.display import JsonMixin
 from ...devices.registry import get_device
 from ...training.curve import GROWING, INSUFFICIENT_DATA
-from ..bench.comparison import BreakEven
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.precision.policy import ROUNDING, TOLERANCES
 from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context
@@ -80,15 +79,6 @@ class EvidenceCase(Context):
         """Whether operators can fall back to the CPU, which an unknown device can."""
         device_type = self.evidence.device_type
         return device_type is None or get_device(device_type).has_fallbacks
-
-    @property
-    def break_even(self) -> BreakEven | None:
-        """Speed at which a GPU is worth using, by the gate of the speedup; ``None`` if the rate of the CPU is not known."""
-        evidence = self.evidence
-        rate = evidence["texts_per_second"]
-        if self.on_accelerator or rate is None or rate <= 0:
-            return None
-        return BreakEven(evidence["task"] or ANNOTATION, rate, evidence["phase_fractions"] or {}, self.gates.speedup)
 
     @property
     def is_rounding(self) -> bool:

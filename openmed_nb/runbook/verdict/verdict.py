@@ -63,9 +63,6 @@ UNKNOWN_MODULE_PARITY = (
     "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
 )
 HARMLESS_SYNCHRONIZATIONS = "A step waits for the device at locations that nb.runbook.profile(...) names; this costs little while the device is busy."
-SIMULATED_EVIDENCE_NOTICE = (
-    "The evidence is simulated: this verdict illustrates the procedure and does not apply to real MPS hardware."
-)
 REVIEW_AFTER_TWO_WEEKS = "If the same operators still dominate Profile.diff(...) after two weeks, move this work to another lane or accept it."
 
 # Execution targets of a workload, with their strengths, risks and typical workloads.
@@ -222,8 +219,15 @@ class Verdict(Displayable):
 
     @property
     def break_even(self) -> BreakEven | None:
-        """Speed of the CPU, and the speed at which a GPU is worth using; ``None`` for another device."""
-        return self._case.break_even
+        """Speed of the CPU, and the speed at which a GPU is worth using, by the gate of the speedup.
+
+        ``None`` for another device, or if the rate of the CPU is not known.
+        """
+        evidence = self.evidence
+        rate = evidence["texts_per_second"]
+        if self._case.on_accelerator or rate is None or rate <= 0:
+            return None
+        return BreakEven(evidence["task"] or ANNOTATION, rate, evidence["phase_fractions"] or {}, self.gates.speedup)
 
     @property
     def answer(self) -> tuple[str, ...]:
@@ -265,8 +269,6 @@ class Verdict(Displayable):
         suffix = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
         device = f"{evidence['device'] or 'an unknown device'}{SIMULATED_SUFFIX if self.simulated else ''}"
         sentences = [*self.answer]
-        if self.simulated:
-            sentences.append(SIMULATED_EVIDENCE_NOTICE)
         sentences.append(f"Reason: {'; '.join(reason.conditions)}.")
         if reason.metrics:
             sentences.append(f"Metrics: {self.describe_metrics(reason)}.")
@@ -347,15 +349,11 @@ def verdict(
         raise invalid_type("gates", gates, "Pass nb.runbook.gates(speedup=0.3).")
     evidence = collect_evidence(*reports, gates=gates, task=task, num_texts=num_texts)
     device = evidence["device"] or (None if reports else "cpu")
-    if evidence["no_gpu"] is None and device == "cpu" and _has_no_gpu():
-        evidence = Evidence(**{**evidence, "device": device, "no_gpu": True})
+    if evidence["no_gpu"] is None and device == "cpu":
+        devices = SESSION.list_devices(confirm=False).devices
+        if not any(get_device(status.device).is_accelerator and status.usable is not False for status in devices):
+            evidence = Evidence(**{**evidence, "device": device, "no_gpu": True})
     return evaluate(evidence, gates)
-
-
-def _has_no_gpu() -> bool:
-    """Return whether the CPU is the only device of this computer that can be used."""
-    devices = SESSION.list_devices(confirm=False).devices
-    return not any(get_device(status.device).is_accelerator and status.usable is not False for status in devices)
 
 
 def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
@@ -453,9 +451,8 @@ def _find_device(summaries: Iterable[ReportMetrics], comparison: Comparison | No
     device = _single_value("several devices", devices, "Pass reports of one device.")
     if device is not None or comparison is None:
         return device
-    speedups = [(result.speedup.median, result.device) for result in comparison.devices if result.speedup is not None]
-    _, fastest = max(speedups, key=lambda speedup: speedup[0], default=(0.0, comparison.devices[0].device))
-    return normalize_device(fastest)
+    fastest = max(comparison.devices, key=lambda result: result.speedup.median if result.speedup else 0.0)
+    return normalize_device(fastest.device)
 
 
 def _find_task(summaries: Sequence[ReportMetrics]) -> str | None:

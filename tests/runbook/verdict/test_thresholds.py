@@ -82,29 +82,14 @@ def test_text_contains_all_rows():
     assert json.loads(json.dumps(gates.to_dict()))["speedup"] == 0.3
 
 
-def test_symptoms_name_existing_tools():
-    code = [text for row in SYMPTOMS for action in row.actions for text in CODE_PATTERN.findall(action)]
-    tools = {name for text in code for name in re.findall(r"\bnb\.([\w.]+)", text)}
-
-    assert len({row.symptom for row in SYMPTOMS}) == len(SYMPTOMS)
-    assert len(tools) > 15
-    assert all(operator.attrgetter(name)(nb) for name in tools)
-
-
 @pytest.mark.parametrize("row", SYMPTOMS, ids=lambda row: row.symptom)
-def test_symptom_says_what_to_do(row):
-    """Each action is a sentence, its calls have the required arguments, and each source has an owner."""
-    assert row.cause.endswith(".")
-    assert row.actions
-    for action in row.actions:
-        assert re.fullmatch(r"[A-Z].*[a-z].*\.", action)
-        assert len(CODE_PATTERN.sub("", action).split()) >= 3, action
-        for code in CODE_PATTERN.findall(action):
-            for call in calls_of_package(code):
-                function = operator.attrgetter(ast.unparse(call.func).removeprefix("nb."))(nb)
-                keywords = {keyword.arg: None for keyword in call.keywords}
-                inspect.signature(function).bind(*call.args, **keywords)
-    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", source) for source in row.sources)
+def test_calls_in_the_actions_of_a_symptom_have_valid_arguments(row):
+    assert all(re.fullmatch(r"[A-Z].*[a-z].*\.", action) for action in row.actions)
+    for code in CODE_PATTERN.findall(" ".join(row.actions)):
+        for call in calls_of_package(code):
+            function = operator.attrgetter(ast.unparse(call.func).removeprefix("nb."))(nb)
+            keywords = {keyword.arg: None for keyword in call.keywords}
+            inspect.signature(function).bind(*call.args, **keywords)
 
 
 def calls_of_package(code):

@@ -17,7 +17,7 @@ from openmed_nb.runbook.verdict.rules import (
     build_decision_matrix,
     list_requirements,
 )
-from openmed_nb.runbook.verdict.verdict import SIMULATED_EVIDENCE_NOTICE, evaluate
+from openmed_nb.runbook.verdict.verdict import evaluate
 from openmed_nb.training.curve import INSUFFICIENT_DATA
 
 NOTHING = EvidenceCase()
@@ -155,7 +155,6 @@ def test_conclusively_kept_device_is_within_its_gates(evidence, limits):
     verdict = evaluate(evidence, limits)
     if (verdict.recommendation, verdict.is_conclusive) != (KEEP_DEVICE, True):
         return
-    case = EvidenceCase(evidence, limits)
     deciding = {"headroom", "data_fraction", "knee_gain", "hours", *verdict.reason.metrics} & {*GATES}
     if evidence.device_type != "cpu":
         deciding |= {"entity_agreement", "recall_loss", "gradients", "transfer_fraction"}
@@ -164,7 +163,6 @@ def test_conclusively_kept_device_is_within_its_gates(evidence, limits):
         if evidence[name] is not None:
             excess = evidence[name] - getattr(limits, name)
             assert (-excess if GATES[name].is_minimum else excess) <= 1e-9, name
-    assert not case.exceeding("hours")
 
 
 @given(likely, st.sampled_from(["task", "device"]))
@@ -230,9 +228,7 @@ def test_break_even_follows_the_gate_and_needs_a_cpu():
         assert evaluate(load_evidence("only_cpu", texts_per_second=rate)).break_even is None
 
 
-FALLBACK = {"fallback_operators": ("aten::mode",)}
 SYNCHRONIZATION = {"synchronizations": (".item() at train.py:30 in step",)}
-SLOW_TRANSFER = {"phase_fractions": {"data": 0.1, "transfer": 0.6, "forward": 0.3}}
 KNOWN_BUG = {"silent_errors": ("long matrix product",)}
 
 
@@ -274,7 +270,6 @@ def test_simulated_evidence_is_inconclusive():
 
     assert str(verdict).startswith("Verdict on mps (SIMULATED): ")
     assert SIMULATION_NOTICE in str(verdict)
-    assert SIMULATED_EVIDENCE_NOTICE in str(verdict)
     assert verdict.to_dict()["simulated"]
     assert not verdict.is_conclusive
 
