@@ -42,7 +42,6 @@ from ..bench.sweep import (
     TIME,
     Point,
     SweepReport,
-    find_best,
     select_fitting,
 )
 from ..bench.timing import MAX_DATA_FRACTION
@@ -389,16 +388,21 @@ class Gates(Displayable):
 
     def format_values(self) -> dict[str, str]:
         """Return the formatted thresholds by name; that of a speedup is the additional fraction of speed."""
-        units = {name: METRICS[name].unit for name in vars(self)} | {"speedup": "fraction"}
-        return {name: format_value(units[name], value) for name, value in vars(self).items()}
+        return {
+            name: format_value("fraction" if name == "speedup" else METRICS[name].unit, value)
+            for name, value in vars(self).items()
+        }
 
     @property
     def changes(self) -> tuple[str, ...]:
         """One sentence for each threshold that differs from its default."""
         defaults = Gates().format_values()
         values = self.format_values()
-        names = [name for name, value in vars(self).items() if value != getattr(Gates, name)]
-        return tuple(f"Gate changed: {name} from {defaults[name]} to {values[name]}." for name in names)
+        return tuple(
+            f"Gate changed: {name} from {defaults[name]} to {values[name]}."
+            for name, value in vars(self).items()
+            if value != getattr(Gates, name)
+        )
 
     def to_report(self) -> Report:
         """Return the thresholds with their reasons, the decision matrix and the table of symptoms."""
@@ -552,7 +556,9 @@ def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
     only_device = report.devices[0].device if len(report.devices) == 1 else None
     if context.evidence["device"]:
         device = report.for_device(context.evidence["device"])
-        values |= {**_device_values(device), "batch_tokens": report.batch_tokens, "batch": _rows_in_use(report, device)}
+        values |= {**_device_values(device), "batch_tokens": report.batch_tokens}
+        # Annotation batches by tokens instead of rows.
+        values["batch"] = None if report.task == ANNOTATION else device.rows
     return _read_benchmark(report, "comparison", only_device, report.devices[0].rows, values)
 
 
@@ -569,11 +575,6 @@ def _device_values(device: DeviceMetrics) -> dict[str, Any]:
     }
 
 
-def _rows_in_use(report: Comparison | Profile, measured: DeviceMetrics | Profile) -> int | None:
-    """Return the batch size in use, or ``None`` for annotation, which batches by tokens instead of rows."""
-    return None if report.task == ANNOTATION else measured.rows
-
-
 @read_report.register
 def _read_profile(report: Profile, context: Context) -> ReportMetrics:
     statuses = {finding.name: finding.status for finding in report.findings}
@@ -586,7 +587,7 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
         "synchronizations": tuple(str(wait) for wait in waits if wait.place.is_user_code and wait.reason != "batch"),
         "tiny_batch": None if statuses[TINY_BATCH] == NOT_APPLICABLE else statuses[TINY_BATCH] == WARNING,
         "batch_tokens": report.batch_tokens,
-        "batch": _rows_in_use(report, report),
+        "batch": None if report.task == ANNOTATION else report.rows,
         "texts_per_second": report.rows / report.seconds if report.seconds else None,
     }
     if get_device(report.device).has_fallbacks:
@@ -612,7 +613,7 @@ def _fallback_values(entries: Sequence[Fallback]) -> dict[str, Any]:
 @read_report.register
 def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
     knee = report.knee_point
-    best = find_best(report.points)
+    best = report.best
     batch = context.evidence["batch"]
     tokens = context.evidence["batch_tokens"]
     if batch is None and tokens and report.length:

@@ -68,6 +68,10 @@ class EvidenceCase(Context):
         excess = value - self.get_threshold(gate)
         return (gate,) if (-excess if GATES[gate].is_minimum else excess) > ROUNDING else ()
 
+    def is_within(self, gate: str) -> bool:
+        """Return whether the metric of a gate was measured and does not violate the gate."""
+        return self.evidence[gate] is not None and not self.exceeding(gate)
+
     @property
     def on_accelerator(self) -> bool:
         """Whether the device can be compared with the CPU, which an unknown device can."""
@@ -93,13 +97,7 @@ class EvidenceCase(Context):
     @property
     def is_input_pipeline_fast(self) -> bool:
         """Whether measurements show that neither data nor copies take much of a step."""
-        is_slow = self.exceeding("data_fraction") or self.find_slow_transfer()
-        return self.evidence["data_fraction"] is not None and not is_slow
-
-    @property
-    def is_batch_size_good(self) -> bool:
-        """Whether measurements show that another batch size would gain little."""
-        return self.evidence["knee_gain"] is not None and not self.exceeding("knee_gain")
+        return self.is_within("data_fraction") and not self.find_slow_transfer()
 
     @property
     def speedups(self) -> list[float]:
@@ -156,13 +154,12 @@ class EvidenceCase(Context):
 
         The speedup then reflects the device itself: it is busy, or neither data nor batch size limit it.
         """
-        has_utilization = self.evidence["utilization"] is not None
-        is_busy = has_utilization and not self.exceeding("utilization")
-        is_working = is_busy or (self.is_input_pipeline_fast and self.is_batch_size_good)
+        is_tuned = self.is_input_pipeline_fast and self.is_within("knee_gain")
+        is_working = is_tuned or self.is_within("utilization")
         speedups = self.speedups
         if not (self.on_accelerator and is_working and speedups) or speedups[-1] >= self.get_threshold("speedup"):
             return ()
-        return ("speedup", "utilization") if has_utilization else ("speedup",)
+        return ("speedup",) if self.evidence["utilization"] is None else ("speedup", "utilization")
 
     def find_supporting_metrics(self) -> MetricNames:
         """Return the metrics that support keeping the device.
@@ -171,11 +168,8 @@ class EvidenceCase(Context):
         speedup whose interval contains the gate is included.
         """
         names = (*COMPARISON_GATES, *DEVICE_GATES) if self.on_accelerator else DEVICE_GATES
-        return tuple(
-            name
-            for name in names
-            if self.evidence[name] is not None and (name == "speedup" or not self.exceeding(name))
-        )
+        has_speedup = self.evidence["speedup"] is not None
+        return tuple(name for name in names if self.is_within(name) or (name == "speedup" and has_speedup))
 
     def is_correctness_known(self) -> bool:
         """Return whether it is known if results are correct.
@@ -194,7 +188,7 @@ class EvidenceCase(Context):
     def is_fallback_cost_known(self) -> bool:
         """Return whether it is known that no operator falls back, or how much the fallbacks cost."""
         evidence = self.evidence
-        has_few_calls = evidence["fallback_calls"] is not None and not self.exceeding("fallback_calls")
+        has_few_calls = self.is_within("fallback_calls")
         return evidence["fallback_operators"] == () or evidence["fallback_time"] is not None or has_few_calls
 
     def needs_utilization(self) -> bool:
@@ -202,9 +196,8 @@ class EvidenceCase(Context):
 
         It is if the speedup is small, and data or batch size may be the cause.
         """
-        is_fast = self.evidence["speedup"] is not None and not self.exceeding("speedup")
-        is_explained = self.is_input_pipeline_fast and self.is_batch_size_good
-        return self.on_accelerator and not (is_fast or is_explained)
+        is_explained = self.is_input_pipeline_fast and self.is_within("knee_gain")
+        return self.on_accelerator and not (self.is_within("speedup") or is_explained)
 
     def is_speedup_possible(self, value: float) -> bool:
         """Return whether the confidence interval of the speedup contains a value."""
@@ -453,14 +446,14 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             FIX_BATCH,
             Area.BATCH,
             "kernel launches take most of the time of the small batch, unless its size is known to be the best",
-            () if case.is_batch_size_good else case.select_nonempty("tiny_batch"),
+            () if case.is_within("knee_gain") else case.select_nonempty("tiny_batch"),
             "Use a larger batch size: nb.sweep(...) finds one.",
         ),
         rule(
             FIX_BATCH,
             Area.BATCH,
             f"{IS_IDLE} although the input pipeline is fast enough, unless the batch size is known to be good",
-            idle_device if case.is_input_pipeline_fast and not case.is_batch_size_good else (),
+            idle_device if case.is_input_pipeline_fast and not case.is_within("knee_gain") else (),
             "Use a larger batch size: nb.sweep(...) finds one.",
         ),
         rule(
