@@ -229,10 +229,10 @@ class TestNonFinite:
     def test_loss_of_model_outputs(self):
         loss = torch.tensor(2.0)
         logits = torch.zeros(2, 3)
-        for output in ({"loss": loss}, (loss, logits), loss):
-            assert get_loss(output) is loss
-        for output in ({"logits": logits}, (logits,), (), logits, None, {"loss": None}):
-            assert get_loss(output) is None
+        assert all(get_loss(output) is loss for output in ({"loss": loss}, (loss, logits), loss))
+        assert all(
+            get_loss(output) is None for output in ({"logits": logits}, (logits,), (), logits, None, {"loss": None})
+        )
 
     def test_disabled_guard_ignores_nan(self, tagger, make_batch, poison):
         poison(tagger)
@@ -277,29 +277,16 @@ class TestUnwatch:
             assert not model(**make_batch()).loss.isfinite()
 
 
-@pytest.fixture
-def on_mps(tagger):
-    """Tagger on the simulated device, and guards that watch it."""
+@pytest.mark.real_computer  # It starts its own simulation.
+def test_guards_on_mps(tagger, make_batch, poison):
     with nb.simulated_mps("8 GiB"):
         model = tagger.to("mps")
+        batch = nb.training.to_device(make_batch(), "mps")
         with nb.Guards().watch(model) as guards:
-            yield model, guards
-
-
-@pytest.mark.real_computer  # It starts its own simulation.
-def test_watch_finds_nan_on_mps(on_mps, make_batch, poison):
-    model, _ = on_mps
-    model(**nb.training.to_device(make_batch(), "mps")).loss.backward()
-    poison(model, NAN)
-    with pytest.raises(NonFiniteError, match=r"the output of bert\.encoder\.layer\.0\.output\.dense"):
-        model(**nb.training.to_device(make_batch(), "mps"))
-
-
-@pytest.mark.real_computer  # It starts its own simulation.
-@pytest.mark.parametrize("where", ["cpu", "mps"])
-def test_check_rejects_invalid_batch_on_any_device(on_mps, where):
-    _, guards = on_mps
-    with pytest.raises(InvalidBatchError, match="32 of 32 labels are not between 0 and 2"):
-        guards.check({"labels": torch.full((4, 8), 5, device=where)}, 1)
-    with pytest.raises(InvalidBatchError, match="1 of 1 token ids is not between 0 and 23"):
-        guards.check({"input_ids": torch.full((1, 1), 24, device=where)}, 1)
+            model(**batch).loss.backward()
+            for device in ("cpu", "mps"):
+                with pytest.raises(InvalidBatchError, match="32 of 32 labels are not between 0 and 2"):
+                    guards.check({"labels": torch.full((4, 8), 5, device=device)})
+            poison(model, NAN)
+            with pytest.raises(NonFiniteError, match=r"the output of bert\.encoder\.layer\.0\.output\.dense"):
+                model(**batch)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,10 +22,21 @@ MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=
 LINUX = MachineInfo("Linux", "x86_64", cores=4)
 
 
-@pytest.fixture(scope="module")
-def items(helper):
-    """Module of datasets, which is imported normally."""
-    return helper(Path(__file__).parent / "slow_items.py")
+class Items(torch.utils.data.Dataset):
+    """Dataset of indexed items."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Dataset without indices."""
+
+    def __iter__(self):
+        return iter(())
 
 
 def define_in_cell(source, name):
@@ -62,10 +72,10 @@ def test_settings_depend_on_device_and_dataset(device, machine, kind, context, a
 
 
 @pytest.mark.parametrize(("device", "start"), [("cpu", "fork"), ("mps", "spawn"), ("cuda", "fork")])
-def test_dataloader_accepts_settings(items, device, start):
+def test_dataloader_accepts_settings(device, start):
     for machine in (MAC, LINUX, replace(LINUX, cores=1)):
-        settings = make_settings(device, items.Items(), machine, start_method=start)
-        DataLoader(items.Items(), batch_size=2, **settings.arguments)
+        settings = make_settings(device, Items(), machine, start_method=start)
+        DataLoader(Items(), batch_size=2, **settings.arguments)
 
 
 def test_reason_names_class_of_cell():
@@ -79,16 +89,16 @@ def test_reason_names_class_of_cell():
     assert "non_blocking" not in str(make_settings("cpu", [1], LINUX, in_notebook=False))
 
 
-def test_datasets_in_memory_and_streams_have_no_workers(items):
-    for dataset in ([1, 2], (1, 2), torch.utils.data.TensorDataset(torch.zeros(2)), items.Stream()):
+def test_datasets_in_memory_and_streams_have_no_workers():
+    for dataset in ([1, 2], (1, 2), torch.utils.data.TensorDataset(torch.zeros(2)), Stream()):
         settings = make_settings("cpu", dataset, LINUX, in_notebook=False, start_method="fork")
         assert settings.arguments["num_workers"] == 0, type(dataset)
 
 
-def test_find_main_definitions(items):
+def test_find_main_definitions():
     wrapped = torch.utils.data.Subset(CELL_CLASS([1, 2]), [0])
-    both = torch.utils.data.ConcatDataset([items.Items(), CELL_CLASS([1])])
-    transformed = items.Items()
+    both = torch.utils.data.ConcatDataset([Items(), CELL_CLASS([1])])
+    transformed = Items()
     transformed.transform = functools.partial(
         define_in_cell("def shorten(text):\n    return text[:9]", "shorten"), text=""
     )
@@ -98,7 +108,7 @@ def test_find_main_definitions(items):
     for dataset in (CELL_CLASS(), wrapped, both, {"train": CELL_CLASS()}, endless):
         assert set(find_main_definitions(dataset)) == {"Notes"}
     assert set(find_main_definitions(transformed)) == {"shorten"}
-    assert list(find_main_definitions(items.Items())) == []
+    assert list(find_main_definitions(Items())) == []
 
 
 def test_default_start_method():

@@ -115,18 +115,6 @@ OTHER_FAMILIES = {
             "vision_config": {**SMALL, "image_size": 8, "patch_size": 4},
         },
     ),
-    "clip_text_model": (24, {**SMALL, "max_position_embeddings": 24}),
-    "codegen": (None, {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 32, "rotary_dim": 4}),
-    "fsmt": (
-        None,
-        {
-            **SMALL_PAIR,
-            "langs": ["en", "de"],
-            "src_vocab_size": 30,
-            "tgt_vocab_size": 30,
-            "max_position_embeddings": 32,
-        },
-    ),
     "led": (
         64,
         {
@@ -136,11 +124,7 @@ OTHER_FAMILIES = {
             "max_decoder_position_embeddings": 16,
         },
     ),
-    "llama": (None, {**SMALL, "max_position_embeddings": 32}),
-    "m2m_100": (None, {**SMALL_PAIR, "max_position_embeddings": 32}),
-    "openai-gpt": (32, {"vocab_size": 30, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}),
     "opt": (32, {**SMALL, "ffn_dim": 8, "word_embed_proj_dim": 16, "max_position_embeddings": 32}),
-    "pegasus": (32, {**SMALL_PAIR, "max_position_embeddings": 32}),
     "t5": (
         None,
         {"vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "n_positions": 32},
