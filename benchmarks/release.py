@@ -28,8 +28,8 @@ from transformers import BertConfig, BertForTokenClassification
 
 import openmed_nb as nb
 from openmed_nb.devices.registry import get_device
-from openmed_nb.training import cache
-from openmed_nb.training.cache import NO_RELEASES, CacheReleases
+from openmed_nb.training import epochs
+from openmed_nb.training.curve import NO_RELEASES, CacheReleases
 
 BAR = 0.02
 MIB = 1 << 20
@@ -40,7 +40,7 @@ SIZES = {"small": (128, 2), "base": (768, 12)}
 LIMITS: dict[str, tuple[float | None, int, float]] = {
     "bare": (None, 1 << 30, 0.02),
     "no release": (None, 1 << 30, 0.02),
-    "default": (cache.DEFAULT_RELEASE_FACTOR, cache.MIN_EXCESS_BYTES, cache.MAX_TIME_FRACTION),
+    "default": (epochs.DEFAULT_RELEASE_FACTOR, epochs.MIN_EXCESS_BYTES, epochs.MAX_TIME_FRACTION),
     "eager": (1.1, 100 << 20, 0.02),
     "always": (1.1, 100 << 20, 1.0),
 }
@@ -94,7 +94,7 @@ def train(name: str, device: str, model: torch.nn.Module, batches: list[dict[str
             backend.empty_cache()
             backend.reset_peak_memory_stats()
             backend.synchronize()
-            factor, cache.MIN_EXCESS_BYTES, cache.MAX_TIME_FRACTION = LIMITS[name]
+            factor, epochs.MIN_EXCESS_BYTES, epochs.MAX_TIME_FRACTION = LIMITS[name]
             hooks = None if name == "bare" else nb.training.EpochHooks(device, release_when=factor)
             start = time.perf_counter()
         model(**batch).loss.backward()

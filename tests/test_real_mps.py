@@ -83,9 +83,9 @@ def test_training_learns_with_flat_memory():
 def test_new_shapes_do_not_add_up_between_steps(monkeypatch):
     """Without releases, the blocks could add up to 4.6 GiB; torch may allocate heaps of 1 GiB for them."""
     from openmed_nb.devices.registry import get_device
-    from openmed_nb.training import cache
+    from openmed_nb.training import epochs
 
-    monkeypatch.setattr(cache, "MAX_TIME_FRACTION", 1)
+    monkeypatch.setattr(epochs, "MAX_TIME_FRACTION", 1)
     get_device("mps").empty_cache()
     before = get_device("mps").memory_stats().reserved
     with nb.training.EpochHooks("mps", release_when=1.1) as hooks:

@@ -26,12 +26,12 @@ from .._render.display import (
     pluralize,
 )
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
+from .._render.values import format_duration
 from ..devices.device import MemoryStats
 from ..devices.machine import Footprint, RunCommand, import_psutil, is_mps_simulated, read_footprint, run_command
 from ..devices.registry import get_device
 from ..devices.request import device_type
 from ..devices.system_status import PRESSURE_LEVELS
-from .cache import NO_RELEASES, CacheReleases
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
 
 
@@ -280,6 +280,56 @@ ADVICE = {
     INSUFFICIENT_DATA: "Keep training: the first epoch is warm-up, and a trend needs at least three more.",
     FLAT: "No action needed.",
 }
+
+
+# Maximum fraction of the training time for all releases. The first is always allowed, because its duration is unknown.
+MAX_TIME_FRACTION = 0.02
+
+
+@dataclass(frozen=True)
+class CacheReleases(JsonMixin):
+    """Releases of cached device memory between the steps of a training.
+
+    Attributes:
+        count: Number of releases.
+        seconds: Duration of all releases, without the time that the device needed to finish its work.
+        training_seconds: Time from the start of the training to the last reading of the memory.
+        postponed: Number of readings after which a release was due, but would have exceeded the time limit.
+        highest: Highest device memory of the process that was read at the end of a step, in bytes, before a release.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    training_seconds: float = 0.0
+    postponed: int = 0
+    highest: int = 0
+
+    JSON_PROPERTIES = ("time_fraction",)
+
+    @property
+    def time_fraction(self) -> float | None:
+        """Fraction of the training time; ``None`` before the first step."""
+        return self.seconds / self.training_seconds if self.training_seconds else None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences for a report; empty if no release was due."""
+        if not self.count:
+            return ()
+        times = pluralize(self.count, "time")
+        duration = format_duration(self.seconds)
+        if self.time_fraction is not None:
+            duration += f", {format_percent(self.time_fraction, '.1f')} of the time"
+        highest = format_bytes(self.highest)
+        sentences = [f"Between steps, the cache was emptied {times} ({duration}); device memory reached {highest}."]
+        if self.postponed:
+            times = pluralize(self.postponed, "time")
+            limit = format_percent(MAX_TIME_FRACTION)
+            sentences.append(f"A release was postponed {times} to take at most {limit} of the time.")
+        return tuple(sentences)
+
+
+NO_RELEASES = CacheReleases()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """End-of-epoch hooks: release memory, sample it, and classify the memory curve.
 
-They can be used as a loop, as a ``with`` block, as a decorator, and in a callback of Trainer or Lightning.
+They can be used as a loop, as a ``with`` block, and in a callback of Trainer or Lightning.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ import functools
 import gc
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .._utils.clock import current_time
+from .._utils.clock import current_time, time_call
 from .._utils.text import shorten
 from .._utils.validation import (
     as_integer,
@@ -27,13 +26,16 @@ from .._utils.validation import (
     invalid_value,
 )
 from .._utils.warning import warn
+from ..devices.device import Device
 from ..devices.registry import get_device
 from ..devices.request import normalize_device
 from ..errors import ConfigurationError, DeviceUnavailableError
 from ..session import SESSION
-from .cache import DEFAULT_RELEASE_FACTOR, CacheReleaser, CacheReleases
 from .curve import (
     GROWING,
+    MAX_TIME_FRACTION,
+    NO_RELEASES,
+    CacheReleases,
     MemoryCurve,
     MemorySample,
     ProcessInfo,
@@ -51,8 +53,72 @@ if TYPE_CHECKING:
     from .live import LiveMemoryCurve
     from .loader import DeviceArgument
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+# The allocator of a device keeps the blocks of freed tensors for later tensors. That of MPS keeps blocks for each new shape
+# of a batch: users report 72 GB of device memory for 6.7 GB of tensors after five steps, and a twelfth of the speed
+# (https://github.com/kyutai-labs/pocket-tts/pull/255), and a process that macOS stopped at 43 GB
+# (https://github.com/aedocw/epub2tts-chatterbox/pull/20).
+# The cache is emptied if the device memory exceeds the memory that a step needs by this factor, and by this number of
+# bytes. A step needs the peak memory of live tensors. If torch counts no peaks, it is the device memory after the first
+# step that follows an empty cache.
+DEFAULT_RELEASE_FACTOR = 2.0
+MIN_EXCESS_BYTES = 1 << 30
+# Minimum time between two readings of the memory. A reading takes 0.13 ms on an H100 (measured 2026-11-26 with
+# benchmarks/training.py), which would be 2% of a step of 7 ms.
+SECONDS_BETWEEN_READINGS = 0.1
+
+
+class CacheReleaser:
+    """Empties the cache of a device after a step of a training, if the cache has grown.
+
+    Attributes:
+        releases: Releases so far.
+    """
+
+    def __init__(self, device: Device, factor: float | None) -> None:
+        self.releases = NO_RELEASES
+        self._device = device
+        self._factor = factor
+        self._start = current_time()
+        self._last_seconds = 0.0
+        self._next_reading = self._start
+        self.note_empty_cache()
+
+    def note_empty_cache(self) -> None:
+        """Forget the memory of earlier steps, because the cache was emptied at the end of an epoch."""
+        self._remaining = 0  # Device memory after the previous release.
+        self._step_memory = 0  # Highest device memory after the first step that follows an empty cache.
+        self._is_first_step = True
+
+    def after_step(self) -> None:
+        """Empty the cache if it has grown and the time limit allows it. The memory is read once for several short steps."""
+        if self._factor is None or not self._device.has_allocator:
+            return
+        now = current_time()
+        if now < self._next_reading and not self._is_first_step:
+            return
+        self._next_reading = now + SECONDS_BETWEEN_READINGS
+        training_seconds = now - self._start
+        memory = self._device.memory_stats()
+        reserved = memory.reserved or 0
+        highest = max(self.releases.highest, reserved)
+        releases = replace(self.releases, training_seconds=training_seconds, highest=highest)
+        if self._is_first_step:
+            self._step_memory = max(self._step_memory, reserved)
+            self._is_first_step = False
+        needed = self._step_memory if memory.peak is None else memory.peak
+        excess = reserved - max(needed, self._remaining)
+        if reserved > self._factor * needed and excess > MIN_EXCESS_BYTES:
+            allowed_seconds = MAX_TIME_FRACTION * training_seconds
+            if releases.count and releases.seconds + self._last_seconds > allowed_seconds:
+                releases = replace(releases, postponed=releases.postponed + 1)
+            else:
+                # Waiting for the device is not counted, because this work is part of the training.
+                self._device.synchronize()
+                self._last_seconds = time_call(self._device.empty_cache)
+                self._remaining = self._device.memory_stats().reserved or 0
+                self._is_first_step = True
+                releases = replace(releases, count=releases.count + 1, seconds=releases.seconds + self._last_seconds)
+        self.releases = releases
 
 
 class EpochHooks:
@@ -198,24 +264,6 @@ class EpochHooks:
         if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
             raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
         return Epochs(self, epochs)
-
-    def __call__(self, train_epoch: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """Decorate a function that trains one epoch, so that it ends the epoch unless it raises an error.
-
-        Raises:
-            ConfigurationError: If it is a coroutine or generator function, which returns before it has trained.
-        """
-        if inspect.iscoroutinefunction(train_epoch) or inspect.isgeneratorfunction(train_epoch):
-            message = f"{function_name(train_epoch)} returns before it has trained."
-            raise ConfigurationError(message, "Call end_epoch() at the end of each epoch.")
-
-        @functools.wraps(train_epoch)
-        def train_and_end_epoch(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            result = train_epoch(*args, **kwargs)
-            self.end_epoch()
-            return result
-
-        return train_and_end_epoch
 
     def __enter__(self) -> EpochHooks:  # noqa: PYI034 - Self came with Python 3.11
         return self

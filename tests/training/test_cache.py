@@ -14,8 +14,10 @@ from openmed_nb._utils.clock import use_clock
 from openmed_nb.devices.device import Device, MemoryStats
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.simulation.memory import MacMemory, SimulatedAllocator
-from openmed_nb.training import EpochHooks, cache
-from openmed_nb.training.cache import NO_RELEASES, CacheReleaser, CacheReleases
+from openmed_nb.training import EpochHooks
+from openmed_nb.training import epochs as epochs_module
+from openmed_nb.training.curve import NO_RELEASES, CacheReleases
+from openmed_nb.training.epochs import CacheReleaser
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -149,7 +151,7 @@ def test_restart_forgets_releases():
 @pytest.mark.usefixtures("long_steps", "no_time_limit")
 def test_trainer_releases_between_accumulated_batches(make_trainer, monkeypatch):
     """Eight batches in four steps, whose gradients are accumulated; the smallest excess is released."""
-    monkeypatch.setattr(cache, "MIN_EXCESS_BYTES", 0)
+    monkeypatch.setattr(epochs_module, "MIN_EXCESS_BYTES", 0)
     with nb.simulated_mps("8 GiB") as mps:
         callback = nb.training.callback("trainer", release_when=1.0001)
         options = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_train_epochs": 1}
@@ -181,7 +183,7 @@ class RecordedDevice(Device):
 @pytest.fixture
 def no_time_limit(monkeypatch):
     """Releases may take the whole time of a training."""
-    monkeypatch.setattr(cache, "MAX_TIME_FRACTION", 1)
+    monkeypatch.setattr(epochs_module, "MAX_TIME_FRACTION", 1)
 
 
 @pytest.fixture
@@ -289,7 +291,7 @@ def test_device_memory_is_bounded(steps):
             allocator.empty_cache()
 
     with use_clock(map(float, itertools.count()).__next__), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cache, "MAX_TIME_FRACTION", 1)
+        patched.setattr(epochs_module, "MAX_TIME_FRACTION", 1)
         releaser = CacheReleaser(AllocatorDevice("mps"), 2.0)
         allocator.allocate(GIB)
         for sizes in steps:

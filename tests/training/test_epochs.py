@@ -90,21 +90,6 @@ def test_loop_left_by_error_ends_epoch(hooks, epochs):
     assert [sample.epoch for sample in hooks.curve.epoch_samples] == list(range(1, epochs + 1))
 
 
-def test_decorated_function_ends_epoch_unless_it_fails(hooks):
-    @hooks
-    def train_epoch(rate, *, fails=False):
-        """Train."""
-        if fails:
-            raise ValueError(rate)
-        return rate
-
-    assert (train_epoch.__name__, train_epoch.__doc__) == ("train_epoch", "Train.")
-    assert train_epoch(0.1) == 0.1
-    with pytest.raises(ValueError, match=r"0\.2"):
-        train_epoch(0.2, fails=True)
-    assert len(hooks.curve.epoch_samples) == 1
-
-
 def test_with_block_releases_memory_without_sample():
     hooks = EpochHooks("cpu")
     with contextlib.suppress(ValueError), hooks as same:
@@ -166,18 +151,6 @@ def test_invalid_arguments_are_rejected(catch_error):
 def test_invalid_epochs_are_rejected(epochs):
     with pytest.raises(ConfigurationError, match=r"^Invalid value for epochs: "):
         nb.epochs(epochs, "cpu")
-
-
-@pytest.mark.parametrize("kind", ["coroutine", "generator"])
-def test_coroutine_and_generator_functions_are_rejected(kind, hooks):
-    async def coroutine():
-        return None
-
-    def generator():
-        yield None
-
-    with pytest.raises(ConfigurationError, match=f"{kind} returns before it has trained"):
-        hooks({"coroutine": coroutine, "generator": generator}[kind])
 
 
 def test_flat_curve_names_list_of_losses():
