@@ -1,12 +1,14 @@
-"""Files of text: a path, a list of paths or a pattern in the place of texts."""
+"""Files of text in the place of texts: paths, patterns, tables, and strings that name files."""
 
 import errno
+import glob
 import os
 import pickle
 import socket
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from openmed_nb.annotation.references import (
@@ -14,9 +16,221 @@ from openmed_nb.annotation.references import (
     effective_length,
     expand_globs,
     resolve_paths,
+    table_reader,
     text_fingerprint,
 )
-from openmed_nb.errors import ConfigurationError, OpenMedWarning
+from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning
+
+posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows allows no such names, or no links")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes a note below the test's directory and returns its path."""
+
+    def write(name: str, text: str = "the patient has asthma .") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
+def names_matching(*patterns):
+    """Return the paths of the files that match patterns."""
+    files = expand_globs([str(pattern) for pattern in patterns])
+    assert not isinstance(files, ConfigurationError), files
+    return [file.path for file in files]
+
+
+@posix_only
+@pytest.mark.parametrize(
+    "parent",
+    [
+        "ward[A]",
+        "**",
+        "[",
+    ],
+)
+def test_pattern_reads_existing_parent_literally(tmp_path, write, parent):
+    """Regression: ``ward[A]/*.txt`` read the notes of ``wardA``."""
+    note = write(f"{parent}/n.txt")
+    for other in ("wardA/n.txt", "ward0/n.txt", "wardB/n.txt", "x/y/n.txt"):
+        write(other, "epilepsy")
+
+    assert names_matching(tmp_path / parent / "*.txt") == [str(note)]
+
+
+@posix_only
+@pytest.mark.parametrize("pattern", ["*.txt", "~/*.txt"])
+def test_pattern_in_a_working_or_home_directory_with_brackets(pattern, write, found_in, monkeypatch):
+    """Both are parents that exist."""
+    note = write("ward[A]/n.txt")
+    write("wardA/n.txt", "epilepsy")
+    monkeypatch.chdir(note.parent)
+    monkeypatch.setenv("HOME", str(note.parent))
+
+    assert found_in(Path(pattern)).sources == (str(note),)
+
+
+@posix_only
+def test_escaped_pattern_reads_the_escaped_folder(tmp_path, write):
+    """What ``glob.escape`` returns still works."""
+    note = write("ward[A]/n.txt")
+    write("wardA/n.txt")
+
+    assert names_matching(Path(glob.escape(str(tmp_path / "ward[A]"))) / "*.txt") == [str(note)]
+
+
+@posix_only
+@pytest.mark.parametrize("name", ["note[1].txt", "ward[A]/n.txt"])
+def test_missing_name_with_one_character_in_brackets_is_not_another_file(tmp_path, write, name):
+    """A file that is gone is an error, and not the note of somebody else."""
+    write("note1.txt")
+    write("wardA/n.txt")
+
+    assert isinstance(expand_globs([str(tmp_path / name)]), ConfigurationError)
+
+
+def test_class_of_characters_is_a_pattern(tmp_path, write):
+    """Ranges and question marks are wildcards."""
+    notes = [write(f"p{number}.txt") for number in range(3)]
+
+    assert names_matching(tmp_path / "p[0-1].txt") == list(map(str, notes[:2]))
+    assert names_matching(tmp_path / "p?.txt") == list(map(str, notes))
+
+
+@pytest.mark.parametrize("pattern", ["*/*.txt", "**/*.txt"])
+def test_pattern_orders_files_by_path_parts(tmp_path, write, pattern):
+    """Regression: as strings, ``p1-old`` is before ``p1``."""
+    for name in ("p1-old/a.txt", "p1/a.txt", "p1/b.txt", "p1.2/a.txt", "p10/a.txt", "p2/a.txt"):
+        write(name)
+
+    assert names_matching(tmp_path / pattern) == list(map(str, sorted(tmp_path.glob("*/*.txt"))))
+
+
+def test_pattern_omits_hidden_files_and_folders(tmp_path, write):
+    """Hidden entries are found only by their names or a pattern with a dot."""
+    note = write("p1.txt")
+    for name in ("._p1.txt", ".p2.txt", ".trash/p3.txt", "visible/.hidden/p4.txt"):
+        write(name)
+
+    assert names_matching(tmp_path / "*.txt") == [str(note)]
+    assert names_matching(tmp_path / "**" / "*.txt") == [str(note)]
+    assert names_matching(tmp_path / ".*.txt") == [str(tmp_path / "._p1.txt"), str(tmp_path / ".p2.txt")]
+    assert names_matching(tmp_path / ".p2.txt") == [str(tmp_path / ".p2.txt")]
+
+
+def test_double_star_at_the_end_finds_all_files_below(tmp_path, write):
+    """It finds files and not folders."""
+    notes = [write("a/b/n.txt"), write("a/n.txt"), write("m.txt")]
+    (tmp_path / "x.txt").mkdir()
+
+    assert names_matching(tmp_path / "**") == list(map(str, notes))
+
+
+@posix_only
+def test_link_loop_finds_each_file_once(tmp_path, write):
+    """Regression: 82 texts of two files (cpython#88041)."""
+    notes = [write("root/a/n.txt"), write("root/m.txt")]
+    write("outside.txt")
+    (tmp_path / "root/a/all").symlink_to(tmp_path / "root")
+    (tmp_path / "root/a/up").symlink_to(tmp_path)
+    (tmp_path / "root/itself").symlink_to("itself")
+
+    assert names_matching(tmp_path / "root" / "**" / "*.txt") == list(map(str, notes))
+
+
+@posix_only
+def test_linked_folder_is_read_once_and_under_its_own_name(tmp_path, write):
+    """Links are followed where no folder of that content matches."""
+    own, archived = write("root/b/n.txt"), write("archive/m.txt")
+    (tmp_path / "root/a").symlink_to("b")
+    (tmp_path / "root/c").symlink_to(archived.parent)
+
+    linked = str(tmp_path / "root/c/m.txt")
+    assert names_matching(tmp_path / "root" / "**" / "*.txt") == [str(own), linked]
+    assert names_matching(tmp_path / "root" / "*" / "*.txt") == [str(own), linked]
+
+
+@posix_only
+def test_linked_file_is_omitted_only_where_its_target_matches(tmp_path, write):
+    """Two links to one file outside, as in a store by content, are the notes of two patients."""
+    note, stored = write("notes/p3.txt"), write("store/xyz")
+    (tmp_path / "notes/latest.txt").symlink_to("p3.txt")
+    for name in ("p1.txt", "p2.txt"):
+        (tmp_path / "notes" / name).symlink_to(stored)
+
+    assert names_matching(tmp_path / "notes" / "*.txt") == [str(note.with_name(f"p{n}.txt")) for n in (1, 2, 3)]
+
+
+def test_list_keeps_named_files_and_patterns_add_none_twice(tmp_path, write):
+    """The numbers of named files are their places in the list."""
+    first, second = str(write("p1.txt")), str(write("p2.txt"))
+
+    assert names_matching(second, second, tmp_path / "*.txt") == [second, second, first]
+    assert names_matching(tmp_path / "*.txt", tmp_path / "p*.txt", first) == [first, second, first]
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root can list every folder")
+def test_folder_that_cannot_be_listed_is_refused(tmp_path, write):
+    """Its notes would be omitted silently."""
+    write("p1.txt")
+    locked = write("locked/p2.txt").parent
+    locked.chmod(0)
+    try:
+        assert isinstance(expand_globs([str(tmp_path / "**" / "*.txt")]), ConfigurationError)
+    finally:
+        locked.chmod(0o700)
+
+
+def test_missing_file_error_quotes_no_path_that_may_be_a_note(tmp_path):
+    """A note may be passed as a path."""
+    error = expand_globs([str(tmp_path / "Mr Smith of Leeds has HIV")])
+
+    assert isinstance(error, ConfigurationError)
+    assert "Smith" not in str(error)
+    assert socket.gethostname() in str(error)
+
+
+def test_sources_name_the_file_of_each_text(write, tmp_path, found_in):
+    """The results hold it as attribute, in JSON and as a column, also after a run is resumed from a file without the paths."""
+    notes = [write("p1/a.txt"), write("p1-old/a.txt", "no history ."), write("p2/a.txt")]
+    options = {"resume": tmp_path / "run.jsonl"}
+
+    for found in (found_in(tmp_path / "*" / "*.txt", **options), found_in(tmp_path / "*" / "*.txt", **options)):
+        assert found.sources == found.filter("disease").sources == tuple(map(str, notes))
+        assert [source["source"] for source in found.to_dict()["texts"]] == list(found.sources)
+        assert found.to_frame()["source"].tolist() == [str(notes[0]), str(notes[2])]
+        assert found.show(1).text == "no history ."
+        assert found.mask()[0].text == "the patient has [DISEASE] ."
+    assert "p1" not in (tmp_path / "run.jsonl").read_text("utf-8")
+
+
+def test_sources_are_none_for_texts(found_in):
+    """Other texts have no source, and tables of them no such column."""
+    found = found_in(["the patient has asthma .", "no history ."])
+
+    assert found.sources == (None, None)
+    assert "source" not in found.to_frame()
+    assert "source" not in found.to_dict()["texts"][0]
+
+
+def test_sources_are_in_no_report_summary_or_error(write, tmp_path, found_in):
+    """A name of a file can be that of a patient. An interrupted run has the files of its texts."""
+    note = write("anna_smith.txt")
+    (tmp_path / "carl_jones.txt").write_bytes(b"caf\xe9")
+
+    found = found_in(tmp_path / "*.txt", on_error="record")
+    with pytest.raises(ValueError, match="not valid UTF-8") as caught:
+        found_in(tmp_path / "*.txt")
+
+    shown = [str(found), found._repr_html_(), str(found.summary().to_dict()), str(found.errors), str(caught.value)]
+    assert len(found.errors) == 1
+    assert not any("anna_smith" in text or "carl_jones" in text for text in shown)
+    assert caught.value.annotations.sources == (str(note),)
+
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
 WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
@@ -136,3 +350,155 @@ class TestFiles:
     @pytest.mark.parametrize("texts", ["*.txt", ["*.txt"], [], [Path("a"), "b"]], ids=repr)
     def test_strings_are_not_paths(self, texts):
         assert resolve_paths(texts, pytest.fail) is texts
+
+
+NOTES = ["the patient has asthma .", "no history ,\nnone"]
+
+
+@pytest.fixture
+def frame():
+    """A table of notes."""
+    return pd.DataFrame({"patient": [513, 514], "text": NOTES})
+
+
+WRITERS = {
+    "notes.csv": lambda frame, path: frame.to_csv(path, index=False),
+    "NOTES.CSV": lambda frame, path: frame.to_csv(path, index=False),
+    "notes.tsv": lambda frame, path: frame.to_csv(path, index=False, sep="\t"),
+    "notes.parquet": lambda frame, path: frame.to_parquet(path),
+    "notes.jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    "notes.ndjson": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_annotate_refuses_table_with_the_line_that_reads_its_column(name, frame, tmp_path, found_in):
+    """Regression: a CSV of 5,000 notes was one text of 13,106 entities. The line is evaluated as it is printed."""
+    WRITERS[name](frame, tmp_path / name)
+
+    with pytest.raises(ConfigurationError, match="table") as caught:
+        found_in(tmp_path / name)
+
+    line = caught.value.remedy.removeprefix("Pass its column of texts, as in ").rstrip(".")
+    texts = eval(line, {"pandas": pd, "path": tmp_path / name})  # noqa: S307 - the line of the remedy
+    assert texts.tolist() == NOTES
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "csv", ".csv"])
+def test_table_reader_takes_other_names_for_notes(name):
+    assert table_reader(name) is None
+
+
+def test_annotate_refuses_table_among_matches_without_its_name(frame, tmp_path, found_in):
+    """A pattern that also matches a table is refused, and the name of that file is not quoted."""
+    (tmp_path / "p1.txt").write_text(NOTES[0], "utf-8")
+    frame.to_csv(tmp_path / "anna_smith.csv")
+
+    with pytest.raises(ConfigurationError, match="table") as caught:
+        found_in(tmp_path / "*")
+
+    assert "anna_smith" not in str(caught.value)
+
+
+def test_annotate_refuses_folder_of_a_parquet_table(frame, tmp_path, found_in):
+    """Dask and Spark write a table as a folder."""
+    (tmp_path / "notes.parquet").mkdir()
+    frame.to_parquet(tmp_path / "notes.parquet/part-0")
+
+    with pytest.raises(ConfigurationError, match="read_parquet"):
+        found_in(tmp_path / "notes.parquet")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param("asthma\n".encode("utf-16-le"), "byte 1 is zero", id="utf-16-le"),
+        pytest.param("asthma".encode("utf-16"), "not valid UTF-8 at byte 0", id="utf-16"),
+        pytest.param(b"secret asthma\0", "byte 13 is zero", id="nul"),
+        pytest.param(b"secret caf\xe9", "not valid UTF-8 at byte 10", id="latin-1"),
+        pytest.param(b"\x1f\x8b\x08\x00secret", "not valid UTF-8 at byte 1", id="gzip"),
+    ],
+)
+def test_bytes_that_are_not_text_are_an_error_by_number(content, said, tmp_path, found_in):
+    """Regression: UTF-16 without a byte order mark was read without an entity and without an error."""
+    (tmp_path / "n.txt").write_bytes(content)
+
+    with pytest.raises(InvalidTextError, match=r"^Text 0: ") as caught:
+        found_in(tmp_path / "n.txt")
+
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+FORMS = {
+    "pattern": "notes/*.txt",
+    "pattern without a suffix": "notes/*",
+    "folder": "notes",
+    "missing": [r"C:\notes\p1.TXT"],
+    "table": "notes.csv",
+    "listdir": os.listdir,
+    "generator": lambda folder: (str(path) for path in folder.glob("*.txt")),
+    "series": lambda folder: pd.Series(list(map(str, folder.iterdir()))),
+}
+
+
+class TestStringsThatNameFiles:
+    """A string is always a text. If it looks like a file name, a warning is issued."""
+
+    @pytest.fixture
+    def folder(self, tmp_path, monkeypatch):
+        """The working directory, with notes in a folder."""
+        (tmp_path / "notes").mkdir()
+        for number in range(2):
+            (tmp_path / "notes" / f"p {number}.txt").write_text("asthma", "utf-8")
+        (tmp_path / "notes.csv").write_text("note\nasthma\n", "utf-8")
+        monkeypatch.chdir(tmp_path)
+        return Path("notes")
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_annotate_warns_once(self, form, folder, found_in):
+        """The warning does not quote the name, and the run continues."""
+        texts = FORMS[form](folder) if callable(FORMS[form]) else FORMS[form]
+
+        with pytest.warns(OpenMedWarning, match=r"^Text [01] looks like a file name") as caught:
+            found_in(texts)
+
+        assert len(caught) == 1
+        assert ("pandas.read_csv(path)" in str(caught[0].message)) == (form == "table")
+        assert "p 0" not in str(caught[0].message)
+        assert Path(caught[0].filename) == Path(__file__) or "conftest" in caught[0].filename
+
+    @pytest.mark.parametrize(
+        "text", ["asthma", "", ".", "/", "BP 120/80 *", "**", "Take 1/2 tab.", "a" * 5000, "a\0b.", "~"]
+    )
+    @pytest.mark.usefixtures("folder")
+    def test_annotate_warns_of_no_text(self, text, found_in):
+        """Warnings are errors in these tests."""
+        assert len(found_in([text])) == 1
+
+    @pytest.mark.parametrize("paths", [lambda folder: folder.glob("*.txt"), lambda folder: list(os.scandir(folder))])
+    def test_paths_in_another_series_are_refused_with_a_list(self, paths, folder, found_in):
+        """Paths in a generator, and entries of a folder."""
+        with pytest.raises(InvalidTextError, match="Pass paths in a list"):
+            found_in(paths(folder))
+
+
+class TestOtherSeries:
+    """What is not a series of strings gets a remedy that fits."""
+
+    @pytest.mark.parametrize("kind", ["array", "chunked_array"])
+    def test_annotate_refuses_arrow_column(self, kind, found_in):
+        """Iteration over an Arrow column yields Arrow scalars."""
+        pyarrow = pytest.importorskip("pyarrow")
+        column = getattr(pyarrow, kind)([["asthma"]] if kind == "chunked_array" else ["asthma"])
+
+        with pytest.raises(ConfigurationError, match="to_pylist"):
+            found_in(column)
+        with pytest.raises(InvalidTextError, match="to_pylist"):
+            found_in(list(column))
+
+    @pytest.mark.parametrize("words", [["has", "asthma"], ("has", "asthma")])
+    def test_annotate_refuses_lists_of_words(self, words, found_in):
+        """The remedy joins them."""
+        with pytest.raises(InvalidTextError, match="join"):
+            found_in([words])
