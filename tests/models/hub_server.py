@@ -1,7 +1,7 @@
 """A model hub on 127.0.0.1 that the real huggingface_hub client can download from, with faults that can be switched on.
 
 It answers what that client asks when it downloads a model: facts about a model and a revision, the list of files, and
-the files themselves with an ETag, the commit, and ranges (https://huggingface.co/docs/hub/api).
+the files themselves with an ETag and the commit (https://huggingface.co/docs/hub/api).
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-
-ALWAYS = 1_000_000
 
 
 @dataclass
@@ -27,18 +24,14 @@ class Hub:
     Attributes:
         models: The folder with the files of each hub id.
         refused: The status, 401 or 403, with which a gated model is refused.
-        cuts: For each file name, how many more of its downloads break off in the middle.
         unavailable: Whether everything is answered with 503.
         requests: ``"GET /path"`` of every request so far.
-        ranges: The ranges of files that were asked for.
     """
 
     models: dict[str, Path] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
-    cuts: Counter[str] = field(default_factory=Counter)
     unavailable: bool = False
     requests: list[str] = field(default_factory=list)
-    ranges: list[str] = field(default_factory=list)
     endpoint: str = ""
 
     def open(self) -> None:
@@ -115,19 +108,7 @@ class HubHandler(BaseHTTPRequestHandler):
             self._send(404, headers={"X-Error-Code": "EntryNotFound"})
             return
         body = file.read_bytes()
-        headers = {"X-Repo-Commit": commit(folder), "ETag": f'"{digest(body)}"', "Accept-Ranges": "bytes"}
-        status = 200
-        start = 0
-        sent = None
-        if asked := self.headers.get("Range"):
-            self.hub.ranges.append(asked)
-            status = 206
-            start = int(asked.removeprefix("bytes=").partition("-")[0])
-            headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-        if self.command == "GET" and self.hub.cuts[file.name]:
-            self.hub.cuts[file.name] -= 1
-            sent = max(0, len(body) // 2 - start)
-        self._send(status, body[start:], headers, sent)
+        self._send(200, body, {"X-Repo-Commit": commit(folder), "ETag": f'"{digest(body)}"'})
 
     def _folder(self, model: str, revision: str) -> Path | None:
         """Return the folder of a model's files, or answer with the reason why not."""
@@ -142,17 +123,14 @@ class HubHandler(BaseHTTPRequestHandler):
             return folder
         return None
 
-    def _send(
-        self, status: int, body: bytes = b"", headers: dict[str, str] | None = None, sent: int | None = None
-    ) -> None:
-        """Send an answer; ``sent`` is the number of bytes after which the connection is cut."""
+    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(body[:sent])
+                self.wfile.write(body)
 
 
 def digest(content: bytes) -> str:

@@ -64,47 +64,28 @@ LABELS = r"id2label|lack|cannot be loaded"
 DAMAGE = {
     "no config": (without("config.json"), "config.json is missing"),
     "config no JSON": (holding("config.json", b"{"), "config.json of .* cannot be read"),
-    "config not text": (holding("config.json", b"\xff\xfe\x00"), "config.json of .* cannot be read"),
-    "config too deep": (holding("config.json", b"[" * 100_000), "config.json of .* cannot be read"),
     "config a list": (holding("config.json", b"[1]"), "not a JSON object"),
     "config empty": (holding("config.json", b"{}"), "config.json of .* cannot be loaded"),
     "another task": (
         config(architectures=["BertForMaskedLM"]),
         "a BertForMaskedLM, which is not a token-classification model",
     ),
-    "architectures a number": (config(architectures=5, model_type="vit"), "cannot be loaded"),
     "family unknown": (config(model_type="nonsense"), "config.json of .* cannot be loaded: .*nonsense"),
-    "family a list": (config(model_type=["bert"]), "config.json of .* cannot be loaded"),
-    "family of no token classifier": (config(model_type="vit"), "cannot be loaded: .*ViTConfig"),
     "family of other weights": (config(model_type="gpt2"), "lack 16 tensors"),
     "size a word": (config(hidden_size="wide"), "hidden_size"),
-    "size zero": (config(hidden_size=0), "cannot be loaded"),
-    "heads zero": (config(num_attention_heads=0), "cannot be loaded"),
-    "padding outside": (config(pad_token_id=10**6), "cannot be loaded"),
     "more layers": (config(num_hidden_layers=3), "lack 32 tensors"),
     "fewer labels": (config(id2label={"0": "O"}, label2id={"O": 0}), "lack 2 tensors .* such as classifier.bias"),
     "labels with a gap": (config(id2label={"0": "O", "1": "B-DISEASE", "5": "I-DISEASE"}), LABELS),
     "labels of nothing": (config(id2label={"0": "O", "1": None, "2": None}), LABELS),
-    "labels of lists": (config(id2label={"0": "O", "1": ["x"], "2": {}}), LABELS),
-    "labels from -1": (config(id2label={"-1": "O", "0": "B-X", "1": "I-X"}), LABELS),
     "labels that are not text": (config(id2label={"0": "O", "1": "B-\ud800", "2": "I-X"}), LABELS),
-    "labels of numbers": (config(id2label={"0": 0, "1": 1, "2": 2}), LABELS),
     "no weights": (without("model.safetensors"), "does not have weights in safetensors"),
-    "weights empty": (holding("model.safetensors", b""), "weights file of .* cannot be loaded"),
     "weights cut off": (cut_weights, "weights file of .* cannot be loaded"),
-    "weights a pointer": (
-        holding("model.safetensors", b"version https://git-lfs.github.com/spec/v1"),
-        "cannot be loaded",
-    ),
     "weights without head": (without_head, "lack 2 tensors .* such as classifier.bias"),
     "index a list": (index_of("[]"), "weights file of .* cannot be loaded"),
-    "index no JSON": (index_of("{"), "weights file of .* cannot be loaded"),
     "index of nothing": (index_of('{"metadata": {}, "weight_map": {"a": "gone.safetensors"}}'), "gone.safetensors"),
     "tokenizer no JSON": (holding("tokenizer.json", b"{"), "tokenizer of .* cannot be loaded"),
-    "tokenizer empty": (holding("tokenizer.json", b"{}"), "tokenizer of .* cannot be loaded"),
     "tokenizer gone": (without("tokenizer.json"), "tokenizer of .* cannot be loaded"),
     "no tokenizer at all": (without_any_tokenizer, "does not have a tokenizer"),
-    "tokenizer settings a list": (holding("tokenizer_config.json", b"[]"), "tokenizer of .* cannot be loaded"),
 }
 
 
@@ -118,16 +99,6 @@ def test_load_rejects_damaged_folder(folder, case, load_folder):
     assert repr(str(folder)) in caught.value.message
     assert "\n" not in str(caught.value)
     assert caught.value.remedy
-
-
-def test_load_succeeds_after_repair(folder, load_folder, find):
-    """A failed load leaves nothing behind: once the file is repaired, the same folder loads."""
-    weights = (folder / "model.safetensors").read_bytes()
-    cut_weights(folder)
-    with pytest.raises(InvalidModelError):
-        load_folder(folder)
-    (folder / "model.safetensors").write_bytes(weights)
-    assert find(folder) == WORDS
 
 
 def test_load_rejects_tokenizer_without_offsets(folder, load_folder):

@@ -126,30 +126,6 @@ def test_missing_revision(load, revision, hub_server, keyword_model):
     assert f"has no revision {describe_value(revision)}" in answer["text"]
 
 
-class TestInterruptedDownload:
-    """The connection breaks while a file is on its way."""
-
-    def test_interrupted_download_resumes(self, hub, load, tiny, tmp_path_factory):
-        """A download that breaks off once is resumed in the middle, and the model is whole."""
-        large = tiny.random_bert(size={"vocab_size": 200_000})
-        hub.models[ID] = tiny.save(tmp_path_factory.mktemp("large"), large)
-        hub.cuts["model.safetensors"] = 1
-        assert "words" in load()
-        assert len(hub.ranges) == 1
-        assert hub.ranges[0].startswith("bytes=10")
-
-    def test_download_that_never_ends_raises_and_keeps_files(self, hub, load, hub_server):
-        """A download that always breaks off is one error; what is missing is fetched by a later call."""
-        hub.cuts["model.safetensors"] = hub_server.ALWAYS
-        check_unreachable(load(), "could not be downloaded: peer closed connection")
-        check_unreachable(load(local_only=True), "is neither a folder nor in the cache")
-        hub.cuts.clear()
-        hub.requests.clear()
-        assert load() == FOUND
-        assert hub.downloads("model.safetensors") == 1
-        assert hub.downloads("config.json") == 0
-
-
 class TestRefusal:
     """The hub is there and says no."""
 
