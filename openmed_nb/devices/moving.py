@@ -92,8 +92,8 @@ def _get_children(value: object) -> list[tuple[object, object]] | None:
 def _replace_children(value: Any, children: Sequence[object]) -> object:
     """Return a value of the same type with other children, in the order of :func:`_get_children`."""
     if isinstance(value, tuple):
-        kind: Any = type(value)
-        return kind(*children) if hasattr(value, "_fields") else kind(children)
+        tuple_class: Any = type(value)
+        return tuple_class(*children) if hasattr(value, "_fields") else tuple_class(children)
     changed = copy.copy(value)
     if isinstance(value, list):
         changed[:] = children

@@ -157,30 +157,22 @@ def test_simulation_respects_fallback_setting(fallback, expected_value):
                 torch.mode(torch.ones(2, device="mps"))
 
 
-def test_simulation_respects_environment_variables():
-    """The environment variables that openmed_nb sets apply to the simulated device and are reported as active."""
-    with nb.simulated_mps("8 GiB") as mps:
-        torch.ones(2, device="mps")
-        assert [setting.effect for setting in SESSION.device_manager.mps_environment("mps").settings] == [ACTIVE] * 3
-        assert nb.device().reason.endswith("; the chip is Apple Silicon (SIMULATED).")
-        assert mps.allocator.limit == mps.allocator.memory.recommended
-    assert not any(name in os.environ for name in (HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE))
-
-
-@pytest.mark.parametrize(("high", "expected_fraction"), [("0.7", 0.7), ("0", None), ("2.0", 2.0)])
+@pytest.mark.parametrize(("high", "expected_fraction"), [(None, 1.0), ("0.7", 0.7), ("0", None), ("2.0", 2.0)])
 def test_simulation_respects_user_watermarks(high, expected_fraction):
-    """The watermarks of the user limit a simulated device like a real device, and remain set."""
-    environ = {HIGH_WATERMARK_VARIABLE: high}
+    """The watermarks of the user, or those of the package, limit a simulated device like a real device."""
+    environ = {HIGH_WATERMARK_VARIABLE: high} if high else {}
+    before = dict(environ)
     session = Session(environ)
     device = session.simulate("8 GiB")
     try:
         torch.ones(2, device="mps")
+        assert {setting.effect for setting in session.device_manager.mps_environment("mps").settings} == {ACTIVE}
         assert device.allocator.limit == (
             expected_fraction and int(expected_fraction * device.allocator.memory.recommended)
         )
     finally:
         session.end_simulation()
-    assert environ == {HIGH_WATERMARK_VARIABLE: high}
+    assert environ == before
 
 
 def test_simulation_rejects_invalid_watermarks():
@@ -229,18 +221,3 @@ def test_simulation_persists_across_kernel_cells(kernel):
     )
     assert "device='mps" not in kernel.run("%unload_ext openmed_nb\nx").text
     assert kernel.run("%load_ext openmed_nb").status == "ok"
-
-
-@pytest.mark.parametrize("line", ["--simulate mps --memory eight", "--simulate mps --memory 8", "--simulate cuda"])
-def test_device_magic_rejects_invalid_options_before_importing_torch(run_ipython, line):
-    """An invalid line raises before torch is imported."""
-    process = run_ipython(
-        "import sys\n"
-        "get_ipython().run_line_magic('load_ext', 'openmed_nb')\n"
-        "try:\n"
-        f"    get_ipython().run_line_magic('openmed_device', {line!r})\n"
-        "except Exception as error:\n"
-        "    print(type(error).__name__, 'torch' in sys.modules)\n"
-    )
-
-    assert process.stdout in ("ConfigurationError False\n", "MagicError False\n")
