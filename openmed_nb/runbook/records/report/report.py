@@ -257,9 +257,6 @@ def _describe_subject(report: DeviceReport) -> Iterator[tuple[str, str]]:
     subject = report.subject
     versions = subject.software
     yield "processor", subject.chip
-    system_status = report.outcome_for("signals")
-    tables = system_status.report.tables if system_status and system_status.report else ()
-    yield from (("GPU", " ".join(row[1:])) for table in tables for row in table.rows if row[:1] == ("GPU",))
     yield "memory", format_bytes(subject.memory_bytes)
     yield "system", f"{versions.system}, {versions.architecture}"
     yield "torch", versions.torch or "not installed"
@@ -347,14 +344,13 @@ def find_obstacle(stage: Stage, report: DeviceReport, seconds: float) -> Obstacl
         failures = {*(evidence["doctor_failures"] or ())} - DEVICE_FINDINGS
         findings = [finding for finding in doctor.report_json["findings"] if finding["name"] in failures]
         problems = [Obstacle(f"{finding['name']}: {finding['evidence']}.", finding["remedy"]) for finding in findings]
-        settings = SESSION.device_manager.mps_environment(report.device or "cpu").settings
         problems += [
             Obstacle(f"{setting.name}: {setting.effect}.", setting.remedy)
-            for setting in settings
+            for setting in SESSION.device_manager.mps_environment(report.device or "cpu").settings
             if setting.effect in {TOO_LATE, CONFLICT}
         ]
         if problems:
-            return Obstacle(" ".join(problem.message for problem in problems), problems[0].remedy)
+            return problems[0]
     return unmet_criterion(evaluate(evidence), stage, seconds)
 
 

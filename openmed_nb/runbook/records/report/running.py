@@ -14,7 +14,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ...._render.display import FAILED, Report, to_plain_data, worst_status
 from ...._utils import child
@@ -131,26 +131,21 @@ def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Ev
     arguments = (step.run, options, subject, known)
     exit_code, answer, output = child.run(_measure, arguments, step.timeout_seconds, environ)
     if answer and "report" in answer:
-        outcome = {**answer, "outcome": DONE, "remedy": "", "output": []}
+        result = {**answer, "outcome": DONE, "remedy": "", "output": []}
     else:
-        lines = tail_lines(output)
-        description = describe_exit(exit_code, step.timeout_seconds, answer or {}, lines)
+        # An unexpected error may quote a text.
+        lines = tail_lines(output) if options.texts is None else ()
+        outcome, message, remedy = describe_exit(exit_code, step.timeout_seconds, answer or {}, lines)
         missing = dict.fromkeys(("status", "report", "report_json", "evidence"))
-        outcome = {**missing, "metrics": [], **description._asdict(), "output": list(lines)}
-    outcome |= {"step": step.name, "created_at": utc_timestamp(), "seconds": round(current_time() - start, 1)}
-    result: StepOutcome = from_json_data(StepOutcome, outcome)
-    return result
+        result = {**missing, "outcome": outcome, "message": message, "remedy": remedy, "metrics": [], "output": lines}
+    result |= {"step": step.name, "created_at": utc_timestamp(), "seconds": round(current_time() - start, 1)}
+    step_outcome: StepOutcome = from_json_data(StepOutcome, to_plain_data(result))
+    return step_outcome
 
 
-class ExitDescription(NamedTuple):
-    """Outcome of a process without a result."""
-
-    outcome: Outcome
-    message: str
-    remedy: str
-
-
-def describe_exit(code: int | None, limit: float, answer: Mapping[str, Any], lines: Sequence[str]) -> ExitDescription:
+def describe_exit(
+    code: int | None, limit: float, answer: Mapping[str, Any], lines: Sequence[str]
+) -> tuple[Outcome, str, str]:
     """Return the outcome, message and remedy of a step without a result.
 
     Args:
@@ -164,14 +159,14 @@ def describe_exit(code: int | None, limit: float, answer: Mapping[str, Any], lin
         (('timed out', 'The time limit of 5 s was exceeded.'), ('failed', 'The process exited with status 1: KeyError: 1.'))
     """
     if code is None:
-        return ExitDescription(TIMED_OUT, f"The time limit of {limit:g} s was exceeded.", TIMEOUT_REMEDY)
+        return TIMED_OUT, f"The time limit of {limit:g} s was exceeded.", TIMEOUT_REMEDY
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return ExitDescription(CRASHED, f"The process was ended by {name}.", SIGNAL_REMEDIES.get(name, CRASH_REMEDY))
+        return CRASHED, f"The process was ended by {name}.", SIGNAL_REMEDIES.get(name, CRASH_REMEDY)
     if "remedy" in answer:
-        return ExitDescription("failed", answer["message"], answer["remedy"])
+        return "failed", answer["message"], answer["remedy"]
     last_line = f": {lines[-1].rstrip('.')}" if lines else ""
-    return ExitDescription("failed", f"The process exited with status {code}{last_line}.", CRASH_REMEDY)
+    return "failed", f"The process exited with status {code}{last_line}.", CRASH_REMEDY
 
 
 def _measure(

@@ -118,16 +118,31 @@ def test_every_failure_of_a_step_is_an_outcome(planted_report, name):
     assert not fragment or any(fragment in line for line in step.output), step.output
 
 
-def exit_after_value():
-    """Register a failure at the exit of this process, after its value is written."""
-    atexit.register(os._exit, 120)
-    return {"report": {}}
+def count_characters(text, exit_code):
+    """Print much, and return the length of a text. With an exit status, the process fails after its value is written."""
+    sys.stdout.write("0123456789\n" * 10_000)
+    if exit_code:
+        atexit.register(os._exit, exit_code)
+    return len(text)
 
 
-def test_process_that_fails_after_its_value_is_an_outcome(home):  # noqa: ARG001 - the process imports this module
-    outcome = child.run(exit_after_value, (), 60.0, os.environ)
+@pytest.mark.parametrize(("exit_code", "value"), [(0, 1 << 20), (120, None)])
+def test_child_returns_its_value_unless_it_fails(home, exit_code, value):  # noqa: ARG001 - the process imports this module
+    outcome = child.run(count_characters, ("x" * (1 << 20), exit_code), 60.0, os.environ)
 
-    assert (outcome.exit_code, outcome.value) == (120, None)
+    assert outcome[:2] == (exit_code, value)
+    assert 60_000 < len(outcome.output) < 1 << 16
+    assert set(outcome.output.split()) == {"0123456789"}
+
+
+def test_output_is_not_stored_if_it_may_quote_a_text(planted_steps, tmp_path, home):  # noqa: ARG001
+    steps = [Step("fail", "fail", planted_steps.fail)]
+    (outcome,) = run_report(tmp_path, StepOptions(texts=["He has asthma."]), steps).steps
+
+    assert (outcome.message, outcome.output) == ("The process exited with status 1.", ())
+
+
+def test_exit_status_is_described_with_the_last_line():
     assert describe_exit(120, 5.0, {}, ("lost sys.stderr",))[:2] == (
         "failed",
         "The process exited with status 120: lost sys.stderr.",
@@ -179,15 +194,6 @@ def test_page_is_self_contained_and_has_last_lines(planted_report, planted_folde
     assert not [word for word in ("http", "src=", "<script", "<b>", "<i>", "@import") if word in page]
     assert "All is &lt;b&gt;well&lt;/b&gt;." in page
     assert "failed assertion `unexpected shape&#x27;" in page
-
-
-def test_gpu_of_the_system_status_is_reported(planted_report):
-    def describe_system(gpu):
-        step = replace(planted_report.steps[0], step="signals", report=SystemStatus(gpu).to_report())
-        return dict(replace(planted_report, steps=(step,)).to_report().metrics[0].rows)
-
-    assert describe_system(GpuStatus("Apple M4", 10))["GPU"] == "Apple M4"
-    assert "GPU" not in describe_system(GpuStatus())
 
 
 def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
