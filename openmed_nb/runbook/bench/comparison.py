@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from ..._events.activity import ProgressEvent
@@ -51,18 +50,7 @@ from .workloads import ANNOTATION, AnnotationBenchmark, StepReport, Workload, bu
 
 CPU = "cpu"
 
-# Categories of a speedup: its confidence interval is above 1, is below 1, or contains 1.
-FASTER = "faster than the CPU"
-SLOWER = "slower than the CPU"
-NO_DIFFERENCE = "no significant difference"
-
 LARGER_BATCH_REMEDY = "Use a larger batch; nb.sweep() finds the best batch size."
-SPEED_FINDINGS = {
-    FASTER: (OK, ""),
-    SLOWER: (WARNING, f"{LARGER_BATCH_REMEDY} Otherwise use the CPU."),
-    NO_DIFFERENCE: (WARNING, f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."),
-}
-
 SIMULATED_SPEED = "a simulated device computes on the CPU"
 CPU_ONLY_NOTICE = "Only the CPU was measured."
 
@@ -189,17 +177,6 @@ class DeviceMetrics:
         """Fraction of a step per phase, in [0, 1]."""
         return self.phase_times.fractions
 
-    @property
-    def speedup_category(self) -> str | None:
-        """Speedup as a category, or ``None`` for the CPU."""
-        if self.speedup is None:
-            return None
-        if self.simulated:
-            return f"{NOT_APPLICABLE}: simulated"
-        if self.speedup.low <= 1 <= self.speedup.high:
-            return NO_DIFFERENCE
-        return FASTER if self.speedup.low > 1 else SLOWER
-
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-compatible mappings, numbers and strings."""
         return {
@@ -210,7 +187,6 @@ class DeviceMetrics:
             "rows_per_second": self.rows_per_second,
             "phases": self.phase_times.to_dict(),
             "speedup": None if self.simulated else self.speedup and self.speedup.to_dict(),
-            "speedup_category": self.speedup_category,
             "utilization": self.utilization,
         }
 
@@ -249,15 +225,7 @@ class Comparison(StepReport):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the speed of each device and on the phases."""
-        findings = []
-        for metrics in self.devices[1:]:
-            name = self.device_label(metrics.device)
-            category = metrics.speedup_category
-            finding = Finding(f"speed on {name}", NOT_APPLICABLE, SIMULATED_SPEED)
-            if category in SPEED_FINDINGS and name == metrics.device:
-                status, remedy = SPEED_FINDINGS[category]
-                finding = replace(finding, status=status, evidence=category, remedy=remedy)
-            findings.append(finding)
+        findings = [self._speed_finding(metrics) for metrics in self.devices[1:]]
         for metrics in self.devices:
             finding = metrics.phase_times.finding(f"time on {self.device_label(metrics.device)}", self.data_remedy)
             # The CPU copies nothing: if "transfer" dominates there, all other phases are even shorter.
@@ -266,13 +234,19 @@ class Comparison(StepReport):
             findings.append(finding)
         return tuple(findings)
 
-    @property
-    def fastest(self) -> DeviceMetrics | None:
-        """Significantly fastest device, or ``None`` if there is no significant difference or the device is simulated."""
-        faster_devices = [metrics for metrics in self.devices if metrics.speedup_category == FASTER]
-        others_slower = all(metrics.speedup_category == SLOWER for metrics in self.devices[1:])
-        default = self.devices[0] if others_slower and len(self.devices) > 1 else None
-        return max(faster_devices, key=attrgetter("rows_per_second"), default=default)
+    def _speed_finding(self, metrics: DeviceMetrics) -> Finding:
+        """Return the finding on the speed of a device relative to the CPU."""
+        name = f"speed on {self.device_label(metrics.device)}"
+        speedup = metrics.speedup
+        if metrics.simulated or speedup is None:
+            return Finding(name, NOT_APPLICABLE, SIMULATED_SPEED)
+        ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f})"
+        if speedup.low > 1:
+            return Finding(name, OK, ratio)
+        if speedup.high < 1:
+            return Finding(name, WARNING, ratio, f"{LARGER_BATCH_REMEDY} Otherwise use the CPU.")
+        remedy = f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."
+        return Finding(name, WARNING, f"no significant difference: {ratio}", remedy)
 
     @property
     def break_even(self) -> BreakEven | None:
@@ -281,26 +255,6 @@ class Comparison(StepReport):
             return None
         metrics = self.devices[0]
         return BreakEven(self.task, metrics.rows_per_second, metrics.phase_fractions)
-
-    @property
-    def headline(self) -> str:
-        """Sentence that states the speed of each device relative to the CPU, or the speed of the CPU alone."""
-        if self.break_even:
-            return self.break_even.sentences[0]
-        return "; ".join(map(self._describe, self.devices[1:]))
-
-    def _describe(self, metrics: DeviceMetrics) -> str:
-        name = self.device_label(metrics.device)
-        if metrics.simulated or metrics.speedup is None:
-            return f"{name} cannot be timed: {SIMULATED_SPEED}"
-        low = metrics.speedup.low
-        median = metrics.speedup.median
-        high = metrics.speedup.high
-        if metrics.speedup_category == NO_DIFFERENCE:
-            return f"No significant difference in speed between {name} and the CPU ({low:.2f} to {high:.2f} times)"
-        if metrics.speedup_category == SLOWER:
-            return f"The CPU is {1 / median:.2f} times as fast as {name} ({1 / high:.2f} to {1 / low:.2f})"
-        return f"{name} is {median:.2f} times as fast as the CPU ({low:.2f} to {high:.2f})"
 
     def to_report(self) -> Report:
         """Return a report with the speed, the findings and the measurements."""
@@ -328,7 +282,6 @@ class Comparison(StepReport):
                     f"{format_rate(metrics.rows_per_second)} rows/s",
                     low=metrics.rows / slow_seconds,
                     high=metrics.rows / fast_seconds,
-                    emphasized=metrics is self.fastest,
                 )
             )
         columns = ("device", "ms per step", "quartiles", "rows per second", "speedup over the CPU", "utilization")
@@ -340,7 +293,7 @@ class Comparison(StepReport):
         phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
         # A bar of a single device shows nothing.
         chart = Chart("Throughput, with the quartiles of the steps", tuple(bars) if len(bars) > 1 else ())
-        answer = (*self.break_even.sentences, CPU_ONLY_NOTICE) if self.break_even else (f"{self.headline}.",)
+        answer = (*self.break_even.sentences, CPU_ONLY_NOTICE) if self.break_even else ()
         return Report(
             title,
             (*answer, method),
@@ -403,8 +356,8 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22% faster), and
-        ``speedup_category``. It also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
+        The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22% faster). It
+        also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
         ``findings`` describes the results. If only the CPU was measured, ``break_even`` has its
         ``rows_per_hour`` and the ``gpu_rows_per_hour`` from which a GPU is worth using, and the text states both.

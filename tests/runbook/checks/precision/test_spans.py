@@ -5,14 +5,10 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.annotation.gold import read_gold
-from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.checks.precision.report import (
     MAX_CHANGES,
     EntityAgreement,
@@ -100,47 +96,3 @@ def test_score_requires_exact_boundaries_and_labels():
     assert (first, first.recall) == (EntityScore(gold=2, predicted=3, correct=1), 1 / 2)
     assert first + EntityScore(1, 1, 1) == EntityScore(3, 4, 2)
     assert EntityScore().recall == 1.0
-
-
-def test_read_gold_accepts_tuples_and_mappings():
-    entities = [
-        (4, 10, DISEASE),
-        [4, 10, DISEASE],
-        {"start": 4, "end": 10, "label": DISEASE},
-        {"start": 4, "end": 10, "entity_group": DISEASE, "score": 0.9, "word": "asthma"},
-        {"start": 4, "end": 10, "entity": DISEASE},
-        {"start": 4, "end": 10, "entity": "asthma", "label": DISEASE},
-        (np.int64(4), torch.tensor(10), DISEASE),
-    ]
-    for entity in entities:
-        assert [text.spans for text in read_gold([[], [entity]])] == [(), ((4, 10, DISEASE),)], entity
-        assert [text.spans for text in read_gold(iter([(entity,)]))] == [((4, 10, DISEASE),)], entity
-
-
-def test_read_gold_rejects_other_values_without_quoting():
-    invalid_gold = {
-        "str is not a valid type for gold": "gold",
-        "NoneType is not a valid type for gold": None,
-        "int is not a valid type for the gold of text 0": {0: 5},
-        "NoneType is not a valid type for the gold of text 1": [[], None],
-        "dict is not a valid type for the gold of text 1": [[], {"start": 1}],
-        "The gold of text 0 has an invalid entity at index 1": [[(0, 6, DISEASE), (0, 6)]],
-    }
-    invalid_entities = [
-        (0, 6, 5),
-        (6, 6, DISEASE),
-        (-1, 6, DISEASE),
-        (0.0, 6.0, DISEASE),
-        (False, True, DISEASE),
-        (np.array([4, 5]), 10, DISEASE),
-        (torch.tensor(4.0), 10, DISEASE),
-        {"start": 4, "end": 10},
-        "asthma",
-    ]
-    for message, gold in [
-        *invalid_gold.items(),
-        *(("text 0 has an invalid entity at index 0", [[entity]]) for entity in invalid_entities),
-    ]:
-        with pytest.raises(ConfigurationError, match=message) as caught:
-            read_gold(gold)
-        assert "asthma" not in str(caught.value)
