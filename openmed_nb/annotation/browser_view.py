@@ -42,21 +42,19 @@ class BrowserView(anywidget.AnyWidget):
         finally:
             self.send({"handled": True})  # The state may be the same as before.
 
+    def replace_earlier(self, parent: Mapping[str, Any]) -> None:
+        """Close the views of earlier executions of the cell that displays this view. The front end removes their output.
 
-def replace_views(parent: Mapping[str, Any], view: BrowserView) -> None:
-    """Close the views of earlier executions of a cell, whose output the front end removes.
-
-    Args:
-        parent: Parent message of the kernel.
-        view: View that the cell displays now.
-    """
-    cell = parent.get("metadata", {}).get("cellId")
-    if cell is None:
-        return
-    execution = parent["header"]["msg_id"]
-    earlier, views = OPEN_VIEWS.get(cell, (execution, []))
-    if earlier != execution:
-        for outdated in views:
-            outdated.close()
-        views = []
-    OPEN_VIEWS[cell] = (execution, [*views, view])
+        Args:
+            parent: Parent message of the kernel.
+        """
+        cell = parent.get("metadata", {}).get("cellId")
+        if cell is None:
+            return
+        execution = parent["header"]["msg_id"]
+        earlier, views = OPEN_VIEWS.get(cell, (execution, []))
+        if earlier != execution:
+            for outdated in views:
+                outdated.close()
+            views = []
+        OPEN_VIEWS[cell] = (execution, [*views, self])

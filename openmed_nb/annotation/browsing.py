@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from .._render.display import Report, TextSegment, label_color, pluralize, to_html
+from .._render.display import Report, label_color, pluralize, to_html
 from .._utils.validation import check_number
 from ..errors import OpenMedError
-from .headlines import entities_headline, note_name, origin_details
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from .gold import GoldSpan
-    from .scores import Scores
+from .presentation import entities_headline, note_name, origin_details
 
 # Number of notes in the list. A browser displays further notes when it gets there.
 NUM_LISTED = 100
@@ -47,97 +41,11 @@ class EntityColumns(NamedTuple):
         return {string: count for string, count in zip(self.strings, counts, strict=False) if count}
 
 
-class AnnotatedNotes(Protocol):
-    """Annotations, which import this module."""
-
-    @property
-    def show_text(self) -> bool:
-        """Whether texts are displayed."""
-        ...
-
-    @property
-    def ids(self) -> Any:
-        """One id per note, or ``None``."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """Device of the model."""
-        ...
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Settings of the run, with the applied filters."""
-        ...
-
-    @property
-    def known_labels(self) -> tuple[str, ...] | None:
-        """Labels that the model can predict."""
-        ...
-
-    @property
-    def num_stored(self) -> int:
-        """Number of notes whose texts can be read."""
-        ...
-
-    @property
-    def errors(self) -> Mapping[int, str]:
-        """Errors by index of the note."""
-        ...
-
-    @property
-    def missing(self) -> Sequence[int]:
-        """The indices of missing notes."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def results(self) -> Sequence[Any]:
-        """The entities of each note, by position."""
-        ...
-
-    def entity_columns(self) -> EntityColumns:
-        """Return all entities as columns."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return a fingerprint of all texts."""
-        ...
-
-    def to_keyed_frame(self, columns: Mapping[str, Any]) -> pd.DataFrame:
-        """Return columns as a DataFrame with the ids of the notes."""
-        ...
-
-    def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
-        """Yield the texts."""
-        ...
-
-    def note_spans(self, index: int) -> list[GoldSpan]:
-        """Return the entities of a note as spans."""
-        ...
-
-    def note_segments(
-        self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None
-    ) -> list[TextSegment]:
-        """Return the segments of a note."""
-        ...
-
-    def score(self, gold: object, *, seed: int = 0) -> Scores:
-        """Return the scores against gold entities."""
-        ...
-
-
 class NoteListing:
     """The notes that a browser lists, and the displayed note.
 
     Attributes:
-        found: The annotations.
+        found: The :class:`Annotations`, which import this module.
         query: Searched text, or an empty string.
         hidden_labels: Labels that are not displayed.
         min_score: Minimum score of a displayed entity.
@@ -146,7 +54,7 @@ class NoteListing:
         alert: Error of the last action, or an empty string.
     """
 
-    def __init__(self, found: AnnotatedNotes) -> None:
+    def __init__(self, found: Any) -> None:
         self.found = found
         self.query = ""
         self.hidden_labels: frozenset[str] = frozenset()
@@ -154,7 +62,7 @@ class NoteListing:
         self.position = 0
         self.matches = np.arange(0)
         self.alert = ""
-        self._columns = found.entity_columns()
+        self._columns = found.results.entity_columns()
         self._hits: np.ndarray | None = None
         self._num_unsearched = 0
         self._unavailable = {**dict.fromkeys(found.errors, "error"), **dict.fromkeys(found.missing, "missing")}
@@ -217,7 +125,7 @@ class NoteListing:
         if action == "move":
             self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
         elif action == "find":
-            names = (self._name(index) for index in self.matches.tolist())
+            names = (note_name(index, self.found.ids) for index in self.matches.tolist())
             positions = (position for position, name in enumerate(names) if name == event["name"])
             self.position = next(positions, self.position)
         elif action == "search" and self.found.show_text:
@@ -241,7 +149,7 @@ class NoteListing:
             "total": len(self.found),
             "position": self.position,
             "note": self.note,
-            "name": "" if self.note is None else self._name(self.note),
+            "name": "" if self.note is None else note_name(self.note, self.found.ids),
             "first": start,
             "rows": rows,
             "html": "",
@@ -279,11 +187,7 @@ class NoteListing:
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
-        return self._name(index), detail
-
-    def _name(self, index: int) -> str:
-        # A message to the front end cannot contain an unpaired surrogate.
-        return note_name(index, self.found.ids).encode("utf-8", "replace").decode()
+        return note_name(index, self.found.ids), detail
 
 
 def _label(entity: Mapping[str, Any]) -> str:

@@ -15,9 +15,9 @@ from .._utils.text import shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, split_lines, whole_words
-from .headlines import note_name
 from .inputs import ID_COLUMN, make_id_column
 from .matching import NoteKeys
+from .presentation import note_name
 
 if TYPE_CHECKING:
     import pandas as pd

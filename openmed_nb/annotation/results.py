@@ -35,7 +35,6 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, UnmatchedIdsError
 from ..session import SESSION
 from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, CUE_SUFFIX, context_labels, context_mark, create_context_finder
-from .headlines import entities_headline, label_noun, note_name, origin_details
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -55,14 +54,13 @@ from .masking import (
     validate_policy,
 )
 from .matching import NoteKeys, are_positions, list_positions
-from .pages import LiveNotes, NotePages
+from .presentation import LiveNotes, entities_headline, label_noun, note_name, origin_details
 from .references import MISSING_FINGERPRINT, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import pyarrow as pa
-    from ipywidgets import DOMWidget
     from spacy import Language
     from spacy.tokens import Doc
 
@@ -357,15 +355,6 @@ class ResultStore(Sequence[list[Entity]]):
             _columns=columns,
         )
 
-    def without_words(self) -> ResultStore:
-        """Return a copy with an empty word for each entity."""
-        store = ResultStore(self.key)
-        for fingerprint, answer, dropped in self.items():
-            hidden = answer if isinstance(answer, str) else [{**entity, "word": ""} for entity in answer]
-            store.add(fingerprint, hidden, dropped)
-        store.context = self.context
-        return store
-
     def with_columns(self, context: Mapping[str, list[Any]]) -> ResultStore:
         """Return a copy with further columns."""
         return self._replace_attributes(context={**self.context, **context})
@@ -414,38 +403,28 @@ class ResultStore(Sequence[list[Entity]]):
                 entity[name] = value
         return entities
 
-    def filter(
-        self, labels: Collection[str], min_scores: Mapping[str, float], context: Mapping[str, bool | str]
-    ) -> ResultStore:
+    def filter(self, labels: Collection[str], min_score: float, context: Mapping[str, bool | str]) -> ResultStore:
         """Return a copy with the entities that have one of the labels, at least a score, and a context.
 
         Args:
             labels: Casefolded labels; empty for all labels.
-            min_scores: Minimum scores by label. The empty label stands for all labels.
+            min_score: Minimum score.
             context: Required values of columns of :attr:`context`.
         """
         import numpy as np
 
-        thresholds = {label.casefold(): score for label, score in min_scores.items()}
-        default = thresholds.get("", 0.0)
-
-        def is_kept(label: str, score: float) -> bool:
-            folded = label.casefold()
-            return (not labels or folded in labels) and score >= thresholds.get(folded, default)
+        def has_label(label: str) -> bool:
+            return not labels or label.casefold() in labels
 
         count = self._text_offsets[-1]
-        scores = np.array(self._columns["score"][:count])
         label_ids = np.array(self._columns["label"][:count], np.int64)
-        kept = np.zeros(count, bool)
-        for label_id in np.unique(label_ids).tolist():
-            folded = self._strings[label_id].casefold()
-            if not labels or folded in labels:
-                kept |= (label_ids == label_id) & (scores >= thresholds.get(folded, default))
+        is_selected = np.array([has_label(string) for string in self._strings], bool)
+        kept = is_selected[label_ids] & (np.array(self._columns["score"][:count]) >= min_score)
         for name, value in context.items():
             kept &= np.array([item == value for item in self.context[name][:count]], bool)
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for text_id, spans in self.dropped.items():
-            selected = tuple(span for span in spans if is_kept(span.label, span.score))
+            selected = tuple(span for span in spans if has_label(span.label) and span.score >= min_score)
             if selected:
                 dropped[text_id] = selected
         rows = np.flatnonzero(kept).tolist()
@@ -483,6 +462,10 @@ class ResultStore(Sequence[list[Entity]]):
         """The words of all entities, in the order of the texts."""
         return [self._strings[string_id] for string_id in self._columns["word"][: self._text_offsets[-1]]]
 
+    def text_fingerprint(self) -> str:
+        """Return a fingerprint of all texts and their order."""
+        return hashlib.blake2b(self.fingerprints.tobytes(), digest_size=8).hexdigest()
+
     def entity_columns(self) -> EntityColumns:
         """Return all entities as columns of numbers."""
         import numpy as np
@@ -519,18 +502,8 @@ class ResultStore(Sequence[list[Entity]]):
         return {name: column[: len(text_ids)] for name, column in columns.items()}
 
 
-class _CompleteCopyMixin:
-    """Mixin for a dataclass whose pickle omits some values. Copies within a process are complete."""
-
-    def __copy__(self) -> Any:
-        return replace(self)  # type: ignore[type-var]
-
-    def __deepcopy__(self, _memo: object) -> Any:
-        return replace(self)  # type: ignore[type-var]
-
-
 @dataclass(frozen=True, repr=False)
-class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]):
+class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
     """The entities of one text: a sequence of dictionaries as in the pipeline of transformers.
 
     Its display marks the context of entities, such as "negated", by the English rules. The entities have it only after
@@ -541,7 +514,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
         entities: Mappings with ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
         model: Name of the model.
         device: Device of the model.
-        show_text: Whether to display the text and its words. If ``False``, they are not pickled either.
+        show_text: Whether to display the text and its words.
         missing: Whether the input was a missing value.
         dropped: Labeled spans that are not in an entity; see :attr:`Annotations.dropped`.
         known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
@@ -563,11 +536,6 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
     seconds: float | None = field(default=None, compare=False)
     note_id: Any = field(default=None, compare=False)
     id_name: str = field(default=ID_COLUMN, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.show_text:
-            return vars(self)
-        return {**vars(self), "text": "", "entities": tuple({**entity, "word": ""} for entity in self.entities)}
 
     def __len__(self) -> int:
         return len(self.entities)
@@ -684,9 +652,7 @@ class AnnotatedText(_CompleteCopyMixin, Displayable, Sequence[Mapping[str, Any]]
             id_name=self.id_name,
         )
 
-    def filter(
-        self, *labels: str, min_score: float | Mapping[str, float] = 0.0, **context: bool | str
-    ) -> AnnotatedText:
+    def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> AnnotatedText:
         """Return the text with only the entities that have one of the labels, a score and a context; see :meth:`Annotations.filter`.
 
         Example:
@@ -788,18 +754,6 @@ def _group_overlapping(
         group.append(entity)
     if group:
         yield region_start, region_end, group
-
-
-def _validate_min_scores(min_score: float | Mapping[str, float]) -> dict[str, float]:
-    """Return minimum scores by label. The empty label stands for all labels."""
-    if not isinstance(min_score, Mapping):
-        return {"": check_number("min_score", min_score, 1.0, example="0.9")}
-    scores = {}
-    for label, score in min_score.items():
-        if not isinstance(label, str):
-            raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
-        scores[label] = check_number("min_score", score, 1.0, example="0.9")
-    return scores
 
 
 def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
@@ -911,12 +865,32 @@ class Summary(Displayable):
         )
 
 
+# Names of annotations that completion lists. The others belong to the package.
+_DOCUMENTED_NAMES = (
+    *(
+        "at",
+        "device",
+        "dropped",
+        "errors",
+        "export",
+        "filter",
+        "mask",
+        "missing",
+        "model",
+        "position",
+        "review",
+        "save",
+    ),
+    *("score", "show", "sources", "summary", "to_arrow", "to_dict", "to_frame", "to_json", "to_spacy", "with_context"),
+)
+
+
 def _are_files(texts: Any) -> bool:
     return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileReference) for text in texts)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
+class Annotations(LiveNotes, Sequence[list[Entity]]):
     """The entities of many texts: a sequence with one list per text, in the order of the texts.
 
     ``found[17]`` contains the entities of one text, :meth:`show` displays this text with highlighted entities, and :meth:`filter`
@@ -927,12 +901,11 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         preview_texts: The first texts, for display.
         model: Name of the model.
         device: Device of the model.
-        show_text: Whether to display texts and their words. If ``False``, they are not pickled either.
+        show_text: Whether to display texts and their words.
         settings: Model and settings that affect the results; they identify the run.
         shapes: Number of batch shapes on MPS, which compiles one graph per shape. ``None`` on other devices and on a cluster.
         texts: The texts as passed, not copied, or ``None`` if they came from an iterator.
-        row_index: Index of the Series or column of the texts, not copied, or ``None``. It identifies rows, so it is pickled even
-            with ``show_text=False``.
+        row_index: Index of the Series or column of the texts, not copied, or ``None``.
         ids: One id per text: those that were passed, the keys of a mapping, or the index of a Series; otherwise ``None``.
             ``found["a7"]`` and ``found.show("a7")`` select a text by its id. An integer is a position, and an error if the ids
             are numbers, unless they are the positions; :meth:`at` always takes a position. Loops and slices go by position.
@@ -967,13 +940,12 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         # Cached properties such as ``sources`` are excluded.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.unfinished:
-            no_texts = {"results": ResultStore(), "preview_texts": (), "texts": None}
-            return {**state, **no_texts, "row_index": None, "ids": None}
-        if self.show_text:
-            return state
-        settings = {**self.settings, "words": "omitted"}  # No run can resume from these results.
-        results = self.results.without_words()
-        return {**state, "results": results, "preview_texts": (), "texts": None, "settings": settings}
+            state |= {"results": ResultStore(), "preview_texts": (), "texts": None, "row_index": None, "ids": None}
+        return state
+
+    def __dir__(self) -> list[str]:
+        """Return the names that completion lists: those of the documentation."""
+        return [*_DOCUMENTED_NAMES, *(name for name in super().__dir__() if name.startswith("_"))]
 
     def __len__(self) -> int:
         return len(self.results)
@@ -1104,11 +1076,6 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         """The indices of missing values such as ``None`` or NaN. They have no entities."""
         return self.results.missing
 
-    @property
-    def num_stored(self) -> int:
-        """Number of texts that can be read again; only the first texts of a generator are stored."""
-        return len(self.preview_texts) if self.texts is None else len(self)
-
     @cached_property
     def sources(self) -> tuple[str | None, ...]:
         """The file path of each text, or ``None`` for a text that is not a file.
@@ -1183,7 +1150,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             return frame
         import pandas as pd
 
-        rows = self.note_keys.find_rows(table)
+        rows = self._note_keys.find_rows(table)
         others = table.drop(columns=[name for name in (self.id_name, self.text_name) if name in table.columns])
         repeated = [name for name in others.columns if name in frame.columns]
         if repeated:
@@ -1193,7 +1160,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return pd.concat([frame, others], axis=1)
 
     @property
-    def note_keys(self) -> NoteKeys:
+    def _note_keys(self) -> NoteKeys:
         """Ids, index and fingerprints of the notes."""
         ids = self.ids if self._has_own_ids else None
         return NoteKeys(ids, self.id_name, self.row_index, self.text_name, self.results.fingerprints)
@@ -1258,15 +1225,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                 text = None
             yield text
 
-    def fingerprint(self) -> str:
-        """Return a fingerprint of all texts and their order."""
-        return hashlib.blake2b(self.results.fingerprints.tobytes(), digest_size=8).hexdigest()
-
-    def entity_columns(self) -> EntityColumns:
-        """Return all entities as columns."""
-        return self.results.entity_columns()
-
-    def create_view(self) -> DOMWidget:
+    def _create_view(self) -> Any:
         """Return a browser of the notes, with a search box and filters."""
         from .browser_view import BrowserView
         from .browsing import NoteListing
@@ -1274,18 +1233,18 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return BrowserView(NoteListing(self))
 
     @overload
-    def show(self, number: None = None) -> NotePages: ...
+    def show(self, number: None = None) -> Annotations: ...
     @overload
     def show(self, number: int | str) -> AnnotatedText: ...
-    def show(self, number: int | str | None = None) -> AnnotatedText | NotePages:
-        """Return one of the texts with highlighted entities, or pages of all texts.
+    def show(self, number: int | str | None = None) -> AnnotatedText | Annotations:
+        """Return one of the texts with highlighted entities, or the annotations, whose display is a browser of the notes.
 
         Args:
             number: Position of the text, from 0, or its id if that is a string; see :attr:`ids` for ids that are numbers. If
-                ``None``, the texts are displayed in pages, with buttons and a slider in a notebook.
+                ``None``, all texts.
 
         Returns:
-            The annotated text, as ``annotate`` returns it for a single text, or the pages. Files and texts that are not stored are read again.
+            The annotated text, as ``annotate`` returns it for a single text. Files and texts that are not stored are read again.
 
         Raises:
             ConfigurationError: If the index is out of range, if the text has changed since it was annotated, or if it came from a
@@ -1303,7 +1262,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
               label    score  characters  text
               DISEASE  1.00   8-14        asthma
         """
-        return NotePages(self) if number is None else self.at(self._locate(number))
+        return self if number is None else self.at(self._locate(number))
 
     def mask(self, replacement: Policy = REPLACEMENT, *, rules: Mapping[str, str] | None = None) -> MaskedTexts:
         r"""Replace the entities of the texts, such as the personal data that a privacy filter detects.
@@ -1368,7 +1327,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                     num_rules=len(compiled_rules),
                 )
             )
-        return MaskedTexts(tuple(masked), self.note_keys, self.known_labels, filters, len(compiled_rules))
+        return MaskedTexts(tuple(masked), self._note_keys, self.known_labels, filters, len(compiled_rules))
 
     def _read_text(self, index: int) -> str:
         """Read a text again, or raise an error if it has changed."""
@@ -1386,8 +1345,6 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         remedy = "Annotate the text again to display it."
         if self.texts is None:
             message = f"Text {index} came from a generator; only the first {len(self.preview_texts)} were stored."
-            if "words" in self.settings:
-                message = f"Text {index} was not stored when this result was pickled."
             raise ConfigurationError(message, remedy)
         text = text.refresh() if isinstance(text, TextReference) else text
         if verify and text_fingerprint(text) != self.results.fingerprints[index]:
@@ -1457,13 +1414,12 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         results = self.results.with_columns(context)
         return replace(self, results=results, settings={**self.settings, "context": tuple(results.context)})
 
-    def filter(self, *labels: str, min_score: float | Mapping[str, float] = 0.0, **context: bool | str) -> Annotations:
+    def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> Annotations:
         """Return the annotations with only the entities that have one of the labels, at least a score, and a context.
 
         Args:
             labels: Labels to keep, not case-sensitive. Without labels, the entities of all labels are kept.
-            min_score: Minimum score, in [0, 1], or a mapping of labels to minimum scores. Labels that are not in the mapping have
-                no minimum.
+            min_score: Minimum score, in [0, 1].
             context: Values of columns of :meth:`with_context`, such as ``negated=False`` or ``experiencer="patient"``.
 
         Returns:
@@ -1479,7 +1435,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             >>> [[entity["word"] for entity in entities] for entities in found.filter("disease", min_score=0.9)]
             [['asthma'], []]
         """
-        min_scores = _validate_min_scores(min_score)
+        min_score = check_number("min_score", min_score, 1.0, example="0.9")
         for label in labels:
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
@@ -1493,19 +1449,15 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
                 )
             if name in CONTEXT_VALUES:
                 check_choice(name, value, CONTEXT_VALUES[name])
-        if not (labels or context or any(min_scores.values())):
+        if not (labels or context or min_score):
             return self
-        _warn_unknown_labels((*labels, *filter(None, min_scores)), self.results.labels, self.known_labels)
+        _warn_unknown_labels(labels, self.results.labels, self.known_labels)
         conditions = [f"label {' or '.join(map(shorten, labels))}"] if labels else []
         conditions += [f"{name}={value!r}" for name, value in context.items()]
-        conditions += [
-            f"score of at least {score:g}{f' for {shorten(label)}' if label else ''}"
-            for label, score in min_scores.items()
-            if score
-        ]
+        conditions += [f"score of at least {min_score:g}"] if min_score else []
         sentence = f"{'Filters' if len(conditions) > 1 else 'Filter'}: {', '.join(conditions)}."
         settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
-        results = self.results.filter({label.casefold() for label in labels}, min_scores, context)
+        results = self.results.filter({label.casefold() for label in labels}, min_score, context)
         known_labels = self.known_labels
         if known_labels is not None and labels:
             selected = {*map(_normalize_label, labels)}
@@ -1514,7 +1466,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
 
     def summary(self) -> Summary:
         """Return the number of texts, the number of entities by label, and the most frequent words."""
-        columns = self.entity_columns()
+        columns = self.results.entity_columns()
         words: Counter[str] = Counter()
         for word, count in columns.count_by("words").items():
             words[word.lower()] += count
@@ -1550,17 +1502,18 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         return replace(report, sentences=sentences, segments=tuple(self._segments()))
 
     def _segments(self) -> Iterator[TextSegment]:
-        for index, segments in self.iter_segments(0, len(self.preview_texts), MAX_TEXT_CHARACTERS):
-            yield TextSegment(f"{note_name(index, self.ids)}: ", starts_text=True)
+        for name, segments in self.iter_named_segments(0, len(self.preview_texts)):
+            yield TextSegment(f"{name}: ", starts_text=True)
             yield from segments
             yield TextSegment("\n")
 
-    def iter_segments(
-        self, start: int, stop: int, max_characters: int | None
-    ) -> Iterator[tuple[int, list[TextSegment]]]:
-        """Yield the index of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
+    def iter_named_segments(
+        self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
+    ) -> Iterator[tuple[str, list[TextSegment]]]:
+        """Yield the name of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
         for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
-            yield index, self.note_segments(index, text, self.results[index], max_characters)
+            segments = self.note_segments(index, text, self.results[index], max_characters)
+            yield note_name(index, self.ids), segments
 
     def note_segments(
         self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None
@@ -1580,15 +1533,8 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
             segments.append(TextSegment("…"))
         return segments
 
-    def iter_named_segments(
-        self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
-    ) -> Iterator[tuple[str, list[TextSegment]]]:
-        """Yield the name of each text of a range, and the highlighted text, or a notice if it is hidden."""
-        for index, segments in self.iter_segments(start, stop, max_characters):
-            yield note_name(index, self.ids), segments
-
     @property
-    def gold_ids(self) -> Sequence[Any] | None:
+    def _gold_ids(self) -> Sequence[Any] | None:
         """The ids of the texts, or the names of their files, or ``None``."""
         if self.ids is None and _are_files(self.texts):
             return [PurePath(source or "").name for source in self.sources]
@@ -1636,7 +1582,7 @@ class Annotations(_CompleteCopyMixin, LiveNotes, Sequence[list[Entity]]):
         from .scores import score_spans
 
         seed = check_integer("seed", seed, 0)
-        ids = self.gold_ids
+        ids = self._gold_ids
         if isinstance(gold, Review):
             gold = gold.gold_of(self)
             ids = None

@@ -15,16 +15,15 @@ from .._utils.text import describe_value
 from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
 from .boundaries import whole_words
-from .browsing import AnnotatedNotes, NoteListing
+from .browsing import NoteListing
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .inputs import NOTE_COLUMN
 from .json_lines import LineFile
 from .matching import find_positions
-from .pages import LiveNotes
+from .presentation import LiveNotes
 
 if TYPE_CHECKING:
     import pandas as pd
-    from ipywidgets import DOMWidget
 
     from .scores import Scores
 
@@ -68,7 +67,7 @@ class Review(LiveNotes):
     In a notebook, it is displayed as a browser of the notes of the sample. Only notes that are marked as reviewed count.
 
     Attributes:
-        found: The reviewed annotations.
+        found: The reviewed :class:`Annotations`, which import this module.
         path: File of the review, or ``None`` if it is not saved.
         notes: Ids of the notes of the sample, or their positions if there are no unique ids, in random order. The first notes are
             a random sample, too.
@@ -78,9 +77,7 @@ class Review(LiveNotes):
 
     JSON_PROPERTIES = ("num_notes", "num_reviewed")
 
-    def __init__(
-        self, found: AnnotatedNotes, path: str | os.PathLike[str] | None, sample: int | None, seed: int
-    ) -> None:
+    def __init__(self, found: Any, path: str | os.PathLike[str] | None, sample: int | None, seed: int) -> None:
         sample = check_optional_integer("sample", sample)
         self.found = found
         self.seed = check_integer("seed", seed, 0)
@@ -89,8 +86,8 @@ class Review(LiveNotes):
             raise ConfigurationError("The texts are hidden.", "Annotate with show_text=True to review the notes.")
         readable = np.ones(len(found), bool)
         readable[[*found.errors, *found.missing]] = False
-        if found.num_stored < len(found):
-            message = f"The texts came from a generator; only the first {found.num_stored} were stored."
+        if found.texts is None and len(found.preview_texts) < len(found):
+            message = f"The texts came from a generator; only the first {len(found.preview_texts)} were stored."
             raise ConfigurationError(message, "Annotate a list of the texts to review them.")
         candidates = np.flatnonzero(readable)
         order = np.random.default_rng(self.seed).permutation(candidates)
@@ -103,7 +100,7 @@ class Review(LiveNotes):
         self.notes: tuple[Any, ...] = tuple(self._positions)
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
         self._marks: dict[int, NoteMarks] = {}
-        header = {"format": FORMAT, "notes": found.fingerprint(), "seed": self.seed}
+        header = {"format": FORMAT, "notes": found.results.text_fingerprint(), "seed": self.seed}
         self._file = None if path is None else _ReviewFile(path, "path", header)
         self._read_file()
 
@@ -195,11 +192,12 @@ class Review(LiveNotes):
         Raises:
             ConfigurationError: If no note was reviewed.
         """
-        return self.found.score(self, seed=seed)
+        scores: Scores = self.found.score(self, seed=seed)
+        return scores
 
-    def gold_of(self, found: AnnotatedNotes) -> GoldTexts:
+    def gold_of(self, found: Any) -> GoldTexts:
         """Return the true entities if results belong to the same notes, of which at least one is reviewed."""
-        if found.fingerprint() != self.found.fingerprint():
+        if found.results.text_fingerprint() != self.found.results.text_fingerprint():
             message = "The review belongs to other notes."
             raise ConfigurationError(message, "Pass a review of the same notes, in the same order.")
         if not self.num_reviewed:
@@ -285,7 +283,7 @@ class Review(LiveNotes):
         """Return the progress of the review."""
         return Report(self.progress(), self.notices())
 
-    def create_view(self) -> DOMWidget:
+    def _create_view(self) -> Any:
         """Return a browser of the notes of the sample."""
         from .browser_view import BrowserView
 

@@ -153,7 +153,7 @@ def test_tokens_and_no_notes_can_be_browsed():
 
 def test_annotations_have_a_static_form_without_a_user():
     assert set(annotations()._repr_mimebundle_()) == {"text/plain", "text/html"}
-    assert annotations().create_view().state["count"] == len(NOTES)
+    assert annotations()._create_view().state["count"] == len(NOTES)
 
 
 def test_failed_search_keeps_the_list_and_is_reported():
@@ -169,7 +169,7 @@ def test_failed_search_keeps_the_list_and_is_reported():
                 yield note
 
     texts = Texts()
-    view = annotations(texts=texts).create_view()
+    view = annotations(texts=texts)._create_view()
     view._handle(view, search("asthma"), [])
     texts.broken = True
     view._handle(view, search("aspirin"), [])

@@ -199,20 +199,6 @@ class TestFrame:
         assert frame["span_text"].isna().tolist() == [False] * 5 + [True] * 2
 
 
-class TestFilter:
-    def test_minimum_scores_by_label_are_not_case_sensitive(self):
-        found = annotate(NOTES)
-        scores = [entity["score"] for entities in found for entity in entities]
-        threshold = sorted(scores)[1]
-        kept = [entity["score"] for entities in found.filter(min_score={"disease": threshold}) for entity in entities]
-        assert kept == [score for score in scores if score >= threshold]
-
-    @pytest.mark.parametrize("scores", [{"DISEASE": 2.0}, {1: 0.5}, {"DISEASE": "high"}])
-    def test_invalid_minimum_scores_are_rejected(self, scores):
-        with pytest.raises(ConfigurationError):
-            annotate(NOTES).filter(min_score=scores)
-
-
 class TestPrivacy:
     def test_ids_are_in_no_report_error_or_resume_file(self, tmp_path):
         ids = [f"{MARKER}-{number}" for number in range(3)]

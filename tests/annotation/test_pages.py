@@ -1,9 +1,11 @@
-"""Pages of notes: the first page as text and HTML, all of them in a notebook."""
+"""All notes as a page."""
+
+import re
+from pathlib import Path
 
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError
 
 NOTES = [f"Note {number}: she has asthma." for number in range(12)]
 
@@ -14,43 +16,13 @@ def found():
     return nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, ids=ids)
 
 
-def test_show_without_a_number_is_the_first_page(found):
-    pages = found.show()
-    assert len(pages) == 3
-    assert "id0: Note 0: she has [asthma](DISEASE)." in str(pages)
-    assert "Note 4" in pages._repr_html_()
-    assert "Note 5" not in pages._repr_html_()
+def test_show_without_a_number_displays_all_notes(found):
+    assert found.show() is found
+    assert "id0: Note 0: she has [asthma](DISEASE)." in str(found)
+    assert set(found._repr_mimebundle_()) == {"text/plain", "text/html"}  # Without a kernel.
 
 
-def test_pages_read_notes_that_are_not_stored_for_display(found):
-    report = found.show().page(2)
-    assert "".join(segment.text for segment in report.segments).count("asthma") == 2
-
-
-@pytest.mark.parametrize("number", [-1, 3, 0.5, None])
-def test_page_out_of_range_is_rejected(found, number):
-    with pytest.raises(ConfigurationError, match="from 0 to 2"):
-        found.show().page(number)
-
-
-def test_bundle_without_a_kernel_has_text_and_html_only(found):
-    assert set(found.show()._repr_mimebundle_()) == {"text/plain", "text/html"}
-
-
-def test_pages_of_a_generator_name_notes_that_are_not_stored():
-    found = nb.annotate(iter(NOTES), "bundled_small", device="cpu", progress=False)
-    report = found.show().page(1)
-    assert "".join(segment.text for segment in report.segments).count("(changed or not stored)") == 5
-
-
-def test_hidden_texts_are_on_no_page():
-    found = nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, show_text=False)
-    assert "asthma" not in str(found.show())
-    assert "asthma" not in str(found.show().create_view().state)
-
-
-def test_pages_without_notes_and_with_context():
-    assert "No notes." in str(nb.annotate([], "bundled_small", device="cpu", progress=False).show())
+def test_notes_are_displayed_with_context():
     found = nb.annotate(["No asthma."], "bundled_small", device="cpu", progress=False)
     assert "[asthma](DISEASE, negated)" in str(found.with_context().show())
     assert "[asthma](DISEASE, negated)" in str(found.show(0))
@@ -74,3 +46,11 @@ def test_saved_page_of_hidden_texts_has_no_text(tmp_path):
     found = nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, show_text=False)
     found.save(tmp_path / "notes.html")
     assert "asthma" not in (tmp_path / "notes.html").read_text("utf-8")
+
+
+def test_completion_lists_documented_names_of_annotations(found):
+    names = [name for name in dir(found) if not name.startswith("_")]
+    pages = (Path(__file__).parents[2] / "docs").rglob("*.md")
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    assert len(names) == 22
+    assert [name for name in names if not hasattr(found, name) or not re.search(rf"\.{name}\b|`{name}`", text)] == []

@@ -1,6 +1,5 @@
 """What is pickled of results and of errors: no text that may not be shown, and none that an error would carry elsewhere."""
 
-import copy
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
@@ -9,7 +8,7 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, InvalidTextError, RunInterrupted
+from openmed_nb.errors import InvalidTextError, RunInterrupted
 
 MARKER = "secretive"
 NOTES = [f"the {MARKER} patient has asthma", f"{MARKER} history", f"hypertension of {MARKER}"]
@@ -90,46 +89,8 @@ class TestErrors:
         assert leaks(error) == []
 
 
-class TestHiddenResults:
-    """A result that may not show its texts."""
-
-    @pytest.mark.parametrize("kind", ["list", "table"])
-    def test_many_texts(self, annotated, pipe, kind):
-        """A pickle has labels, scores and offsets, but no texts or words."""
-        notes = pd.Series(NOTES, index=[7, 9, 8]) if kind == "table" else NOTES
-        found = annotated(pipe, notes, show_text=False)
-        there = pickled(found)
-        assert leaks(found) == leaks(found.filter("disease")) == []
-        assert [[entity["word"] for entity in entities] for entities in there] == [[""], [], [""]]
-        columns = ["note_index", "entity_group", "score", "start", "end"]
-        pd.testing.assert_frame_equal(there.to_frame()[columns], found.to_frame()[columns])
-        for shown in (str(there), there._repr_html_(), str(there.summary()), there.to_json()):
-            assert not any(word in shown for word in WORDS)
-        with pytest.raises(ConfigurationError, match="not stored"):
-            there.at(0)
-        with pytest.raises(ConfigurationError, match="not stored"):
-            there.mask()
-
-    def test_one_text(self, annotated, pipe):
-        """So it is for the entities of one text."""
-        found = annotated(pipe, NOTES[0], show_text=False)
-        there = pickled(found)
-        assert leaks(found) == []
-        assert (there.text, [(entity["start"], entity["word"]) for entity in there]) == ("", [(found[0]["start"], "")])
-        assert MARKER not in str(there)
-
-    @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
-    def test_copies_in_this_process_are_whole(self, annotated, pipe, make):
-        """A copy contains texts and words."""
-        found = annotated(pipe, NOTES, show_text=False)
-        assert list(make(found)) == list(found)
-        assert make(found).show(0).text == NOTES[0]
-        one = annotated(pipe, NOTES[0], show_text=False)
-        assert (make(one).text, list(make(one))) == (NOTES[0], list(one))
-
-
-def test_shown_results_are_whole(annotated, pipe):
-    """A result that displays its texts also pickles them."""
+def test_results_are_pickled_whole(annotated, pipe):
+    """A result contains its texts in another process."""
     found = annotated(pipe, NOTES)
     there = pickled(found)
     assert (list(there), str(there), there.preview_texts) == (list(found), str(found), tuple(NOTES))

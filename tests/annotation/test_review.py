@@ -362,7 +362,7 @@ EVENTS = [
 def test_any_message_leaves_the_browser_usable(found, tmp_path, event):
     """A message that no front end sends neither raises an error nor writes a text to the file."""
     review = found.review(tmp_path / "review.jsonl", sample=None)
-    views = [found.create_view(), review.create_view()]
+    views = [found._create_view(), review._create_view()]
     events = [{**event, "note": 0, key: value} for key in (*event, "note") for value in VALUES]
     events += [{name: value for name, value in event.items() if name != key} for key in event]
     for sent in [*events, *VALUES]:

@@ -19,7 +19,6 @@ from ..inputs import NOTE_COLUMN
 
 if TYPE_CHECKING:
     import pandas as pd
-    from ipywidgets import DOMWidget
 
 # Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
@@ -118,10 +117,6 @@ class Saveable(Protocol):
         self, start: int, stop: int, max_characters: int | None = ...
     ) -> Iterator[tuple[str, list[TextSegment]]]:
         """Yield index and id of each note, and its segments."""
-        ...
-
-    def create_view(self) -> DOMWidget:
-        """Return a browser of the notes."""
         ...
 
     def __len__(self) -> int: ...

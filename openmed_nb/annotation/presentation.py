@@ -1,11 +1,14 @@
-"""Headlines of results, such as "6 mentions of diseases found in 3 notes"."""
+"""Display of results: headlines, such as "6 mentions of diseases found in 3 notes", and a live view if a user runs the cell."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .._render.display import pluralize
+from .._events.progress import is_interactive
+from .._render.display import WIDGET_MIME_TYPE, Displayable, pluralize, to_html, to_text
 from .references import is_missing
 
 # Labels that are English words for what they count. Entities with other labels, such as "PER" or "ANATOMY", are counted as
@@ -83,9 +86,38 @@ def note_name(index: int, ids: Sequence[Any] | None) -> str:
         >>> note_name(17, ["A"] * 20), note_name(0, [None]), note_name(3, None)
         ('A', '0', '3')
     """
-    return str(index if ids is None or is_missing(ids[index]) else ids[index])
+    name = str(index if ids is None or is_missing(ids[index]) else ids[index])
+    # A message to the front end cannot contain an unpaired surrogate.
+    return name.encode("utf-8", "replace").decode()
 
 
 def origin_details(model: str, device: str) -> str:
     """Return model and device of a result for the details of its report."""
     return f"Model: {model}, device: {device}"
+
+
+class LiveNotes(Displayable):
+    """Mixin for values with a live view of notes, in addition to text and HTML for saved notebooks."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _create_view(self) -> Any:
+        """Return a ``BrowserView`` of the notes."""
+        raise NotImplementedError
+
+    def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
+        report = self.final_report()
+        static = {"text/plain": to_text(report), "text/html": to_html(report)}
+        ipython = sys.modules.get("IPython")
+        shell: Any = None if ipython is None else ipython.get_ipython()
+        if len(self) <= 1 or shell is None or not shell.has_trait("kernel"):
+            return static
+        parent = shell.get_parent()
+        # Voila runs the cells itself, and displays widgets.
+        is_voila = os.environ.get("SERVER_SOFTWARE", "").startswith("voila/")
+        if not (is_voila or is_interactive(parent)):
+            return static
+        view = self._create_view()
+        view.replace_earlier(parent)
+        return {WIDGET_MIME_TYPE: {"version_major": 2, "version_minor": 0, "model_id": view.model_id}, **static}
