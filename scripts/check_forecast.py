@@ -2,14 +2,13 @@
 
     python scripts/check_forecast.py             # about a minute on a CPU
 
-1. Eleven tiny models with random weights: a pass without gradients and an AdamW step must have no fallback, and every
-   operator must be judged as ``tests/recorded/mps_operators_torch_*.txt`` says, the registrations of the real binary.
+1. Eleven tiny models with random weights: a pass without gradients must have no fallback.
 2. Precision and recall against the expected failures in ``torch.testing._internal.common_mps``, over all operators that torch
    has tests for (its OpInfos). They need expecttest: python -m pip install expecttest.
 
 How the second is counted. Each OpInfo is called with the samples that torch draws for MPS, at most 100, in the first of
-float32, int64, complex64, bool and float16 that it has. It is predicted to fail if an operator of any sample falls back,
-or is refused. What is always computed on the CPU does not fail, and does not count. It is expected to fail where
+float32, int64, complex64, bool and float16 that it has. It is predicted to fail if an operator of any sample falls back.
+What is always computed on the CPU does not fail, and does not count. It is expected to fail where
 UNIMPLEMENTED_XFAILLIST or ON_MPS_XFAILLIST of ``mps_ops_modifier`` name it for that type. Left out are the OpInfos of
 UNDEFINED_XFAILLIST, whose results differ for other reasons, those that have none of the types, and samples that say
 device="cpu".
@@ -30,19 +29,16 @@ from typing import Any
 
 import torch
 
-from openmed_nb.runbook.checks.operators.forecast import Forecast, forecast
-from openmed_nb.runbook.checks.operators.recorders import CallRecorder, record_calls
-from openmed_nb.runbook.checks.operators.table import DEVICE_SWITCHES, FALLS_BACK, NATIVE, OperatorTable, operator_table
+from openmed_nb.runbook.checks.operators.forecast import forecast
+from openmed_nb.runbook.checks.operators.recorders import OperatorTracer, trace_operators
+from openmed_nb.runbook.checks.operators.table import FALLS_BACK, OperatorTable, operator_table
 from openmed_nb.simulation.device import simulated_device
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "tests" / "runbook" / "checks" / "operators" / "forecast_models.py"
-RELEASE = "_".join(torch.__version__.split(".")[:2])
-RECORDED = ROOT / "tests" / "recorded" / f"mps_operators_torch_{RELEASE}.txt"
 TYPES = (torch.float32, torch.int64, torch.complex64, torch.bool, torch.float16)
 SAMPLES = 100
 PRECISION, RECALL = 0.95, 0.85
-TRAINING = ("forward", "backward", "optimizer")
 
 Lists = Mapping[str, Mapping[str, list[torch.dtype] | None]]
 
@@ -54,56 +50,27 @@ def main() -> int:
     only = parser.parse_args().models_only
     start = time.perf_counter()
     print(f"torch {torch.__version__}, {operator_table().source}")
-    good = check_models(operator_table())
+    good = check_models()
     good = (only or check_list(operator_table())) and good
     print(f"{'All is well' if good else 'FAILED'}, after {time.perf_counter() - start:.0f} seconds.")
     return 0 if good else 1
 
 
-def check_models(table: OperatorTable) -> bool:
-    """Print the operators of each model, and whether all stay on MPS and agree with the binary."""
-    recorded = recorded_operators() if RECORDED.exists() else None
-    if recorded is None:
-        print("Nobody read the registrations out of the macOS binary of this torch, so they are not compared.")
-    print(f"\n{'model':<14}{'pass':>12}{'AdamW step':>14}  calls/different operators")
+def check_models() -> bool:
+    """Print the operators of each model, and whether all stay on MPS."""
+    print(f"\n{'model':<14}{'pass':>12}  calls/different operators")
     good = True
     for name, make in models().items():
-        model, example = make()
-        printed = forecast(model, example, training=True)
-        wrong = disagreements(printed, table, recorded) if recorded else []
-        good &= not (printed.problems or wrong)
-        print(
-            f"{name:<14}{counts(printed, ('inference',)):>12}{counts(printed, TRAINING):>14}  {printed.verdict}", *wrong
-        )
+        predicted = forecast(*make())
+        good &= not predicted.problems
+        calls = f"{sum(row.count for row in predicted.rows)}/{len(predicted.operators)}"
+        print(f"{name:<14}{calls:>12}  {predicted.verdict}")
     return good
-
-
-def counts(printed: Forecast, phases: tuple[str, ...]) -> str:
-    """Return the numbers of calls and operators in some phases."""
-    rows = [row for row in printed.rows if row.phase in phases]
-    return f"{sum(row.count for row in rows)}/{len({row.operator for row in rows})}"
 
 
 def models() -> Mapping[str, Any]:
     """Return the models of the tests, by their names."""
     return runpy.run_path(str(MODELS))["MODELS"]
-
-
-def recorded_operators() -> frozenset[str]:
-    """Return the operators that the real binary registers, without those that run on the CPU."""
-    lines = RECORDED.read_text("utf-8").splitlines()
-    return frozenset(line for line in lines if line.startswith("aten::") and "by hand" not in line)
-
-
-def disagreements(printed: Forecast, table: OperatorTable, recorded: frozenset[str]) -> list[str]:
-    """Return the operators that the binary says something else about than the forecast."""
-    wrong = []
-    for row in printed.rows:
-        on_mps = DEVICE_SWITCHES.get(row.operator, row.operator) or "aten::add.out"
-        registered = bool({on_mps, table.delegates.get(on_mps, on_mps)} & recorded)
-        if registered != (row.verdict == NATIVE):
-            wrong.append(row.operator)
-    return sorted(set(wrong))
 
 
 @dataclass(frozen=True)
@@ -173,15 +140,14 @@ def named(name: str, dtype: torch.dtype, failures: Mapping[str, list[torch.dtype
 
 def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, ...]:
     """Return the reasons why an OpInfo would fail on MPS; samples that also fail on the CPU are ignored."""
-    record = CallRecorder(table)
+    tracer = OperatorTracer(table, torch.nn.Module())
     for sample in samples(info, dtype):
         try:
-            with torch.inference_mode(), record_calls(record):
+            with torch.inference_mode(), trace_operators(tracer):
                 info(sample.input, *sample.args, **sample.kwargs)
         except Exception as error:  # noqa: BLE001, PERF203 - samples for one device can fail in any way on another
             print(f"  {info.name}: {type(error).__name__}", file=sys.stderr)
-    falling = {operator for operator, *_ in record.calls if table.classify(operator) == FALLS_BACK}
-    return tuple(sorted(falling | {f"{refusal.name} in {operator}" for refusal, (operator, *_) in record.limitations}))
+    return tuple(sorted({operator for operator, _ in tracer.calls if table.classify(operator) == FALLS_BACK}))
 
 
 def samples(info: Any, dtype: torch.dtype) -> list[Any]:

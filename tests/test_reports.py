@@ -89,7 +89,7 @@ def make_reports():
     profile = nb.runbook.profile(linear, batch, device="cpu", steps=3)
     parity = nb.runbook.parity(MODEL, TEXTS, device="cpu", dtype="bfloat16", gold=[[], [], []], gradients=True)
     precision = nb.runbook.validate_precision(MODEL, TEXTS, device="cpu")
-    forecast = nb.runbook.forecast(linear, batch, training=True)
+    forecast = nb.runbook.forecast(linear, batch)
     loop = nb.epochs(2, "cpu")
     for _ in loop:
         pass

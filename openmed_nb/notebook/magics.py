@@ -446,7 +446,7 @@ class OpenMedMagics(Magics):
         from ..runbook.checks.operators.forecast import forecast
 
         if arguments.ops is not None:
-            return forecast(self._resolve_model(arguments.ops), training=True)
+            return forecast(self._resolve_model(arguments.ops))
         return doctor(self._resolve_model(arguments.model))
 
     @magic_arguments()

@@ -54,7 +54,7 @@ CELLS = (
     "same = nb.runbook.parity({model!r}, NOTES[:20], device='cpu', dtype='bfloat16')",
     "nb.runbook.validate_precision({model!r}, NOTES[:20], device='cpu')",
     "where = nb.runbook.profile({model!r}, device='cpu', steps=3)",
-    "nb.runbook.forecast({model!r}, training=True)",
+    "nb.runbook.forecast({model!r})",
     "nb.handoff('bundle', {model!r}, device='cpu')",
     "nb.verdict(where, same)",
     "nb.system_status()",

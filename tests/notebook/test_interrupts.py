@@ -31,7 +31,7 @@ OPERATIONS = {
     "parity": "nb.runbook.parity('bundled_small', NOTES, dtype='bfloat16')",
     "validate_precision": "nb.runbook.validate_precision('bundled_small', NOTES)",
     "profile": "nb.runbook.profile('bundled_small', steps=100000)",
-    "forecast": "nb.runbook.forecast('bundled_small', training=True)",
+    "forecast": "nb.runbook.forecast('bundled_small')",
     "doctor": "nb.doctor('bundled')",
     "logbook": "nb.logbook()",
     "handoff": "nb.handoff('bundle', 'bundled_small')",

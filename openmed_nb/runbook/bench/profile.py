@@ -334,7 +334,7 @@ class Profile(StepReport):
         names = sorted({fallback.operator for fallback in self.fallbacks})
         if not names:
             return Finding(FALLBACK, OK, "no operator fell back to the CPU")
-        remedy = "Find the modules with nb.runbook.fallbacks(). Replace the operators, or run that part of the model on the CPU."
+        remedy = "Find the modules with nb.runbook.forecast(model). Replace the operators, or run that part of the model on the CPU."
         return Finding(FALLBACK, WARNING, f"{', '.join(names)} fell back to the CPU", remedy)
 
 

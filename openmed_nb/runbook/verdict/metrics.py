@@ -738,12 +738,9 @@ def _read_fallbacks(report: FallbackLog, _context: Context) -> ReportMetrics:
 
 @read_report.register
 def _read_forecast(report: Forecast, context: Context) -> ReportMetrics:
-    # For training, only a forecast of a training step shows that no operator is affected.
-    is_unknown = context.evidence["task"] == TRAINING and all(row.phase == INFERENCE for row in report.rows)
-    values: dict[str, Any] = {
-        "fallback_operators": report.cpu_operators or (None if is_unknown else ()),
-        "refused_operators": report.unsupported or (None if is_unknown else ()),
-    }
+    # A forecast covers a forward pass, so it cannot show that no operator of a training falls back.
+    nothing = None if context.evidence["task"] == TRAINING else ()
+    values: dict[str, Any] = {"fallback_operators": report.cpu_operators or nothing}
     # A forecast runs on the CPU and does not depend on a simulation.
     return ReportMetrics("forecast", sanitize_path(report.model), None, None, False, values)
 

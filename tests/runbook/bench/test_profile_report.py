@@ -10,7 +10,6 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.profile import WAIT_REMEDIES, Profile
 from openmed_nb.runbook.bench.timing import CodeLocation, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.checks.operators.table import ModuleLocation
 
 
 def make_operators(**seconds):
@@ -36,7 +35,7 @@ HEALTHY = Profile(
 USER_LINE = CodeLocation("train.py", 12, "step")
 LIBRARY_LINE = CodeLocation("train.py", 9, "step", "transformers.masking_utils", in_model=True)
 TO_MPS = ".to('mps')"
-FALLBACK = Fallback("aten::mode", FELL_BACK, "forward", ModuleLocation("", "M"), 3, None)
+FALLBACK = Fallback("aten::mode", FELL_BACK, 3)
 
 
 def make_wait(place, call=".item()", reason="read"):

@@ -24,7 +24,7 @@ from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.checks.operators.fallbacks import RAISED_ERROR as UNSUPPORTED
 from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
-from openmed_nb.runbook.checks.operators.table import FALLS_BACK, ModuleLocation
+from openmed_nb.runbook.checks.operators.table import FALLS_BACK
 from openmed_nb.runbook.checks.precision.policy import AcceptanceCriteria, RejectionReason
 from openmed_nb.runbook.checks.precision.report import (
     EntityAgreement,
@@ -75,9 +75,7 @@ REJECTED_DTYPE = PrecisionVerdict(
     AcceptanceCriteria(),
     (RejectionReason("Only 80.", "Stay."),),
 )
-FORECAST = Forecast(
-    "Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "inference", ModuleLocation(), 1),)
-)
+FORECAST = Forecast("Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "", 1),))
 SYSTEM_STATUS = SystemStatus(power_source="battery", power_mode="automatic", thermal_state="nominal")
 DOCTOR = DoctorReport(
     (
@@ -88,7 +86,7 @@ DOCTOR = DoctorReport(
         Finding("memory pressure", WARNING, "warning", "Close programs."),
     )
 )
-FALLBACK = Fallback("aten::mode", FELL_BACK, "forward", ModuleLocation(), 4, 0.004)
+FALLBACK = Fallback("aten::mode", FELL_BACK, 4)
 PROFILE = Profile(
     "bundled",
     "annotation",
@@ -145,11 +143,6 @@ def make_fallback_profile(**seconds):
     operators = tuple(OperatorTime(f"aten::{name}", "forward", 1.0, time) for name, time in seconds.items())
     fallback = replace(FALLBACK, operator="aten::mode.values")
     return make_profile(fallbacks=(fallback,), fallbacks_per_step=2.0, operators=operators)
-
-
-def make_forecast(*phases, verdict="native"):
-    """Return a forecast of an operator in each phase."""
-    return replace(FORECAST, rows=tuple(replace(FORECAST.rows[0], phase=phase, verdict=verdict) for phase in phases))
 
 
 def make_doctor_report(*findings):
@@ -231,9 +224,8 @@ CASES = {
     "a forecast of a fallback": [FORECAST],
     "a forecast without fallbacks": [replace(FORECAST, rows=())],
     "a forecast does not depend on the simulation": [replace(FORECAST, simulated=True)],
-    "a forecast of an annotation": [make_forecast("inference"), Evidence(task="annotation")],
-    "a forecast without the training step": [make_forecast("inference"), Evidence(task="training")],
-    "a forecast of a training step": [make_forecast("inference", "backward"), Evidence(task="training")],
+    "a forecast of an annotation without a fallback": [replace(FORECAST, rows=()), Evidence(task="annotation")],
+    "a forecast of a training without a fallback": [replace(FORECAST, rows=()), Evidence(task="training")],
     "a forecast of a fallback in a training": [FORECAST, Evidence(task="training")],
     "the doctor": [DOCTOR],
     "a device that does not compute": [
@@ -388,7 +380,7 @@ def test_arguments_precede_reports():
 
 
 def test_verdict_reads_reports_of_this_computer():
-    verdict = nb.verdict(nb.system_status(), nb.runbook.forecast("bundled_small", training=False))
+    verdict = nb.verdict(nb.system_status(), nb.runbook.forecast("bundled_small"))
 
     assert verdict.evidence["fallback_operators"] == ()
     assert verdict.evidence["slow_conditions"] is not None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ...._render.display import Displayable, Report, Table, pluralize
 from ....devices.backend import import_torch
 from ....devices.machine import is_mps_simulated
-from ....devices.moving import get_module
 from ....devices.profilers import push_modes
-from .table import ModuleLocation, ModuleRow, Phase, operator_table
 
 if TYPE_CHECKING:
-    from .recorders import FallbackEvent, FallbackRecorder
+    from .recorders import MpsOperatorCounter
 
 Outcome = Literal["fell back to the CPU", "raised an error"]
 
@@ -29,27 +30,26 @@ REMEDIES: dict[Outcome, str] = {
     RAISED_ERROR: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported.",
 }
 
+# Texts of torch's MPSFallback.mm.
+FALLBACK_PATTERN = re.compile(
+    r"The operator '([^']+)' is not currently supported on the MPS backend and will fall back to run on"
+)
+NOT_IMPLEMENTED_PATTERN = re.compile(r"The operator '([^']+)' is not currently implemented for the MPS device")
+
 
 @dataclass(frozen=True)
-class Fallback(ModuleRow):
-    """Fallbacks of one operator in one module and one phase.
+class Fallback:
+    """Fallbacks of one operator.
 
     Attributes:
         operator: Name of the operator in the messages of MPS, such as ``"aten::special_ndtri.out"``.
         outcome: ``"fell back to the CPU"``, or ``"raised an error"`` if fallback is disabled.
-        phase: ``"forward"``, ``"backward"`` or ``"elsewhere"``.
-        module_location: Module that was running, or empty in a backward pass and outside modules.
-        count: Number of fallbacks.
-        seconds: Duration of the outermost operators that fell back, including copies. ``None`` on a simulated device, whose
-            durations do not represent MPS.
+        count: Number of calls.
     """
 
     operator: str
     outcome: Outcome
-    phase: Phase
-    module_location: ModuleLocation
     count: int
-    seconds: float | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,25 +63,17 @@ class FallbackLog(Displayable):
 
     mps_available: bool
     simulated: bool
-    _recorder: FallbackRecorder = field(repr=False)
+    _counter: MpsOperatorCounter = field(repr=False)
+    _calls: Counter[tuple[str, Outcome]] = field(default_factory=Counter, repr=False)
 
-    JSON_EXCLUDE = ("_recorder",)
+    JSON_EXCLUDE = ("_counter", "_calls")
     JSON_PROPERTIES = ("verdict", "count", "num_mps_operators", "entries")
 
     @property
     def entries(self) -> tuple[Fallback, ...]:
-        """Fallbacks by operator, module and phase, most frequent first."""
-        groups: dict[tuple[str, Outcome, Phase, ModuleLocation], list[FallbackEvent]] = {}
-        for event in self._recorder.all_events():
-            outcome: Outcome = RAISED_ERROR if event.raised else FELL_BACK
-            key = (event.operator, outcome, event.call.phase, event.call.module_location)
-            groups.setdefault(key, []).append(event)
-        entries = []
-        for key, events in groups.items():
-            calls = {id(event.call): event.call for event in events}  # One call can have several fallbacks.
-            seconds = None if self.simulated else sum(call.seconds or 0.0 for call in calls.values())
-            entries.append(Fallback(*key, len(events), seconds))
-        return tuple(sorted(entries, key=_sort_key))
+        """Fallbacks by operator, most frequent first."""
+        entries = (Fallback(*key, count) for key, count in self._calls.items())
+        return tuple(sorted(entries, key=lambda entry: (-entry.count, entry.operator)))
 
     @property
     def count(self) -> int:
@@ -96,7 +88,7 @@ class FallbackLog(Displayable):
     @property
     def num_mps_operators(self) -> int:
         """Number of outermost operators that were called with an MPS tensor."""
-        return self._recorder.operators
+        return self._counter.count
 
     @property
     def verdict(self) -> str:
@@ -110,52 +102,44 @@ class FallbackLog(Displayable):
                 sentences.append(f"{calls} {outcome}: {names}.{remedy}")
         if sentences:
             return " ".join(sentences)
-        if self._recorder.operators:
+        if self.num_mps_operators:
             return "No operator fell back to the CPU."
         return "No operator ran on MPS, and only MPS has CPU fallbacks."
 
     def to_report(self) -> Report:
-        """Return the report: fallbacks by module and phase. The durations are among the metrics."""
-        rows = []
-        timed = []
-        for entry in self.entries:
-            module = str(entry.module_location)
-            rows.append((entry.operator, entry.outcome, entry.phase, module, str(entry.count)))
-            if entry.seconds is not None:
-                timed.append((entry.operator, entry.phase, module, f"{entry.seconds:.4f}"))
-        return Report(
-            "CPU fallbacks on MPS",
-            (self.verdict,),
-            (Table("", ("operator", "outcome", "phase", "module", "count"), tuple(rows)),),
-            metrics=(Table("Durations", ("operator", "phase", "module", "seconds"), tuple(timed)),),
-        )
+        """Return the report: fallbacks by operator."""
+        rows = tuple((entry.operator, entry.outcome, str(entry.count)) for entry in self.entries)
+        return Report("CPU fallbacks on MPS", (self.verdict,), (Table("", ("operator", "outcome", "count"), rows),))
 
 
-def _sort_key(entry: Fallback) -> tuple[int, str, str, ModuleLocation]:
-    return -entry.count, entry.operator, entry.phase, entry.module_location
+@dataclass(frozen=True)
+class _WarningInterceptor:
+    """Replacement of ``warnings.showwarning`` that records the fallbacks of a thread and shows all other warnings."""
+
+    log: FallbackLog
+    original_showwarning: Callable[..., None]
+    thread: int = field(default_factory=threading.get_ident)
+
+    def __call__(self, message: Warning | str, *args: object, **kwargs: object) -> None:
+        """Record a fallback, or show any other warning. An enclosing fallback log receives both."""
+        match = FALLBACK_PATTERN.search(str(message)) if threading.get_ident() == self.thread else None
+        if match:
+            self.log._calls[match[1], FELL_BACK] += 1  # noqa: SLF001 - of this module
+        if not match or isinstance(self.original_showwarning, _WarningInterceptor):
+            self.original_showwarning(message, *args, **kwargs)
 
 
 @contextmanager
-def fallbacks(model: Any = None) -> Iterator[FallbackLog]:
-    """Context manager that records CPU fallbacks: operators, modules, counts and durations.
+def fallbacks() -> Iterator[FallbackLog]:
+    """Context manager that counts CPU fallbacks by operator.
 
     By default, torch warns only about the first fallback of the process. In the block it warns about each fallback
     (``torch.set_warn_always``), and the log intercepts these warnings, which also name operators inside other operators. Other
-    warnings are not affected. A torch dispatch mode times the outermost operators and synchronizes before and after each one,
-    except in a backward pass, where the duration includes earlier work. Hooks of all modules track the running module. If
-    fallback is disabled, the error of torch is recorded and propagates. Warnings, hooks and settings are restored at the end.
-    Only the thread that enters the context manager is recorded.
-
-    Args:
-        model: Model or pipeline whose modules are named. If ``None``, name the submodules of the outermost module that runs.
+    warnings are not affected. If fallback is disabled, an error of torch that leaves the block is recorded. Only the thread
+    that enters the context manager is recorded. To find the modules that call an operator, use :func:`forecast`.
 
     Yields:
-        The log. Its ``entries`` have a ``count`` and ``seconds`` for each operator, module and phase (``"forward"``,
-        ``"backward"`` or ``"elsewhere"``). ``verdict`` is a sentence. The text form of the log does not include durations,
-        so that it is the same in every run.
-
-    Raises:
-        ConfigurationError: If ``model`` is not a model.
+        The log. Its ``entries`` have a ``count`` for each operator. ``verdict`` is a sentence.
 
     Example:
         >>> import torch
@@ -165,17 +149,21 @@ def fallbacks(model: Any = None) -> Iterator[FallbackLog]:
         >>> log.entries[0].operator, log.entries[0].count
         ('aten::mode', 1)
     """
-    module = None if model is None else get_module(model, "Pass a torch module, a pipeline, or nothing.")
     torch = import_torch()
-    from .recorders import FALLBACK_PATTERN, FallbackRecorder, WarningInterceptor
+    from .recorders import MpsOperatorCounter
 
-    recorder = FallbackRecorder(operator_table())
-    with ExitStack() as stack:
-        stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
-        torch.set_warn_always(True)
-        stack.enter_context(warnings.catch_warnings())
+    counter = MpsOperatorCounter()
+    log = FallbackLog(torch.backends.mps.is_available(), is_mps_simulated(), counter)
+    warns_always = torch.is_warn_always_enabled()
+    with warnings.catch_warnings(), push_modes(counter):
         warnings.filterwarnings("always", message=FALLBACK_PATTERN.pattern, category=UserWarning)
-        warnings.showwarning = WarningInterceptor(recorder, warnings.showwarning)
-        stack.enter_context(recorder.module_tracker.track(module))
-        stack.enter_context(push_modes(recorder))
-        yield FallbackLog(torch.backends.mps.is_available(), is_mps_simulated(), recorder)
+        warnings.showwarning = _WarningInterceptor(log, warnings.showwarning)
+        torch.set_warn_always(True)
+        try:
+            yield log
+        except NotImplementedError as error:  # Fallback is disabled.
+            if match := NOT_IMPLEMENTED_PATTERN.search(str(error)):
+                log._calls[match[1], RAISED_ERROR] += 1  # noqa: SLF001 - of this module
+            raise
+        finally:
+            torch.set_warn_always(warns_always)

@@ -254,7 +254,7 @@ def _fallbacks(options: StepOptions) -> StepResult:
     from ...checks.operators.fallbacks import fallbacks
     from ...checks.operators.forecast import forecast
 
-    prediction = forecast(options.model, training=options.backward)
+    prediction = forecast(options.model)
     with _open_benchmark(options, options.backward) as benchmark:
         workload = benchmark.data_workload(2)
         with fallbacks() as log, workload.open_batches() as batches:

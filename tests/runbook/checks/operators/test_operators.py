@@ -1,130 +1,87 @@
-import sys
+"""Classification of operators on MPS."""
+
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from openmed_nb.errors import TorchImportError
+from openmed_nb.runbook.checks.operators import table
 from openmed_nb.runbook.checks.operators.table import (
     ALWAYS_ON_CPU,
     COMPOSITE,
-    DEVICE_SWITCHES,
     FALLS_BACK,
     NATIVE,
+    TABLE_FILE,
     UNKNOWN,
-    always_cpu_operators,
-    functions_file,
-    has_kernel,
-    native_operators,
     operator_table,
-    read_functions,
 )
 from openmed_nb.simulation.operators import ALWAYS_ON_CPU as FORCED_IN_SIMULATION
 from openmed_nb.simulation.operators import UNSUPPORTED
 
-SVD = "aten::linalg_svd"
 VERSION = torch.__version__
-RECORDED = Path(__file__).parents[3] / "recorded" / f"mps_operators_torch_{'_'.join(VERSION.split('.')[:2])}.txt"
-TEXT = RECORDED.read_text("utf-8") if RECORDED.exists() else ""
-LINES = [line for line in TEXT.splitlines() if line.startswith("aten::")]
-
-recorded = pytest.mark.skipif(not LINES, reason="no recorded registrations of the macOS binary of this torch")
+RECORDED = Path(__file__).parents[3] / "recorded"
 
 
-@recorded
-def test_table_equals_registrations_in_binary():
-    generated = {line for line in LINES if "by hand" not in line}
+@pytest.mark.parametrize("release", ["2.13", "2.14"])
+def test_table_equals_registrations_in_the_binary(release):
+    """The other manual registration in the macOS binary raises an error."""
+    text = (RECORDED / f"mps_operators_torch_{release.replace('.', '_')}.txt").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("aten::")]
+    stored = json.loads(TABLE_FILE.read_text("utf-8"))[release]
 
-    assert native_operators(read_functions(functions_file(VERSION)), "MPS") == generated
-    assert len(generated) in (890, 912)
-
-
-@recorded
-def test_always_cpu_operators_are_in_the_binary():
-    """The other manual registrations in the macOS binary raise an error."""
-    by_hand = {line.partition(" ")[0] for line in LINES if "by hand" in line}
-
-    assert by_hand == {*always_cpu_operators(VERSION), "aten::_slow_conv2d_forward"}
+    assert stored["native"] == sorted(line for line in lines if "by hand" not in line)
+    assert len(stored["native"]) in (890, 912)
+    assert {*stored["always_cpu"], "aten::_slow_conv2d_forward"} == {
+        line.partition(" ")[0] for line in lines if "by hand" in line
+    }
 
 
-@recorded
-def test_device_switches_lead_to_registered_operators():
-    assert set(filter(None, DEVICE_SWITCHES.values())) <= set(LINES)
-
-
-def test_native_operators_equal_cpu_registrations():
-    functions = read_functions(functions_file(VERSION))
-    predicted = native_operators(functions, "CPU")
-    registered = {name for name in functions if has_kernel(name, "CPU")}
-
-    assert predicted <= registered
-    assert len(registered - predicted) < 10  # What torch writes by hand.
-
-
+@pytest.mark.skipif(not VERSION.startswith("2.13."), reason="other releases register other operators")
 @pytest.mark.parametrize(
-    ("operator", "verdict", "name_of_mps"),
+    ("operator", "verdict"),
     [
-        ("aten::addmm", NATIVE, "aten::addmm.out"),
-        ("aten::linear", NATIVE, "aten::linear"),
-        ("aten::acos", NATIVE, "aten::acos.out"),
-        ("aten::convolution", NATIVE, "aten::convolution"),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu", NATIVE, None),
-        ("aten::linalg_lu_solve.out", NATIVE, None),  # torch gives it to MPS in Python, and its list does not say so.
-        ("aten::t", COMPOSITE, None),
-        ("aten::matmul", COMPOSITE, None),
-        ("aten::all.dims", COMPOSITE, None),
-        ("aten::_foreach_add.Scalar_out", COMPOSITE, None),
-        ("aten::mode", FALLS_BACK, "aten::mode"),
-        ("aten::_linalg_eigh", FALLS_BACK, "aten::_linalg_eigh.eigenvalues"),
-        ("aten::heaviside_", FALLS_BACK, "aten::heaviside.out"),
-        ("aten::special_ndtri", FALLS_BACK, "aten::special_ndtri.out"),
-        ("aten::special_ndtri.out", FALLS_BACK, "aten::special_ndtri.out"),
-        ("aten::embedding_renorm_", ALWAYS_ON_CPU, "aten::embedding_renorm_"),
-        (SVD, ALWAYS_ON_CPU if SVD in always_cpu_operators(VERSION) else COMPOSITE, SVD),
-        ("somebody::operator", UNKNOWN, None),
+        ("aten::addmm", NATIVE),
+        ("aten::linear", NATIVE),
+        ("aten::acos", NATIVE),
+        ("aten::convolution", NATIVE),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", NATIVE),
+        ("aten::linalg_lu_solve.out", NATIVE),  # Registered in Python.
+        ("aten::t", COMPOSITE),
+        ("aten::matmul", COMPOSITE),
+        ("aten::_foreach_add.Scalar_out", COMPOSITE),
+        ("aten::special_ndtri", COMPOSITE),  # It calls the following operator.
+        ("aten::special_ndtri.out", FALLS_BACK),
+        ("aten::mode", FALLS_BACK),
+        ("aten::embedding_renorm_", ALWAYS_ON_CPU),
+        ("aten::linalg_svd", ALWAYS_ON_CPU),
+        ("somebody::operator", UNKNOWN),
     ],
 )
-def test_classify_operator(operator, verdict, name_of_mps):
+def test_classify_operator(operator, verdict):
     assert operator_table().classify(operator) == verdict
-    assert name_of_mps in {None, operator_table().named_by_mps(operator)}
 
 
 @pytest.mark.skipif(not VERSION.startswith("2.13."), reason="the simulated device has the operators of torch 2.13")
 def test_missing_operators_of_simulated_device_fall_back():
-    table = operator_table()
-    alone = {operator: name for operator, name in UNSUPPORTED.items() if table.classify(operator) == FALLS_BACK}
+    operators = operator_table()
 
-    assert {table.classify(operator) for operator in UNSUPPORTED.keys() - alone.keys()} == {COMPOSITE}
-    assert {table.classify(name) for name in UNSUPPORTED.values()} == {FALLS_BACK}
-    assert {operator: table.named_by_mps(operator) for operator in alone} == alone
-    assert table.always_cpu == FORCED_IN_SIMULATION
-
-
-def test_table_is_read_once():
-    assert operator_table() is operator_table()
-    assert operator_table().torch == VERSION
-
-
-def test_missing_operator_list_raises(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchgen", None)
-
-    with pytest.raises(TorchImportError, match=r"2\.13\.0") as error:
-        functions_file("2.13.0")
-    assert error.value.remedy.startswith("Reinstall it:")
+    assert {operators.classify(name) for name in UNSUPPORTED.values()} == {FALLS_BACK}
+    assert {operators.classify(operator) for operator in UNSUPPORTED} <= {COMPOSITE, FALLS_BACK}
+    assert operators.always_cpu == FORCED_IN_SIMULATION
 
 
 @pytest.mark.parametrize(
-    ("version", "col2im", "svd"),
-    [
-        ("2.6.0", True, True),
-        ("2.7.1", True, True),
-        ("2.8.0", False, True),
-        ("2.13.0+cpu", False, True),
-        ("2.14.1", False, False),
-        ("3.0", False, False),
-    ],
+    ("version", "release"),
+    [("2.6.0", "2.13"), ("2.13.0+cpu", "2.13"), ("2.14.1", "2.14"), ("2.15.0.dev20261101", "2.14"), ("3.0", "2.14")],
 )
-def test_always_cpu_operators_of_a_version(version, col2im, svd):
-    forced = always_cpu_operators(version)
+def test_nearest_release_is_used(version, release):
+    operators = table._read_table(version, built=False)
 
-    assert ("aten::col2im" in forced, SVD in forced, "aten::embedding_renorm_" in forced) == (col2im, svd, True)
+    assert f"torch {release} for macOS" in operators.source
+    assert len(operators.native) == {"2.13": 890, "2.14": 912}[release]
+    assert operators is table._read_table(version, built=False)
+
+
+def test_torch_with_mps_reports_its_own_registrations():
+    assert table._read_table("2.13.0", built=True).native == frozenset()
