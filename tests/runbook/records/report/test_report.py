@@ -16,7 +16,6 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
-from openmed_nb.devices.system_status import GpuStatus, SystemStatus
 from openmed_nb.errors import ConfigurationError, RunInterrupted
 from openmed_nb.runbook.records.report.report import (
     SCHEMA_FILE,
