@@ -209,6 +209,8 @@ class Evidence(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         """Return a metric that is derived from others, or ``None`` if it was not measured."""
+        if name not in METRICS:
+            raise KeyError(name)
         if name in {"data_fraction", "transfer_fraction"}:
             return self.get("phase_fractions", {}).get(name.removesuffix("_fraction"))
         if name == "hours" and self["texts_per_second"] and self["num_texts"] is not None:
