@@ -19,8 +19,7 @@ from ..._utils.text import describe_value, short_type_name
 from ..._utils.validation import invalid_type, is_finite_number
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
-from ...errors import ConfigurationError, UnknownModelError
-from ...models.registry import BUNDLED, find_model
+from ...errors import ConfigurationError
 from ...session import SESSION
 from ..bench.comparison import BreakEven, Comparison
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
@@ -463,28 +462,16 @@ def _find_task(summaries: Sequence[ReportMetrics]) -> str | None:
 
 
 def _check_models(reports: Iterable[object]) -> None:
-    """Raise an error if two reports certainly cover different models.
+    """Raise an error if two reports cover different models.
 
     The name of a class and the name from which a model is loaded may denote the same model, and so may a wrapper.
     """
-    classes = set()
-    loaded: dict[object, str] = {}
+    names = set()
     for report in reports:
         subject = getattr(report, "parity", report)  # The parity of a precision verdict.
-        name = getattr(subject, "model", "") or getattr(subject, "name", "")
-        if not name or name in WRAPPERS or getattr(subject, "task", "") == CUSTOM_STEP:
-            continue
-        if name in BUNDLED or not name.isidentifier():
-            loaded.setdefault(_locate_model(name), name)
-        elif name != name.lower():
-            classes.add(name)
-    for names in (classes, loaded.values()):
-        _single_value("several models", map(describe_value, names), "Pass reports of one model, under one name.")
-
-
-def _locate_model(name: str) -> object:
-    """Return the location of a model, to compare names of models."""
-    try:
-        return find_model(name)
-    except UnknownModelError:
-        return name
+        if getattr(subject, "task", "") != CUSTOM_STEP:
+            names.add(getattr(subject, "model", "") or getattr(subject, "name", ""))
+    names -= {"", *WRAPPERS}
+    classes = {name for name in names if name.isidentifier() and name != name.lower()}
+    for group in (classes, names - classes):
+        _single_value("several models", map(describe_value, group), "Pass reports of one model, under one name.")

@@ -15,7 +15,6 @@ import openmed_nb as nb
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.models.registry import BUNDLED
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
@@ -362,7 +361,6 @@ def test_inconsistent_reports_raise(reports, fragment):
         (COMPARISON, SWEEP, PARITY, SYSTEM_STATUS, DOCTOR),
         (make_profile(name="train_step", task="own step"), FORECAST, COMPARISON),
         (make_profile(name="DistributedDataParallel", task="forward pass"), FORECAST),
-        (SWEEP, replace(PARITY, model=str(BUNDLED["bundled"]))),
     ],
 )
 def test_names_of_possibly_the_same_model_are_accepted(reports):
