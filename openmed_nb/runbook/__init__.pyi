@@ -20,6 +20,6 @@ from .records.logbook.logbook import Logbook as Logbook
 from .records.logbook.logbook import LogbookDiff as LogbookDiff
 from .records.report.report import DeviceReport as DeviceReport
 from .records.report.report import bring_up as bring_up
-from .verdict.metrics import Gates as Gates
-from .verdict.metrics import gates as gates
+from .verdict.rules import Gates as Gates
+from .verdict.rules import gates as gates
 from .verdict.verdict import Verdict as Verdict

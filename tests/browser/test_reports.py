@@ -20,7 +20,8 @@ from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.verdict.metrics import Evidence, Gates
+from openmed_nb.runbook.verdict.metrics import Evidence
+from openmed_nb.runbook.verdict.rules import Gates
 from openmed_nb.runbook.verdict.verdict import evaluate
 
 pytestmark = pytest.mark.slow

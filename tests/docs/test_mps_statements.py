@@ -12,7 +12,7 @@ import pytest
 
 from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
 from openmed_nb.runbook.checks.operators import table
-from openmed_nb.runbook.verdict.metrics import SYMPTOMS, gates
+from openmed_nb.runbook.verdict.rules import SYMPTOMS, gates
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"reference", "troubleshooting"}

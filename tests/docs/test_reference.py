@@ -12,7 +12,7 @@ import openmed_nb as nb
 import reference_pages
 import source_calls
 from helpers.public_api import LOADER, PUBLIC
-from openmed_nb.runbook.verdict.metrics import SYMPTOMS
+from openmed_nb.runbook.verdict.rules import SYMPTOMS
 
 ROOT = Path(__file__).parents[2]
 MAX_WORDS = 1500

@@ -1,18 +1,16 @@
 """Metrics of a device: their labels and units, their gates, and how they are read from reports.
 
-``METRICS`` declares each metric once. :class:`Evidence` maps their names to values, and each field of :class:`Gates` is the gate
+``METRICS`` declares each metric once. :class:`Evidence` maps their names to values, and each field of :class:`Thresholds` is the gate
 of the metric with that name. ``read_report`` reads the values of a report for a verdict and for a logbook.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import singledispatch
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..._render.display import (
@@ -20,12 +18,8 @@ from ..._render.display import (
     NOT_APPLICABLE,
     OK,
     WARNING,
-    Displayable,
     Finding,
-    Report,
-    Table,
     format_percent,
-    to_text,
 )
 from ..._utils.text import describe_value, short_type_name
 from ..._utils.validation import check_number, invalid_value, is_finite_number, suggest
@@ -254,49 +248,13 @@ def _gate(default: float | None, *arguments: Any, **options: Any) -> Any:
     return field(default=default or 0.0, metadata={"gate": Gate(*arguments, **options)})
 
 
-class Symptom(NamedTuple):
-    """A row of the table of symptoms. Code in its sentences is in backticks, as in Markdown.
-
-    Attributes:
-        topic: Heading of a group of symptoms.
-        symptom: Observed behavior, or the text of the error.
-        cause: Likely cause, in sentences.
-        actions: What to do, in sentences with complete calls.
-        guides: Pages of the documentation, as paths below ``docs`` without a suffix.
-        sources: Issues with owner, repository and number, such as ``"pytorch/pytorch#77753"``.
-    """
-
-    topic: str
-    symptom: str
-    cause: str
-    actions: Sequence[str]
-    guides: Sequence[str]
-    sources: Sequence[str]
-
-
-SYMPTOMS = [
-    Symptom(topic, **row)
-    for topic, rows in json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8")).items()
-    for row in rows
-]
-
-
-@dataclass(frozen=True, repr=False)
-class Gates(Displayable):
-    """Thresholds of a verdict, displayed with the decision matrix and a table of symptoms.
-
-    Fractions are in [0, 1]: 0.22 is 22%.
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds of a verdict; fractions are in [0, 1]: 0.22 is 22%.
 
     Raises:
         ConfigurationError: If a threshold is out of range.
-
-    Example:
-        >>> Gates(speedup=0.3).changes
-        ('Gate changed: speedup from 22% to 30%.',)
     """
-
-    SCHEMA = "openmed_nb/gates/1"
-    JSON_PROPERTIES = ("changes",)
 
     speedup: float = _gate(
         MIN_SPEEDUP_GAIN,
@@ -386,7 +344,7 @@ class Gates(Displayable):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            check_number(name, value, GATES[name].maximum, example=f"{getattr(Gates, name):g}")
+            check_number(name, value, GATES[name].maximum, example=f"{getattr(Thresholds, name):g}")
 
     def format_values(self) -> dict[str, str]:
         """Return the formatted thresholds by name; that of a speedup is the additional fraction of speed."""
@@ -398,93 +356,16 @@ class Gates(Displayable):
     @property
     def changes(self) -> tuple[str, ...]:
         """One sentence for each threshold that differs from its default."""
-        defaults = Gates().format_values()
+        defaults = Thresholds().format_values()
         values = self.format_values()
         return tuple(
             f"Gate changed: {name} from {defaults[name]} to {values[name]}."
             for name, value in vars(self).items()
-            if value != getattr(Gates, name)
+            if value != getattr(Thresholds, name)
         )
 
-    def to_report(self) -> Report:
-        """Return the thresholds with their reasons, the decision matrix and the table of symptoms."""
-        from .rules import EvidenceCase, build_decision_matrix  # This module is imported by it.
 
-        thresholds = tuple(
-            (name, value, GATES[name].description, GATES[name].reason, GATES[name].source)
-            for name, value in self.format_values().items()
-        )
-        matrix = build_decision_matrix(EvidenceCase(Evidence(), self), "the first command that the verdict lists")
-        rules = tuple((rule.recommendation, *rule.conditions, *rule.actions) for part in matrix for rule in part)
-        symptoms = tuple(
-            (
-                row.symptom,
-                *(text.replace("`", "") for text in (row.cause, " ".join(row.actions))),
-                ", ".join(row.sources),
-            )
-            for row in SYMPTOMS
-        )
-        return Report(
-            "Gates",
-            self.changes or ("All thresholds have their defaults. To change one: nb.runbook.gates(speedup=0.3).",),
-            (
-                Table("Thresholds", ("gate", "value", "description", "reason", "source"), thresholds),
-                Table(
-                    "Decision matrix: the first matching rule decides",
-                    ("recommendation", "condition", "suggested action"),
-                    rules,
-                    collapsed=True,
-                ),
-                Table(
-                    "Symptoms, with reports read in November 2026",
-                    ("symptom", "likely cause", "suggested action", "reported in"),
-                    symptoms,
-                    collapsed=True,
-                ),
-            ),
-        )
-
-    def __str__(self) -> str:
-        return format_rows(self.to_report())
-
-
-GATES: dict[str, Gate] = {gate.name: gate.metadata["gate"] for gate in fields(Gates)}
-
-
-def format_rows(report: Report) -> str:
-    """Return the text of a report with a sentence for each row of its tables, whose cells are too long for columns."""
-    lines = list(report.sentences)
-    for table in report.tables:
-        lines += [f"{table.caption}:", *map("; ".join, table.rows)]
-    return to_text(replace(report, sentences=tuple(lines), tables=()))
-
-
-def gates(**changed: float) -> Gates:
-    """Return the thresholds of :func:`openmed_nb.verdict`, with some of them changed.
-
-    Args:
-        changed: New thresholds by name, as fractions: ``speedup=0.3`` requires 30% more speed than the CPU. The names are
-            the attributes of the result. Printing the result shows all thresholds with their reasons, the decision matrix,
-            and a table of symptoms with likely causes.
-
-    Returns:
-        The thresholds, for ``nb.verdict(..., gates=...)``. Their ``changes`` are sentences.
-
-    Raises:
-        ConfigurationError: If a name is unknown or a threshold is out of range.
-
-    Example:
-        >>> gates(speedup=0.3).changes, gates().memory_growth
-        (('Gate changed: speedup from 22% to 30%.',), 0.26)
-        >>> gates(speed=0.3)
-        Traceback (most recent call last):
-        ...
-        openmed_nb.errors.ConfigurationError: There is no gate 'speed'. Did you mean 'speedup'?
-    """
-    for name in changed:
-        if name not in GATES:
-            raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, GATES))
-    return Gates(**changed)
+GATES: dict[str, Gate] = {gate.name: gate.metadata["gate"] for gate in fields(Thresholds)}
 
 
 @dataclass(frozen=True)
@@ -492,7 +373,7 @@ class Context:
     """Metrics that are known before a report is read, and the gates of the verdict."""
 
     evidence: Evidence = field(default_factory=Evidence)
-    gates: Gates = field(default_factory=Gates)
+    gates: Thresholds = field(default_factory=Thresholds)
 
 
 REPORTS_REMEDY = (

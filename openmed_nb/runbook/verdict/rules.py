@@ -1,16 +1,22 @@
-"""Requirements and decision matrix of a verdict, evaluated on its evidence."""
+"""Requirements and decision matrix of a verdict, evaluated on its evidence, and their display with the gates."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
-from ..._render.display import JsonMixin
+from ..._render.display import Displayable, JsonMixin, Report, Table, to_text
+from ..._utils.text import describe_value
+from ..._utils.validation import suggest
 from ...devices.registry import get_device
+from ...errors import ConfigurationError
 from ...training.curve import GROWING, INSUFFICIENT_DATA
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.precision.policy import ROUNDING, TOLERANCES
-from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context
+from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
 
 Recommendation = Literal[
     "keep this device",
@@ -518,3 +524,121 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
         rule(MEASURE, Area.SPEED, "no rule applies, and required metrics are missing", (), "Run {command}."),
     )
     return problems, conclusions
+
+
+class Symptom(NamedTuple):
+    """A row of the table of symptoms. Code in its sentences is in backticks, as in Markdown.
+
+    Attributes:
+        topic: Heading of a group of symptoms.
+        symptom: Observed behavior, or the text of the error.
+        cause: Likely cause, in sentences.
+        actions: What to do, in sentences with complete calls.
+        guides: Pages of the documentation, as paths below ``docs`` without a suffix.
+        sources: Issues with owner, repository and number, such as ``"pytorch/pytorch#77753"``.
+    """
+
+    topic: str
+    symptom: str
+    cause: str
+    actions: Sequence[str]
+    guides: Sequence[str]
+    sources: Sequence[str]
+
+
+SYMPTOMS = [
+    Symptom(topic, **row)
+    for topic, rows in json.loads(Path(__file__).with_name("symptoms.json").read_text("utf-8")).items()
+    for row in rows
+]
+
+
+@dataclass(frozen=True, repr=False)
+class Gates(Thresholds, Displayable):
+    """Thresholds of a verdict, displayed with the decision matrix and a table of symptoms.
+
+    Raises:
+        ConfigurationError: If a threshold is out of range.
+
+    Example:
+        >>> Gates(speedup=0.3).changes
+        ('Gate changed: speedup from 22% to 30%.',)
+    """
+
+    SCHEMA = "openmed_nb/gates/1"
+    JSON_PROPERTIES = ("changes",)
+
+    def to_report(self) -> Report:
+        """Return the thresholds with their reasons, the decision matrix and the table of symptoms."""
+        thresholds = tuple(
+            (name, value, GATES[name].description, GATES[name].reason, GATES[name].source)
+            for name, value in self.format_values().items()
+        )
+        matrix = build_decision_matrix(EvidenceCase(Evidence(), self), "the first command that the verdict lists")
+        rules = tuple((rule.recommendation, *rule.conditions, *rule.actions) for part in matrix for rule in part)
+        symptoms = tuple(
+            (
+                row.symptom,
+                *(text.replace("`", "") for text in (row.cause, " ".join(row.actions))),
+                ", ".join(row.sources),
+            )
+            for row in SYMPTOMS
+        )
+        return Report(
+            "Gates",
+            self.changes or ("All thresholds have their defaults. To change one: nb.runbook.gates(speedup=0.3).",),
+            (
+                Table("Thresholds", ("gate", "value", "description", "reason", "source"), thresholds),
+                Table(
+                    "Decision matrix: the first matching rule decides",
+                    ("recommendation", "condition", "suggested action"),
+                    rules,
+                    collapsed=True,
+                ),
+                Table(
+                    "Symptoms, with reports read in November 2026",
+                    ("symptom", "likely cause", "suggested action", "reported in"),
+                    symptoms,
+                    collapsed=True,
+                ),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return format_rows(self.to_report())
+
+
+def format_rows(report: Report) -> str:
+    """Return the text of a report with a sentence for each row of its tables, whose cells are too long for columns."""
+    lines = list(report.sentences)
+    for table in report.tables:
+        lines += [f"{table.caption}:", *map("; ".join, table.rows)]
+    return to_text(replace(report, sentences=tuple(lines), tables=()))
+
+
+def gates(**changed: float) -> Gates:
+    """Return the thresholds of :func:`openmed_nb.verdict`, with some of them changed.
+
+    Args:
+        changed: New thresholds by name, as fractions: ``speedup=0.3`` requires 30% more speed than the CPU. The names are
+            the attributes of the result. Printing the result shows all thresholds with their reasons, the decision matrix,
+            and a table of symptoms with likely causes.
+
+    Returns:
+        The thresholds, for ``nb.verdict(..., gates=...)``. Their ``changes`` are sentences.
+
+    Raises:
+        ConfigurationError: If a name is unknown or a threshold is out of range.
+
+    Example:
+        >>> gates(speedup=0.3).changes, gates().memory_growth
+        (('Gate changed: speedup from 22% to 30%.',), 0.26)
+        >>> gates(speed=0.3)
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: There is no gate 'speed'. Did you mean 'speedup'?
+    """
+    for name in changed:
+        if name not in GATES:
+            raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, GATES))
+    return Gates(**changed)

@@ -36,8 +36,6 @@ from .metrics import (
     Area,
     Context,
     Evidence,
-    Gates,
-    format_rows,
     format_value,
     read_report,
 )
@@ -45,10 +43,12 @@ from .rules import (
     FALL_BACK,
     KEEP_DEVICE,
     EvidenceCase,
+    Gates,
     Reason,
     Recommendation,
     Requirement,
     build_decision_matrix,
+    format_rows,
     list_requirements,
 )
 

@@ -33,7 +33,8 @@ from openmed_nb.runbook.checks.precision.report import (
 )
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
-from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics, gates
+from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics
+from openmed_nb.runbook.verdict.rules import gates
 from openmed_nb.runbook.verdict.verdict import collect_evidence
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 

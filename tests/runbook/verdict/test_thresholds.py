@@ -8,7 +8,8 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.verdict.metrics import GATES, METRICS, SYMPTOMS, Gates
+from openmed_nb.runbook.verdict.metrics import GATES, METRICS
+from openmed_nb.runbook.verdict.rules import SYMPTOMS, Gates
 
 CODE_PATTERN = re.compile("`([^`]+)`")
 # Maximum of each threshold that may exceed 1.

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from openmed_nb import errors
 from openmed_nb._render.display import OK, SIMULATION_NOTICE
-from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, Gates, format_value, gates
+from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, format_value
 from openmed_nb.runbook.verdict.rules import (
     KEEP_DEVICE,
     MEASURE,
     EvidenceCase,
+    Gates,
     build_decision_matrix,
+    gates,
     list_requirements,
 )
 from openmed_nb.runbook.verdict.verdict import evaluate
