@@ -101,6 +101,7 @@ debug_launcher(train, num_processes=2)
 """
 
 
+@pytest.mark.slow  # training/test_processes forks two processes without a notebook.
 def test_processes_of_a_notebook_launcher(run_ipython):
     """Of two processes that a notebook forks, as Accelerate's launcher does, the first shows its curve, and it alone."""
     done = run_ipython(FORKED)

@@ -106,10 +106,12 @@ def test_device_memory_stays_below_twice_the_tensors():
     assert hooks.curve.releases == releases
     assert hooks.curve.to_dict()["releases"]["count"] == 100
     assert "the cache was emptied 100 times (1.5 s, 1.5% of the time)" in str(hooks.curve)
+    hooks.begin("cpu")
+    assert hooks.releases == NO_RELEASES
 
 
 @pytest.mark.usefixtures("default_watermarks")
-@pytest.mark.parametrize("seconds", [0.03, 0.2, 1.5])
+@pytest.mark.parametrize("seconds", [0.2, 1.5])
 def test_releases_keep_time_limit(seconds):
     growth = Growth(release_seconds=seconds)
     hooks = growth.train(100)
@@ -138,14 +140,6 @@ def test_constant_shapes_need_no_release(activations):
     assert (hooks.releases.count, hooks.releases.postponed) == (0, 0)
     assert hooks.releases.highest >= 2 * GIB + activations
     assert hooks.curve.releases.sentences == ()
-
-
-def test_restart_forgets_releases():
-    growth = Growth()
-    hooks = growth.train(2)
-    assert hooks.releases.count == 2
-    hooks.begin("cpu")
-    assert hooks.releases == NO_RELEASES
 
 
 @pytest.mark.usefixtures("long_steps", "no_time_limit")
