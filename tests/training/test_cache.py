@@ -16,7 +16,7 @@ from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMAR
 from openmed_nb.simulation.memory import MacMemory, SimulatedAllocator
 from openmed_nb.training import EpochHooks
 from openmed_nb.training import epochs as epochs_module
-from openmed_nb.training.curve import NO_RELEASES, CacheReleases
+from openmed_nb.training.curve import NO_RELEASES
 from openmed_nb.training.epochs import CacheReleaser
 
 MIB = 1 << 20
@@ -255,18 +255,6 @@ def test_memory_is_not_read_without_need():
     for releaser in (CacheReleaser(Device("other"), 2.0), CacheReleaser(device, None)):
         releaser.after_step()
         assert releaser.releases == NO_RELEASES
-
-
-def test_sentences_state_number_and_duration():
-    one = CacheReleases(1, 0.02, 0.0, 0, 3 * GIB)
-    many = CacheReleases(12, 0.35, 30.0, 1, 13 * GIB)
-
-    assert NO_RELEASES.sentences == CacheReleases(0, 0.0, 9.0, 0, GIB).sentences == ()
-    assert one.sentences == ("Between steps, the cache was emptied 1 time (20 ms); device memory reached 3.0 GiB.",)
-    assert many.sentences == (
-        "Between steps, the cache was emptied 12 times (0.3 s, 1.2% of the time); device memory reached 13.0 GiB.",
-        "A release was postponed 1 time to take at most 2% of the time.",
-    )
 
 
 @given(st.lists(st.lists(st.integers(1, 3 * GIB), min_size=1, max_size=4), min_size=1, max_size=40))

@@ -18,7 +18,9 @@ from openmed_nb.training.curve import (
     GROWTH_CAUSES,
     KEEP_FEWER_REMEDY,
     MIN_BASELINE_BYTES,
+    NO_RELEASES,
     PAD_REMEDY,
+    CacheReleases,
     ProcessInfo,
     classify_trend,
     memory_exponent,
@@ -205,6 +207,18 @@ def test_simulated_curve_is_labeled():
     assert "SIMULATED" in curve._repr_html_()
     assert (curve.to_dict()["simulated"], curve.to_dict()["samples"][-1]["simulated"]) == (True, True)
     assert (real.simulated, "SIMULATED" in str(real)) == (False, False)
+
+
+def test_releases_state_number_and_duration():
+    one = CacheReleases(1, 0.02, 0.0, 0, 3 * 1024 * MIB)
+    many = CacheReleases(12, 0.35, 30.0, 1, 13 * 1024 * MIB)
+
+    assert NO_RELEASES.sentences == CacheReleases(0, 0.0, 9.0, 0, 1024 * MIB).sentences == ()
+    assert one.sentences == ("Between steps, the cache was emptied 1 time (20 ms); device memory reached 3.0 GiB.",)
+    assert many.sentences == (
+        "Between steps, the cache was emptied 12 times (0.3 s, 1.2% of the time); device memory reached 13.0 GiB.",
+        "A release was postponed 1 time to take at most 2% of the time.",
+    )
 
 
 SIZE = st.none() | st.integers(0, 1 << 44)
