@@ -243,12 +243,9 @@ def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
 def warn_if_file_name(text: str, index: int) -> bool:
     """Warn if a text is or looks like a file name, and return whether a warning was issued."""
     looks_like_name = len(text) <= _MAX_NAME_LENGTH and _FILE_NAME_PATTERN.fullmatch(text) is not None
-    if not looks_like_name:
-        is_name = any(map(str.isalnum, text)) and os.path.exists(
-            os.path.expanduser(text)
-        )  # "." and "/" are directories.
-        if not is_name:
-            return False
+    is_named = any(map(str.isalnum, text)) and os.path.exists(os.path.expanduser(text))  # "." and "/" are directories.
+    if not (looks_like_name or is_named):
+        return False
     remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
     if reader := table_reader(text):
         remedy = f"Pass the column of texts of a table, as in {reader}."
