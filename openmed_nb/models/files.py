@@ -1,4 +1,4 @@
-"""The files of a model: required contents, forbidden settings, hashes, and the maximum input length.
+"""The files of a model: types and sizes, required contents, forbidden settings, hashes, and the maximum input length.
 
 transformers acts on many settings of a ``config.json`` and of tokenizer files. Most describe the model. The settings in the
 tables below make transformers import, download or open something else. A model with such a setting is rejected unless the
@@ -7,18 +7,22 @@ user trusts it by name. All checks run before transformers reads any file of the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
+import math
 import os
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._utils.text import describe_error, describe_file, describe_names, describe_value
 from ..errors import InvalidModelError, UntrustedModelError
-from . import limits
 from .registry import ModelReference
 
 if TYPE_CHECKING:
@@ -78,17 +82,120 @@ OTHER_MODEL_REMEDY = "Use a token-classification model in safetensors format."
 READ_CHUNK_BYTES = 1 << 20
 
 
-def read_config(folder: Path, name: str) -> limits.JsonObject:
+# Limits for the files of an untrusted model. Files are checked before they are opened, and those beyond the sizes of real models
+# are rejected.
+
+DOWNLOAD_AGAIN_REMEDY = "Download the model again, or use another model."
+
+# Object in a JSON file of an untrusted model: values can have any type.
+JsonObject = dict[str, Any]
+
+MIB = 1 << 20
+
+# Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
+# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46. A directory may have
+# larger files of other names, which are not loaded.
+MAX_FILE_BYTES = {
+    "tokenizer*.json": 128 * MIB,
+    "*.index.json": 64 * MIB,
+    **dict.fromkeys(("config*.json", "*_config.json", "special_tokens_map.json", "added_tokens.json"), 16 * MIB),
+    **dict.fromkeys(("vocab.*", "merges.txt", "*.model", "chat_template*", "*.jinja"), 32 * MIB),
+}
+
+# Suffixes of files. A directory may have any other name.
+FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin", ".jinja", ".py")
+
+# A safetensors file starts with the length of its header, which has about 100 bytes per tensor.
+HEADER_LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 16 * MIB
+
+MAX_LABELS = 10_000
+
+
+def check_file(path: Path, name: str) -> None:
+    """Check that a path is a regular file within the size limit. The load reports a missing file."""
+    file = f"The file {describe_file(path)} of {describe_value(name)}"
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:  # A loop of links, or an invalid name.
+        reason = getattr(error, "strerror", None) or "invalid file name"
+        raise InvalidModelError(f"{file} cannot be read: {reason}.", DOWNLOAD_AGAIN_REMEDY) from error
+    if stat.S_ISDIR(status.st_mode) and not path.name.endswith(FILE_SUFFIXES):
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise InvalidModelError(f"{file} is not a regular file.", "Replace it by a regular file.")
+    max_bytes = next((limit for pattern, limit in MAX_FILE_BYTES.items() if fnmatchcase(path.name, pattern)), math.inf)
+    if status.st_size > max_bytes:
+        raise InvalidModelError(f"{file} is larger than {max_bytes // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
+    header_bytes = 0
+    if path.name.endswith(".safetensors"):
+        with contextlib.suppress(OSError), path.open("rb") as weights:  # The load reports a damaged file.
+            header_bytes = int.from_bytes(weights.read(HEADER_LENGTH_BYTES), "little")
+    if MAX_HEADER_BYTES < header_bytes < status.st_size:
+        problem = f"has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB"
+        raise InvalidModelError(f"{file} {problem}.", DOWNLOAD_AGAIN_REMEDY)
+
+
+def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
+    """Return the contents of a JSON file.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is not a regular file, larger than ``max_bytes``, or not valid JSON.
+        RecursionError: If it is nested too deeply.
+    """
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes // MIB} MiB")
+    return json.loads(file.read_text("utf-8"))
+
+
+def read_json_object(file: Path) -> JsonObject:
+    """Return the object in a JSON file, empty if the file is missing or damaged, which the load reports."""
+    try:
+        settings = read_json(file)
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is not an Exception, into a RuntimeError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise RuntimeError("the tokenizers library failed") from error
+
+
+def walk_settings(settings: JsonObject) -> Iterator[tuple[str, object]]:
+    """Yield every key and its value, at any depth of mappings and lists."""
+    stack: list[JsonObject | list[object]] = [settings]
+    while stack:
+        values = stack.pop()
+        if isinstance(values, dict):
+            yield from values.items()
+            values = list(values.values())
+        stack += [value for value in values if isinstance(value, (dict, list))]
+
+
+def read_config(folder: Path, name: str) -> JsonObject:
     """Return the model's ``config.json`` after checking that it is for token classification."""
     file = folder / "config.json"
-    limits.check_file(file, name)
+    check_file(file, name)
     if not file.is_file():
         raise InvalidModelError(
             f"{describe_value(name)} is not a model folder: config.json is missing.", OTHER_MODEL_REMEDY
         )
     problem = "is not a JSON object"
     try:
-        config = limits.read_json(file)
+        config = read_json(file)
     except (OSError, ValueError, RecursionError) as error:
         config = None
         problem = f"cannot be read: {describe_error(error)}"
@@ -97,8 +204,8 @@ def read_config(folder: Path, name: str) -> limits.JsonObject:
     for key in ("id2label", "label2id"):
         labels = config.get(key)
         # The time of transformers grows with the number of labels.
-        if isinstance(labels, (dict, list)) and len(labels) > limits.MAX_LABELS:
-            counts = f"{len(labels):,} labels; the maximum is {limits.MAX_LABELS:,}"
+        if isinstance(labels, (dict, list)) and len(labels) > MAX_LABELS:
+            counts = f"{len(labels):,} labels; the maximum is {MAX_LABELS:,}"
             message = f"The config.json of {describe_value(name)} has {counts}."
             raise InvalidModelError(message, "Correct id2label in its config.json.")
     architectures = config.get("architectures")
@@ -114,7 +221,7 @@ def read_config(folder: Path, name: str) -> limits.JsonObject:
     return config
 
 
-def check_labels(settings: limits.JsonObject, config: PreTrainedConfig, name: str) -> None:
+def check_labels(settings: JsonObject, config: PreTrainedConfig, name: str) -> None:
     """Check that every output of a model has a label.
 
     Args:
@@ -174,7 +281,7 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
 
 def _shard_files(index: Path) -> set[str]:
     """Return the names of the files in an index of weights."""
-    weight_map = limits.read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     return {str(shard) for shard in weight_map.values()} if isinstance(weight_map, dict) else set()
 
 
@@ -256,7 +363,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
         message = f"The tokenizer of {describe_value(name)} has token id {largest}, but the model has embeddings for {rows} tokens only."
         raise InvalidModelError(message, "Call resize_token_embeddings on the model, and save both together.")
     try:
-        with limits.panics_as_errors():
+        with panics_as_errors():
             tokenizer(RARE_CHARACTERS)
     except Exception as error:  # The tokenizers library raises plain Exceptions.
         message = f"The tokenizer of {describe_value(name)} cannot encode characters outside its vocabulary: {describe_error(error)}."
@@ -384,7 +491,7 @@ def is_trusted(reference: ModelReference, trusted_names: tuple[str, ...]) -> boo
     return bool({name.casefold() for name in reference.names} & {name.casefold() for name in trusted_names})
 
 
-def check_remote_code(config: limits.JsonObject, reference: ModelReference, trusted: bool, requested: bool) -> bool:
+def check_remote_code(config: JsonObject, reference: ModelReference, trusted: bool, requested: bool) -> bool:
     """Return whether a model executes remote code, or raise an error if it would without being trusted.
 
     Args:
@@ -404,13 +511,13 @@ def check_remote_code(config: limits.JsonObject, reference: ModelReference, trus
     return requested or needed
 
 
-def check_settings(folder: Path, config: limits.JsonObject, reference: ModelReference, trusted: bool) -> None:
+def check_settings(folder: Path, config: JsonObject, reference: ModelReference, trusted: bool) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     unsafe = []
-    for key, value in limits.walk_settings(config):
+    for key, value in walk_settings(config):
         unsafe.append(("config.json", key, _config_effect(key, value)))
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        for key, value in limits.read_json_object(folder / file).items():
+        for key, value in read_json_object(folder / file).items():
             effect = _tokenizer_effect(key, value, folder)
             if file == "special_tokens_map.json" and not effect and not SPECIAL_TOKENS_PATTERN.fullmatch(key):
                 effect = "is not the setting of a token"
@@ -499,7 +606,7 @@ def check_file_locations(folder: Path, name: str) -> None:
         raise InvalidModelError(message, "Check its permissions, or use another folder.") from error
     roots = _allowed_roots(folder)
     for path in paths:
-        limits.check_file(path, name)
+        check_file(path, name)
         if path.is_symlink() and (path.is_file() or path == templates) and not _is_within(path, roots):
             message = (
                 f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
@@ -515,7 +622,7 @@ def check_file_locations(folder: Path, name: str) -> None:
                 message = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
                 remedy = "Move all files into one folder, and use their names in the index."
                 raise UntrustedModelError(message, remedy)
-            limits.check_file(folder / part, name)
+            check_file(folder / part, name)
 
 
 def _allowed_roots(folder: Path) -> tuple[Path, ...]:

@@ -27,7 +27,7 @@ from ..devices.backend import TENSOR_LOCK, gc_disabled, import_torch
 from ..devices.moving import mps_dtype_fallbacks
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, ModelError
-from . import files, limits
+from . import files
 from .config import OpenMedConfig, normalize_dtype
 from .importing import import_model_code
 from .registry import ModelReference, download_model, find_model
@@ -225,7 +225,7 @@ def _translate_load_errors(component: str, name: str, folder: Path) -> Iterator[
     MemoryError is passed on, because it is not a problem of the model.
     """
     try:
-        with limits.panics_as_errors():
+        with files.panics_as_errors():
             yield
     except (MemoryError, InvalidModelError):
         raise
@@ -368,9 +368,9 @@ def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
     return stored
 
 
-def _check_counts(settings: limits.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
+def _check_counts(settings: files.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
     """Raise an error for far more modules or labels than the weights have. Such a model could take forever to build."""
-    for key, value in limits.walk_settings(settings):
+    for key, value in files.walk_settings(settings):
         words = set(key.split("_"))
         limit = math.inf
         if "labels" in words:
@@ -386,14 +386,14 @@ def _check_counts(settings: limits.JsonObject, stored: Mapping[str, StoredTensor
 
 
 def check_size(
-    settings: limits.JsonObject, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
+    settings: files.JsonObject, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
 ) -> None:
     """Raise an error if the settings describe a model far larger than its weights.
 
     The missing weights would be initialized randomly and might exceed the memory. This requires a setting larger than
     every dimension in the weights. Only then the model is built on the meta device and its elements are counted.
     """
-    numbers = (number for _, value in limits.walk_settings(settings) for number in _iter_integers(value))
+    numbers = (number for _, value in files.walk_settings(settings) for number in _iter_integers(value))
     if not stored or max(numbers, default=0) <= _largest_size(stored):
         return
     import torch

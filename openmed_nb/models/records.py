@@ -28,8 +28,7 @@ from ..devices.computer import DeviceManager
 from ..devices.machine import is_marked_simulated
 from ..devices.registry import get_device
 from ..errors import ConfigurationError
-from .files import hash_model_files
-from .limits import read_json
+from .files import hash_model_files, read_json
 from .loading import INT8, LoadSpec, model_folder, snapshot_files
 from .store import ModelKey
 

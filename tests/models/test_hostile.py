@@ -13,7 +13,7 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import InvalidModelError
-from openmed_nb.models.limits import panics_as_errors
+from openmed_nb.models.files import panics_as_errors
 
 GIB = 1 << 30
 INDEX = "model.safetensors.index.json"
