@@ -13,7 +13,7 @@ import platform
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...._render.display import FAILED, Report, to_plain_data, worst_status
@@ -203,7 +203,8 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     from ...verdict.metrics import extract_metrics
     from ...verdict.verdict import collect_evidence
 
-    evidence = collect_evidence(known, *result.reports, task=known["task"])
+    in_use = known if result.batch is None else Evidence(**{**known, "batch": result.batch})
+    evidence = collect_evidence(in_use, *result.reports, task=known["task"])
     findings = getattr(result.displayed, "findings", ())
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
     report = result.displayed.to_report()  # Without the simulation notice, which the whole report has once.

@@ -65,12 +65,14 @@ class StepResult:
         reports: Reports that a logbook and a verdict read.
         summary: Result in one sentence with values; empty if the displayed object has one.
         status: Status, if the displayed object has no findings.
+        batch: Batch size in use in the next steps.
     """
 
     displayed: Displayable
     reports: tuple[Displayable, ...] = ()
     summary: str = ""
     status: str = OK
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,9 @@ def _sweep(options: StepOptions) -> StepResult:
     if report.knee is None:
         summary = f"Best batch size not measured: {report.reason} Run nb.sweep(seconds={5 * options.seconds:g})."
         return StepResult(report, (report,), summary, status=WARNING)
-    return StepResult(report, (report,), f"Knee: {pluralize(report.knee, 'row')}. {report.reason}")
+    return StepResult(
+        report, (report,), f"Knee: {pluralize(report.knee, 'row')}. {report.reason}", batch=report.knee
+    )
 
 
 def _profile(options: StepOptions) -> StepResult:

@@ -17,6 +17,7 @@ from pathlib import Path
 from openmed_nb._render.display import FAILED, Displayable, Finding, Report
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.records.report.steps import StepResult
 
 
@@ -36,8 +37,10 @@ def succeed(options):
     return StepResult(PlantedReport(options.device))
 
 
-def select_device(_options):
-    return StepResult(PlantedReport("cpu"))
+def sweep(_options):
+    """Return a sweep whose knee is the batch size of the next steps."""
+    report = SweepReport("mine", "annotation", "cpu", (Point(8, 10.0), Point(16, 20.0), Point(32, 20.0)), knee=16)
+    return StepResult(report, (report,), batch=16)
 
 
 def block_page(options):

@@ -27,10 +27,9 @@ GOOD_EVIDENCE = {
     "device": {},
     "doctor": {"doctor_failures": (), "device_faults": (), "silent_errors": ()},
     "parity": {"entity_agreement": 1.0, "logits": 1e-6},
-    "sweep": {"knee": 32, "headroom": 0.5},
+    "sweep": {"knee": 32, "knee_gain": 0.0, "headroom": 0.5},
     "compare": {
         "phase_fractions": {"data": 0.05, "forward": 0.95},
-        "knee_gain": 0.0,
         "speedup_low": 2.0,
         "speedup": 2.1,
         "speedup_high": 2.2,
