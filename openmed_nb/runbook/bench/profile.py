@@ -460,18 +460,9 @@ class ProfileDiff(Displayable):
             remedy = "Profile the same model again, with the same batch on the same device."
             evidence = f"different {', '.join(self.differences)}; times are not comparable"
             return (Finding(SAME_WORKLOAD, WARNING, evidence, remedy),)
-        before, after = self.hotspots
-        hotspots = {*before, *after}
-        changes: dict[str, list[str]] = {"faster": [], "slower": []}
-        for times in self.operators:
-            min_change = MIN_CHANGE_FRACTION * max(times.after, times.before)
-            if times.operator in hotspots and abs(times.after - times.before) > min_change:
-                changes["faster" if times.after < times.before else "slower"].append(times.operator)
-        descriptions = [f"{direction}: {', '.join(names)}" for direction, names in changes.items() if names]
         return (
             Finding(SAME_WORKLOAD, OK, "model, batch and device are the same"),
             self._step_finding(),
-            Finding("operators", OK, "; ".join(descriptions) or "the slowest operators take as long as before"),
             self._stopping_finding(),
         )
 

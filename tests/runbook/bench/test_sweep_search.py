@@ -178,9 +178,8 @@ def test_doubling_ends_after_two_sizes_without_gain():
     device = SyntheticDevice(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
 
     assert search_sizes(device)[1] == THROUGHPUT
-    assert (
-        device.measured[:6] == [1, 2, 4, 8, 16, 32] == sorted({*device.measured} & {1 << power for power in range(9)})
-    )
+    assert device.measured[:6] == [1, 2, 4, 8, 16, 32]
+    assert max(device.measured) == 32
 
 
 @pytest.mark.parametrize(("min_rows", "max_rows"), [(1, 1), (1, 3), (1, 100), (3, 12)])

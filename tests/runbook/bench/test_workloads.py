@@ -95,7 +95,7 @@ class TestAnnotation:
         """Long and empty texts are included."""
         expected = nb.load_pipeline(str(keyword_model), device="cpu")(TEXTS)
         benchmark = build(str(keyword_model), TEXTS, device)
-        for rows in (1, 3, 4, 9):
+        for rows in (3, 9):
             results = list(itertools.chain.from_iterable(run_steps(benchmark.data_workload(rows), 4)))
             for entities, expected_entities in zip(results, itertools.cycle(expected), strict=False):
                 assert get_spans(entities) == get_spans(expected_entities)
@@ -309,18 +309,11 @@ class TestLoader:
 
         assert [tensor.tolist() for tensor in next(workload.batches()).args] == [[[1], [2], [1]], 0.5, [1.0, 1.0, 1.0]]
 
-    @pytest.mark.parametrize("model", [IDENTITY, sum_batch])
-    def test_exhausted_loader_raises_error(self, model):
-        workload = build(model, DataLoader(SinglePassDataset(), batch_size=2)).data_workload()
+    def test_exhausted_loader_raises_error(self):
+        workload = build(IDENTITY, DataLoader(SinglePassDataset(), batch_size=2)).data_workload()
 
         with pytest.raises(ConfigurationError, match="The loader yields no batches"):
             run_steps(workload, 5)
-
-    def test_strings_in_batches_are_unchanged(self):
-        items = [{"x": torch.ones(8), "identity": "a"} for _ in range(4)]
-
-        outputs = run_steps(build(Inputs(), DataLoader(items, batch_size=2)).data_workload())
-        assert [output["identity"] for output in outputs] == [["a", "a"]] * 2
 
 
 class Inputs(torch.nn.Module):
@@ -352,14 +345,10 @@ LINEAR = torch.nn.Linear(8, 8)
         ("bundled_small", ["asthma"], {"training": True}, "cannot be trained on texts"),
         ("bundled_small", None, {"arguments": {"speed": 3}}, "speed"),
         ("bundled_small", None, {"length": 0}, "length.*0"),
-        ("bundled_small", None, {"length": True}, "length.*True"),
         (IDENTITY, DataLoader(EXAMPLE), {"length": 8}, "length=8 has no effect"),
-        (sum_batch, DataLoader(EXAMPLE), {"length": 8}, "length=8 has no effect"),
         (sum_batch, None, {}, "cannot be iterated repeatedly"),
         (sum_batch, iter([EXAMPLE]), {}, "cannot be iterated repeatedly"),
         (sum_batch, EXAMPLE, {}, "is a single batch"),
-        (sum_batch, {"x": EXAMPLE}, {}, "is a single batch"),
-        (sum_batch, "abc", {}, "is a single batch"),
     ],
 )
 def test_make_target_rejects_invalid_arguments(model, data, options, message):

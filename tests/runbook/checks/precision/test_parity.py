@@ -112,13 +112,6 @@ class TestDifferences:
         assert report.logit_difference < 1e-6
         assert report.findings[0].status == "failed"
 
-    def test_float16_overflow_is_a_finding(self, tiny, tmp_path):
-        def enlarge(model):
-            model.classifier.weight[0, 0] = 7e4
-
-        report = compare(save_changed_model(tiny, tmp_path, enlarge), [NOTE], dtype="float16")
-        assert (report.non_finite_tokens, report.status) == (12, "failed")
-
     def test_parity_ignores_autocast_of_the_caller(self, close_model, close_models):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             report = compare(close_model, [close_models.NOTE], dtype="bfloat16")
@@ -170,11 +163,8 @@ def test_pipeline_without_reference_is_rejected(load, keyword_model, dtype, chan
 class TestGradients:
     """Gradients of one training step."""
 
-    @pytest.mark.parametrize(
-        "dtype", ["bfloat16", *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("float32", "float16"))]
-    )
-    def test_gradients_are_within_tolerance(self, dtype):
-        report = compare("bundled_small", [NOTE, LONG], dtype=dtype, gradients=True)
+    def test_gradients_are_within_tolerance(self):
+        report = compare("bundled_small", [NOTE, LONG], dtype="bfloat16", gradients=True)
 
         assert report.gradients.largest <= report.tolerance.gradients
         assert report.gradients.parameters > 20
@@ -211,8 +201,6 @@ class TestGold:
         cases = [
             (self.TEXTS, self.GOLD[:1], "The gold has 1 text without ids, but there are 2"),
             (self.TEXTS[:1], self.GOLD, "The gold has 2 texts without ids, but there are 1"),
-            (iter(self.TEXTS), self.GOLD[:1], "The gold has 1 text without ids, but there are 2"),
-            (iter(self.TEXTS[:1]), self.GOLD, "The gold has 2 texts without ids, but there are 1"),
             (self.TEXTS, ([], [(0, 25, D)]), r"gold of text 1 ends after the end of the text \(character 24\)"),
             (self.TEXTS, ([], [(16, 22, "O")]), "labels of the model only: DISEASE"),
             (

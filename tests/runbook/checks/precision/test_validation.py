@@ -76,7 +76,6 @@ class OtherTorch:
         ({}, []),
         ({"spans": EntityAgreement(exact=50)}, []),
         ({"spans": EntityAgreement(exact=49)}, [INCONCLUSIVE.format("49 of 50 entities")]),
-        ({"spans": EntityAgreement(exact=1)}, [INCONCLUSIVE.format("1 of 50 entities")]),
         ({"spans": EntityAgreement()}, [INCONCLUSIVE.format("0 of 50 entities")]),
         ({"spans": EntityAgreement(exact=99, missing=1)}, []),
         ({"spans": EntityAgreement(exact=99, moved=2)}, [DIFFERENT.format(99, 101)]),
@@ -163,8 +162,6 @@ def test_model_with_identical_entities_is_accepted(load, keyword_model, dtype):
 
 
 SAME = {
-    "repeated": ["no history of asthma ."] * 60,
-    "spaces": ["no history of asthma ." + " " * number for number in range(60)],
     "numbers": [f"{number}. no history of asthma ." for number in range(60)],
     "one text": ["asthma . " * 60],
 }
