@@ -68,8 +68,6 @@ EARLY_STEPS = 8
 EPSILON = 2.0**-23
 
 DTYPES = ("float32", "bfloat16")
-# Steps in the table of losses, times each power of ten.
-TABLE_STEPS = (1, 2, 5)
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,10 +163,8 @@ class LossParity(Displayable):
         )
 
     def _table(self) -> Table:
-        """Return the losses at a logarithmic selection of steps, at the last step and at the divergence step."""
-        powers = (10**power for power in range(len(str(self.steps))))
-        table_steps = {sample * power for power in powers for sample in TABLE_STEPS}
-        table_steps |= {self.steps, self.divergence_step or self.steps}
+        """Return the losses at the first and last step, at the end of the early steps and at the divergence step."""
+        table_steps = {1, EARLY_STEPS, self.divergence_step, self.steps}
         values = zip(self.reference, self.candidate, self.drift, self.tolerance, strict=False)
         rows = tuple(
             (str(step), f"{expected:.6g}", f"{loss:.6g}", f"{drift:.2g}", f"{limit:.2g}")
