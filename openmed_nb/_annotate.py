@@ -299,7 +299,6 @@ def _local_source(
         pipe = validate_pipeline(model, arguments)
         name = type(pipe.model).__name__
     annotator = pipe.default_annotator(batch_tokens)
-    shapes = annotator.network.shapes if annotator.budget.limit_shapes else None
     in_memory = isinstance(references, Sequence)
 
     def annotate_stream(texts: Iterator[object], on_progress: ProgressCallback | None = None) -> Iterator[ResultStore]:
@@ -310,7 +309,6 @@ def _local_source(
         annotate_stream,
         run_settings(pipe, annotator),
         format_device(str(pipe.device)),
-        shapes,
         annotator.decoder.entity_labels,
     )
     return name, references, source
@@ -586,7 +584,6 @@ class _AnnotationRun:
     def to_annotations(self, show_text: bool) -> Annotations:
         """Return the results so far."""
         texts = self.inputs.texts
-        shapes = self.source.shapes
         count = len(self.rows)
         results = self.results
         if self.inputs.known is not None:
@@ -599,7 +596,6 @@ class _AnnotationRun:
             self.source.device,
             show_text,
             self.source.settings,
-            None if shapes is None else len(shapes),
             None if isinstance(texts, Iterator) else texts,
             row_index=get_row_index(texts),
             ids=None if self.inputs.ids is None else self.inputs.ids[:count],

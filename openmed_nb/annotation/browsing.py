@@ -10,7 +10,7 @@ import numpy as np
 from .._render.display import Report, label_color, pluralize, to_html
 from .._utils.validation import check_number
 from ..errors import OpenMedError
-from .presentation import entities_headline, note_name, origin_details
+from .presentation import displayable, entities_headline, note_name, origin_details
 
 # Number of notes in the list. A browser displays further notes when it gets there.
 NUM_LISTED = 100
@@ -125,7 +125,7 @@ class NoteListing:
         if action == "move":
             self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
         elif action == "find":
-            names = (note_name(index, self.found.ids) for index in self.matches.tolist())
+            names = (displayable(note_name(index, self.found.ids)) for index in self.matches.tolist())
             positions = (position for position, name in enumerate(names) if name == event["name"])
             self.position = next(positions, self.position)
         elif action == "search" and self.found.show_text:
@@ -149,7 +149,7 @@ class NoteListing:
             "total": len(self.found),
             "position": self.position,
             "note": self.note,
-            "name": "" if self.note is None else note_name(self.note, self.found.ids),
+            "name": "" if self.note is None else displayable(note_name(self.note, self.found.ids)),
             "first": start,
             "rows": rows,
             "html": "",
@@ -187,7 +187,7 @@ class NoteListing:
     def row(self, index: int) -> tuple[str, str]:
         """Return name and details of a note in the list."""
         detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
-        return note_name(index, self.found.ids), detail
+        return displayable(note_name(index, self.found.ids)), detail
 
 
 def _label(entity: Mapping[str, Any]) -> str:

@@ -173,7 +173,6 @@ class TokenClassifier:
         input_names: Names of the arrays that the model takes.
         linear_mode: Returns a context manager for linear layers on a device over a number of tokens.
         return_all_probabilities: Whether to return the probabilities of all labels instead of the best label of each token.
-        shapes: Shapes ``(rows, length)`` of the batches that ran.
     """
 
     model: PreTrainedModel
@@ -181,7 +180,6 @@ class TokenClassifier:
     input_names: frozenset[str]
     linear_mode: Callable[[torch.device, int], contextlib.AbstractContextManager[None]]
     return_all_probabilities: bool = False
-    shapes: set[tuple[int, int]] = field(default_factory=set, compare=False)
 
     @property
     def device(self) -> torch.device:
@@ -354,7 +352,6 @@ def _start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs
         # Continue outside of the handler, because the frames of the error keep references to tensors.
         window_error = out_of_memory_error(description, device, error, get_device(device).unload_remedy)
     else:
-        network.shapes.add((batch.num_rows, batch.length))
         return
     empty_cache(device)
     size = batch.num_rows * batch.length

@@ -86,8 +86,11 @@ def note_name(index: int, ids: Sequence[Any] | None) -> str:
         >>> note_name(17, ["A"] * 20), note_name(0, [None]), note_name(3, None)
         ('A', '0', '3')
     """
-    name = str(index if ids is None or is_missing(ids[index]) else ids[index])
-    # A message to the front end cannot contain an unpaired surrogate.
+    return str(index if ids is None or is_missing(ids[index]) else ids[index])
+
+
+def displayable(name: str) -> str:
+    """Return a name for a message to the front end, which cannot contain an unpaired surrogate."""
     return name.encode("utf-8", "replace").decode()
 
 

@@ -54,7 +54,7 @@ from .masking import (
     validate_policy,
 )
 from .matching import NoteKeys, are_positions, list_positions
-from .presentation import LiveNotes, entities_headline, label_noun, note_name, origin_details
+from .presentation import LiveNotes, displayable, entities_headline, label_noun, note_name, origin_details
 from .references import MISSING_FINGERPRINT, FileReference, TextReference, iter_texts, read_text, text_fingerprint
 
 if TYPE_CHECKING:
@@ -343,17 +343,22 @@ class ResultStore(Sequence[list[Entity]]):
         counts = offsets[texts + 1] - offsets[texts]
         new_offsets = np.append(0, np.cumsum(counts))
         entities = np.repeat(offsets[texts] - new_offsets[:-1], counts) + np.arange(new_offsets[-1])
-        columns = {
-            name: array(column.typecode, np.array(column)[entities].tobytes()) if column else column
-            for name, column in self._columns.items()
-        }
         return self._replace_attributes(
             errors={index: self.errors[row] for index, row in enumerate(rows) if row in self.errors},
             dropped={index: self.dropped[row] for index, row in enumerate(rows) if row in self.dropped},
             fingerprints=array("Q", np.array(self.fingerprints)[texts].tobytes()),
             _text_offsets=array("q", new_offsets.tobytes()),
-            _columns=columns,
+            _columns=self._select_entities(entities),
         )
+
+    def _select_entities(self, rows: np.ndarray) -> dict[str, array[Any]]:
+        """Return the columns of the entities at the given indices."""
+        import numpy as np
+
+        return {
+            name: array(column.typecode, np.array(column)[rows].tobytes()) if column else column
+            for name, column in self._columns.items()
+        }
 
     def with_columns(self, context: Mapping[str, list[Any]]) -> ResultStore:
         """Return a copy with further columns."""
@@ -427,15 +432,11 @@ class ResultStore(Sequence[list[Entity]]):
             selected = tuple(span for span in spans if has_label(span.label) and span.score >= min_score)
             if selected:
                 dropped[text_id] = selected
-        rows = np.flatnonzero(kept).tolist()
-        columns = {
-            name: array(column.typecode, [column[row] for row in rows] if column else ())
-            for name, column in self._columns.items()
-        }
-        kept_context = {name: [values[row] for row in rows] for name, values in self.context.items()}
+        rows = np.flatnonzero(kept)
+        kept_context = {name: [values[row] for row in rows.tolist()] for name, values in self.context.items()}
         text_offsets = array("q", np.append(0, np.cumsum(kept))[np.array(self._text_offsets)].tobytes())
         return self._replace_attributes(
-            dropped=dropped, context=kept_context, _columns=columns, _text_offsets=text_offsets
+            dropped=dropped, context=kept_context, _columns=self._select_entities(rows), _text_offsets=text_offsets
         )
 
     def counts(self) -> list[int]:
@@ -473,7 +474,7 @@ class ResultStore(Sequence[list[Entity]]):
         from .browsing import EntityColumns
 
         count = self._text_offsets[-1]
-        notes = np.repeat(np.arange(len(self)), np.diff(np.array(self._text_offsets)))
+        notes = np.repeat(np.arange(len(self)), self.counts())
         labels, words = (np.array(self._columns[name], np.int64)[:count] for name in ("label", "word"))
         return EntityColumns(notes, labels, words, np.array(self._columns["score"])[:count], self._strings)
 
@@ -481,25 +482,21 @@ class ResultStore(Sequence[list[Entity]]):
         """Return all entities as columns: the index of the note, and the values of each entity."""
         import numpy as np
 
-        text_ids = np.repeat(np.arange(len(self)), np.diff(np.array(self._text_offsets)))
-        columns: dict[str, Any] = {
-            NOTE_COLUMN: text_ids,
+        count = self._text_offsets[-1]
+        numbers = {name: np.array(column)[:count] for name, column in self._columns.items() if column}
+        columns = {
+            NOTE_COLUMN: np.repeat(np.arange(len(self)), self.counts()),
             self.key: np.array(self.labels, dtype=object),
-            "score": np.array(self._columns["score"]),
-            "index": np.array(self._columns["index"], np.int64),
-            "word": np.array(self.words, dtype=object),
-            "start": np.array(self._columns["start"], np.int64),
-            "end": np.array(self._columns["end"], np.int64),
+            "score": np.array(numbers.get("score", ()), float),
         }
-        if not self._columns["index"]:
-            del columns["index"]
-        columns.update(
-            {
-                name: np.array(values, dtype=type(values[0])) if values else np.array(values, object)
-                for name, values in self.context.items()
-            }
-        )
-        return {name: column[: len(text_ids)] for name, column in columns.items()}
+        if "index" in numbers:
+            columns["index"] = numbers["index"].astype(np.int64)
+        columns["word"] = np.array(self.words, dtype=object)
+        for name in ("start", "end"):
+            columns[name] = np.array(numbers.get(name, ()), np.int64)
+        for name, values in self.context.items():
+            columns[name] = np.array(values, dtype=type(values[0]) if values else object)
+        return columns
 
 
 @dataclass(frozen=True, repr=False)
@@ -798,7 +795,6 @@ class Summary(Displayable):
         errors: Pairs of text index and error message.
         labels: Pairs of label and number of entities.
         words: Pairs of lower-case word or phrase and number of occurrences, most frequent first.
-        batch_shapes: Number of batch shapes; see :class:`Annotations`.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         missing: Number of missing values.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
@@ -812,7 +808,6 @@ class Summary(Displayable):
     errors: tuple[tuple[int, str], ...]
     labels: tuple[tuple[str, int], ...]
     words: tuple[tuple[str, int], ...]
-    batch_shapes: int | None = None
     filters: tuple[str, ...] = ()
     missing: int = 0
     known_labels: tuple[str, ...] | None = None
@@ -838,13 +833,7 @@ class Summary(Displayable):
         elif self.missing:
             unread = f"{pluralize(self.missing, 'note has', 'notes have')} no text."
         without = pluralize(self.texts_without_entities, "note has", "notes have")
-        rest = (
-            f"{without} text but no entities." if self.texts_without_entities else "",
-            unread,
-            f"Batches had {pluralize(self.batch_shapes, 'shape')}; the device compiles one graph per shape."
-            if self.batch_shapes
-            else "",
-        )
+        rest = (f"{without} text but no entities." if self.texts_without_entities else "", unread)
         errors = tuple((str(number), error) for number, error in self.errors[:MAX_TABLE_ROWS])
         words = tuple((word, str(count)) for word, count in self.words[:MAX_TABLE_ROWS])
         charts: tuple[Chart, ...] = ()
@@ -903,7 +892,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         device: Device of the model.
         show_text: Whether to display texts and their words.
         settings: Model and settings that affect the results; they identify the run.
-        shapes: Number of batch shapes on MPS, which compiles one graph per shape. ``None`` on other devices and on a cluster.
         texts: The texts as passed, not copied, or ``None`` if they came from an iterator.
         row_index: Index of the Series or column of the texts, not copied, or ``None``.
         ids: One id per text: those that were passed, the keys of a mapping, or the index of a Series; otherwise ``None``.
@@ -922,7 +910,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     device: str
     show_text: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
-    shapes: int | None = None
     texts: Any = None
     row_index: Any = None
     ids: Any = None
@@ -1478,7 +1465,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             errors=tuple(sorted(self.results.errors.items())),
             labels=tuple(sorted(columns.count_by("labels").items())),
             words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
-            batch_shapes=self.shapes,
             filters=self.settings.get("only", ()),
             missing=len(self.missing),
             known_labels=self.known_labels,
@@ -1503,7 +1489,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
     def _segments(self) -> Iterator[TextSegment]:
         for name, segments in self.iter_named_segments(0, len(self.preview_texts)):
-            yield TextSegment(f"{name}: ", starts_text=True)
+            yield TextSegment(f"{displayable(name)}: ", starts_text=True)
             yield from segments
             yield TextSegment("\n")
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -472,12 +472,10 @@ class AnnotationSource:
             :meth:`Annotator.annotate` does.
         settings: Model and settings that affect the results; they identify the run.
         device: Device of the model for display.
-        shapes: Shapes of the batches that ran, or ``None`` if the device does not compile for each shape.
         known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
     """
 
     annotate: Callable[..., Iterator[ResultStore]]
     settings: Mapping[str, Any]
     device: str
-    shapes: Collection[tuple[int, int]] | None = None
     known_labels: tuple[str, ...] | None = None
