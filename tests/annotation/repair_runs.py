@@ -1,79 +1,32 @@
-"""A program that annotates a growing, changing table of notes in children of its own, and kills these at any moment.
+"""A program that annotates some of the notes in children of its own, in any order, and kills these at any moment.
 
-In each round more notes are there, some that were missing or unreadable are repaired, and the table comes from another file format,
-with other missing values. The model is loaded once, and every run is a fork of that. Arguments: the model, a folder, and how many
-children to kill. It prints a line of JSON with what went wrong, and with the answers of a last child, which is let to its end.
+Some notes are missing or unreadable and are repaired later. The model is loaded once, and every run is a fork of that. Arguments:
+the model, a folder, and how many children to kill. It prints a line of JSON with what went wrong, and with the answers of a last
+child, which is let to its end.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from openmed_nb.annotation.references import text_fingerprint
 
 NOTES = 150
 DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")
-GAPS = ("missing", "empty", "number", "surrogate")
+GAPS = (None, "", 5, "\ud800")
 
 
 def note(number: int) -> str:
     """Return a text with few unique tokens and many spaces, so that a chunk contains few texts."""
     digits = " ".join(DIGITS[int(digit)] for digit in f"{number:03}")
     return f"{digits} asthma{' ' * 2500}{'diabetes mellitus' if number % 3 else ''}"
-
-
-def through_csv(texts: list[Any], folder: Path) -> Any:
-    """Write notes as CSV, in which an empty note becomes NaN."""
-    pd.DataFrame({"note": texts}).to_csv(folder / "notes.csv")
-    return pd.read_csv(folder / "notes.csv", index_col=0, dtype={"note": object})["note"]
-
-
-def through_parquet(texts: list[Any], folder: Path) -> Any:
-    """Write notes as Parquet, in which what is missing is null."""
-    pd.DataFrame({"note": texts}).to_parquet(folder / "notes.parquet")
-    return pd.read_parquet(folder / "notes.parquet")["note"]
-
-
-def through_json(texts: list[Any], folder: Path) -> Any:
-    """Write notes as lines of JSON."""
-    lines = "\n".join(json.dumps({"note": text}) for text in texts)
-    (folder / "notes.jsonl").write_text(lines, "utf-8")
-    return [json.loads(line)["note"] for line in (folder / "notes.jsonl").read_text("utf-8").splitlines()]
-
-
-def as_strings(texts: list[Any], _folder: Path) -> Any:
-    """Return a column with ``pd.NA``."""
-    return pd.Series(texts, dtype="string", index=range(500, 500 + len(texts)))
-
-
-def as_objects(texts: list[Any], _folder: Path) -> Any:
-    """Return a list with several kinds of missing values, and a stream of it in every other call."""
-    kinds = [None, math.nan, pd.NA, pd.NaT]
-    mixed = [kinds[number % 4] if text is None else text for number, text in enumerate(texts)]
-    return mixed if len(texts) % 2 else iter(mixed)
-
-
-FORMATS: list[Callable[[list[Any], Path], Any]] = [through_csv, through_parquet, through_json, as_strings, as_objects]
-
-
-def shown(number: int, gap: str | None, read: Callable[..., Any]) -> Any:
-    """Return the table value of a note. A column of a file cannot contain a number or an unpaired surrogate."""
-    if gap is None:
-        return note(number)
-    if read is as_objects and gap in {"number", "surrogate"}:
-        return 5 if gap == "number" else "\ud800"
-    return "" if gap == "empty" else None
 
 
 def in_file(file: Path) -> set[int]:
@@ -116,17 +69,17 @@ def main(model: str, folder: str, kills: str) -> None:
 
     pipe.model.register_forward_pre_hook(watch, with_kwargs=True)
     chance = random.Random(0)
-    gaps: dict[int, str] = {number: chance.choice(GAPS) for number in range(NOTES) if chance.random() < 0.4}
+    gaps: dict[int, Any] = {number: chance.choice(GAPS) for number in range(NOTES) if chance.random() < 0.4}
     killed, children, doubled, refused, last = 0, 0, 0, [], False
     while not last:
         last = killed == int(kills)
-        size = NOTES if last else min(NOTES, 5 + NOTES * killed // max(1, int(kills) - 5))
         before = in_file(file)
-        for number in list(gaps):
-            if last or (number < size - 20 and number not in before and chance.random() < 0.04):
-                del gaps[number]
-        read = chance.choice(FORMATS)
-        texts = read([shown(number, gaps.get(number), read) for number in range(size)], there)
+        gaps = {number: gap for number, gap in gaps.items() if not last and chance.random() > 0.04}
+        size = min(NOTES, 5 + NOTES * killed // max(1, int(kills) - 5))
+        shown = range(NOTES) if last else chance.sample(range(NOTES), size)
+        texts: Any = [gaps.get(number, note(number)) for number in shown]
+        if children % 2:
+            texts = iter(texts)
         child = os.fork()
         if child == 0:
             run(pipe, texts, file, said)

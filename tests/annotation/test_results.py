@@ -213,10 +213,6 @@ class TestOneHiddenText:
         assert "7-13" in str(found)
         assert "(text hidden)" in str(found)
 
-    def test_still_holds_them_for_code(self):
-        """The values are there for code that asks."""
-        assert one_text(ASTHMA, show_text=False).to_dict()["entities"][0]["word"] == "asthma"
-
 
 TEXTS = ("He has asthma.", "No complaints.", "", "Type 2 diabetes and asthma.")
 FAILURE = "Text 2 must be a string, not NoneType. Pass a string."
@@ -536,11 +532,6 @@ class TestManyHiddenTexts:
             assert not any(word in shown for word in ("asthma", "diabetes", "He has", "complaints"))
         assert "(text hidden)" in str(hidden)
         assert FAILURE in str(hidden)
-
-    def test_still_holds_them_for_code(self):
-        """The values are there for code that asks."""
-        assert found(show_text=False)[0][0]["word"] == "asthma"
-        assert found(show_text=False).to_frame()["word"][0] == "asthma"
 
 
 def test_a_hundred_thousand_entities_are_held_small():

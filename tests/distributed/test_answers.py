@@ -124,10 +124,12 @@ def count_lines(file):
 
 
 def yield_until_first_result(file):
-    """Yield texts until the results file has a result."""
-    while count_lines(file) < 2:
+    """Yield different texts until the results file has a result."""
+    for number in itertools.count():
+        if count_lines(file) >= 2:
+            return
         time.sleep(0.01)
-        yield f"asthma{' ' * 2000}"
+        yield f"asthma {number}{' ' * 2000}"
 
 
 @contextlib.contextmanager
@@ -220,7 +222,7 @@ class TestStreaming:
                 ahead.append(number - done)
                 if done > 200:
                     raise RuntimeError("enough")
-                yield text
+                yield f"{text}{number}"
 
         with pytest.raises(RuntimeError, match="enough") as caught:
             on_pool(endless(), resume=file)

@@ -133,7 +133,7 @@ class TestOnWorkers:
         file = tmp_path / "run.jsonl"
         options = {"on_error": "record"}
         local = found_in(column, resume=file, **options)
-        assert len(file.read_text("utf-8").splitlines()) == 13
+        assert len(file.read_text("utf-8").splitlines()) == 1 + len(TEXTS) + 1  # Of equal rows, one.
         for annotations in local, on_pool(column, **options), on_pool(column, resume=file, **options):
             assert get_words(annotations) == EXPECTED
             assert (annotations.missing, annotations.errors) == ((4, 8, 11), {})
@@ -152,8 +152,7 @@ class TestOnWorkers:
         first_lines = file.read_bytes()
         assert len(first_lines.splitlines()) == 1 + len(TEXTS) + 1
         assert get_words(on_pool(column, on_error="record", resume=file)) == EXPECTED
-        assert file.read_bytes().startswith(first_lines)
-        assert len(file.read_bytes().splitlines()) == 1 + len(EXPECTED)
+        assert file.read_bytes() == first_lines  # The other partitions have the same rows.
 
     @pytest.mark.parametrize("annotate", ["found_in", "on_pool"])
     def test_resume_repeats_only_failed_rows(self, request, tmp_path, annotate):
