@@ -14,10 +14,7 @@ from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pl
 from ...._utils.text import shorten
 from ...._utils.validation import as_integer
 from ....devices.backend import TorchInfo
-from ....devices.machine import MachineInfo
 from ....devices.registry import get_device
-from ....errors import ConfigurationError
-from ....training.steps import select_precision
 
 NAME = "accelerate config"
 RECONFIGURE_REMEDY = "Run accelerate config again."
@@ -27,7 +24,7 @@ SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 REDUCED_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
-def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
+def accelerate_findings(environ: Mapping[str, str], torch: TorchInfo) -> tuple[Finding, ...]:
     """Return the findings about the file of ``accelerate config``, or nothing if there is no such file."""
     import yaml
 
@@ -36,7 +33,7 @@ def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch:
     try:
         settings = yaml.safe_load(file.read_text("utf-8"))  # JSON is YAML too.
         if isinstance(settings, dict):
-            return launch_findings(settings, machine, torch)
+            return launch_findings(settings, torch)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
@@ -48,15 +45,12 @@ def accelerate_findings(environ: Mapping[str, str], machine: MachineInfo, torch:
 
 def settings_file(environ: Mapping[str, str]) -> Path:
     """Return the default path that ``accelerate config`` writes and ``accelerate launch`` reads."""
-    cache = environ.get("XDG_CACHE_HOME", "~/.cache")
-    folder = environ.get("HF_HOME", f"{cache}/huggingface")
-    if folder.startswith("~"):
-        home = environ.get("HOME") or environ.get("USERPROFILE", "")
-        folder = home + folder[1:]
-    return Path(folder, "accelerate", "default_config.yaml")
+    folder = environ.get("HF_HOME", "~/.cache/huggingface")
+    home = environ.get("HOME") or environ.get("USERPROFILE", "")
+    return Path(folder.replace("~", home, 1), "accelerate", "default_config.yaml")
 
 
-def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch: TorchInfo) -> tuple[Finding, ...]:
+def launch_findings(settings: Mapping[str, object], torch: TorchInfo) -> tuple[Finding, ...]:
     """Return the settings that do not suit the machine, or one finding that all of them do."""
     environment = settings.get("compute_environment", "LOCAL_MACHINE")
     if environment != "LOCAL_MACHINE":
@@ -122,20 +116,10 @@ def launch_findings(settings: Mapping[str, object], machine: MachineInfo, torch:
     ]
     precision = str(settings.get("mixed_precision") or "no").lower()
     if precision in REDUCED_DTYPES and not backend.supports_index:
-        problems.append(_reduced_dtype_finding(precision, device, machine, torch))
+        evidence = f"{precision} is not validated on {device}; losses may differ from those of float32"
+        remedy = f"Set mixed_precision: 'no', or see nb.training.precision({REDUCED_DTYPES[precision]!r})."
+        problems.append(Finding(f"{NAME}: mixed_precision", WARNING, evidence, remedy))
     if problems:
         return tuple(problems)
     processes = pluralize(num_processes, "process", "processes")
     return (Finding(NAME, OK, f"{processes} on {device}, mixed precision {shorten(precision)}"),)
-
-
-def _reduced_dtype_finding(precision: str, device: str, machine: MachineInfo, torch: TorchInfo) -> Finding:
-    """Return the problem of a 16-bit dtype by the rules of ``nb.training.precision``. On CUDA, accelerate decides."""
-    name = f"{NAME}: mixed_precision"
-    try:
-        policy = select_precision(device, torch.release, machine, REDUCED_DTYPES[precision])
-    except ConfigurationError as error:
-        return Finding(name, FAILED, error.message, error.remedy)
-    notes = " ".join(policy.notes) or "Its losses may differ from those of float32."
-    remedy = "Set mixed_precision: 'no', unless a short training run in both is faster with it."
-    return Finding(name, WARNING, f"{precision} on {device}: {notes}", remedy)

@@ -259,7 +259,7 @@ def collect_facts(
             computation=check_device(device) if active_device else None,
             rejected_computation=rejected,
             packages=package_findings(torch_requirement(machine)),
-            launch_settings=() if torch_error else accelerate_findings(environ, machine, manager.torch),
+            launch_settings=() if torch_error else accelerate_findings(environ, manager.torch),
             system_status=read_system_status(machine, device, manager.run),
             models=tuple(
                 finding
