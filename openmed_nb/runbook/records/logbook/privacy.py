@@ -61,7 +61,8 @@ def sanitize_path(path: str | Path) -> str:
     name = redact_secrets(str(path))
     if not NAME_PATTERN.fullmatch(name):
         name = re.split(r"[/\\]", name)[-1]
-    return name if NAME_PATTERN.fullmatch(name) else MASK
+    is_user_name = home_folder().name in name.split("/")
+    return name if NAME_PATTERN.fullmatch(name) and not is_user_name else MASK
 
 
 # Allowed environment variables. Other variables may be private.

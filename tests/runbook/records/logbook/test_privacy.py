@@ -77,6 +77,8 @@ def test_sanitize_environ_masks_unexpected_values(name, value, expected):
 
 
 NAMES = {
+    "/home/john.smith": MASK,
+    "john.smith/mine": MASK,
     "/home/john.smith/models/mine": "mine",
     "C:\\Users\\john\\mine": "mine",
     "OpenMed/NER-Disease": "OpenMed/NER-Disease",
@@ -87,7 +89,9 @@ NAMES = {
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_sanitize_path_returns_only_a_name(path):
+def test_sanitize_path_returns_only_a_name(monkeypatch, path):
+    monkeypatch.setenv("HOME", "/home/john.smith")
+
     assert sanitize_path(path) == NAMES[path]
 
 
