@@ -13,7 +13,7 @@ import platform
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...._render.display import FAILED, Report, to_plain_data, worst_status

@@ -196,9 +196,7 @@ def _sweep(options: StepOptions) -> StepResult:
     if report.knee is None:
         summary = f"Best batch size not measured: {report.reason} Run nb.sweep(seconds={5 * options.seconds:g})."
         return StepResult(report, (report,), summary, status=WARNING)
-    return StepResult(
-        report, (report,), f"Knee: {pluralize(report.knee, 'row')}. {report.reason}", batch=report.knee
-    )
+    return StepResult(report, (report,), f"Knee: {pluralize(report.knee, 'row')}. {report.reason}", batch=report.knee)
 
 
 def _profile(options: StepOptions) -> StepResult:
