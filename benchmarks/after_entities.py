@@ -49,7 +49,7 @@ def main() -> None:
     table = pd.DataFrame({"note_id": [f"note-{number}" for number in range(NUM_NOTES)], "note": notes})
     pipe = nb.load_pipeline(device="cpu")
     found = nb.annotate(notes, pipe, progress=False)
-    found.with_context("all", progress=False)
+    found.with_context("all")
     columns = {"text_column": "note", "id_column": "note_id"}
     plain = []
     with_ids = []
@@ -57,7 +57,7 @@ def main() -> None:
     for _ in range(rounds):
         plain.append(seconds(lambda: nb.annotate(notes, pipe, progress=False)))
         with_ids.append(seconds(lambda: nb.annotate(table, pipe, progress=False, **columns)))
-        context.append(seconds(lambda: found.with_context("all", progress=False)))
+        context.append(seconds(lambda: found.with_context("all")))
     speed = min(plain) / min(with_ids)
     fraction = min(context) / min(plain)
     print(f"{NUM_NOTES} notes, {sum(map(len, found))} entities, {rounds} rounds, minima")

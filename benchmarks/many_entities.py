@@ -49,7 +49,7 @@ def make_calls(count: int, folder: Path) -> dict[str, Callable[[], object]]:
         "text": lambda: str(one),
         "mask": lambda: found.mask("[{label} {number}]"),
         "mask with a rule": lambda: found.mask(rules={"WORD": "Known"}),
-        "with_context": lambda: found.with_context("all", progress=False),
+        "with_context": lambda: found.with_context("all"),
         "filter": lambda: found.filter("disease", min_score=0.5),
         "summary": lambda: str(found.summary()),
         "review": lambda: ReviewListing(review).state(),

@@ -232,8 +232,8 @@ def all_targets(functions: dict[str, Callable[..., Any]]) -> list[Target]:
     """Return all public functions and classes, and the public methods of what they return."""
     targets = [Target(name, function, parameters_of(name, function)) for name, function in sorted(functions.items())]
     found = nb.annotate(TEXTS * 2, "bundled_small", device="cpu", progress=False)
-    pipeline = nb.load_pipeline("bundled_small", device="cpu", progress=False)
-    book = nb.logbook(progress=False)
+    pipeline = nb.load_pipeline("bundled_small", device="cpu")
+    book = nb.logbook()
     instances = {
         "annotations": found,
         "annotated": found.show(0),

@@ -57,7 +57,7 @@ def test_public_names_have_docstrings():
 
 
 def test_parameters_have_the_same_meaning_everywhere():
-    """device, model, texts, training, seconds and progress have the same default and kind in every function."""
+    """device, model, texts, training and seconds have the same default and kind in every function."""
     parameters_by_function = {
         name.rpartition(".")[2]: inspect.signature(value).parameters
         for name, value in {**PUBLIC, **LOADER}.items()
@@ -77,8 +77,6 @@ def test_parameters_have_the_same_meaning_everywhere():
     assert collect("devices", "default") == {"compare": None}
     assert set(collect("training", "default").values()) == {False}
     assert set(collect("seconds", "default").values()) == {30.0}
-    assert set(collect("progress", "default").values()) == {True}
-    assert set(collect("progress", "kind").values()) == {inspect.Parameter.KEYWORD_ONLY}
     assert set(collect("texts", "annotation").values()) == {"Any", "Iterable[Any] | None"}
     assert set(collect("model", "default").values()) <= {None, required}
     parameters_before_model = {
@@ -91,31 +89,6 @@ def test_parameters_have_the_same_meaning_everywhere():
         "handoff": ["folder"],
         "logbook": ["reports"],
         "report": ["folder"],
-    }
-
-
-LONG_RUNNING_FUNCTIONS = {
-    *("annotate", "compare", "doctor", "load_model", "load_pipeline", "logbook", "sweep"),
-    *(f"runbook.{name}" for name in ("forecast", "parity", "profile", "validate_precision")),
-}
-"""The functions that may take longer than half a second. The line of a function that only imports torch is disabled by a setting."""
-
-
-def test_long_running_functions_accept_progress():
-    """Every function that takes long or displays a progress line has the parameter ``progress``."""
-    functions = {name: value for name, value in {**PUBLIC, **LOADER}.items() if inspect.isfunction(value)}
-    functions_with_operation = {
-        name for name, function in functions.items() if "operation(" in inspect.getsource(function)
-    }
-    functions_with_progress = {
-        name for name, function in functions.items() if "progress" in inspect.signature(function).parameters
-    }
-
-    assert functions_with_progress >= LONG_RUNNING_FUNCTIONS | functions_with_operation - {
-        "cluster",
-        "handoff",
-        "training.limit_memory",
-        "release",
     }
 
 

@@ -34,15 +34,12 @@ def create_pipeline(
         return pipe
 
 
-def load_pipeline(
-    model: str | None = None, device: str | None = None, *, progress: bool = True, **arguments: Any
-) -> Any:
+def load_pipeline(model: str | None = None, device: str | None = None, **arguments: Any) -> Any:
     """Load a token-classification pipeline on the best available device.
 
     Args:
         model: Alias, Hugging Face model id, model name or local directory. If ``None``, use the bundled offline disease model.
         device: Fixed device of the model. If ``None``, the model follows the session device.
-        progress: Whether to display progress for operations longer than half a second.
         arguments: Further options:
 
             - ``aggregation_strategy``: ``"first"`` (the default, because ``"simple"`` splits words), ``"simple"``, ``"average"``,
@@ -62,24 +59,21 @@ def load_pipeline(
         >>> load_pipeline("bundled_small", device="cpu")("No history of asthma.")[0]["word"]
         'asthma'
     """
-    with SESSION.operation(progress):
+    with SESSION.operation():
         return create_pipeline(SESSION, model, OpenMedConfig(), device=device, **arguments)
 
 
-def load_model(
-    model: str | None = None, device: str | None = None, *, progress: bool = True, **arguments: Any
-) -> dict[str, Any]:
+def load_model(model: str | None = None, device: str | None = None, **arguments: Any) -> dict[str, Any]:
     """Load a model on the best available device and return ``{"model", "tokenizer", "config"}``.
 
     Args:
         model: Alias, Hugging Face model id, model name or local directory. If ``None``, use the bundled model.
         device: Fixed device of the model. If ``None``, the model follows the session device.
-        progress: Whether to display progress for operations longer than half a second.
         arguments: ``dtype``, ``revision``, ``cache_dir``, ``local_only``, ``allow_pickle`` or ``trust_remote_code``.
 
     Raises:
         ModelError: If the model cannot be found or loaded. The error suggests an action.
         DeviceError: If the device is not available.
     """
-    with SESSION.operation(progress):
+    with SESSION.operation():
         return SESSION.load_model(model, OpenMedConfig(), device=device, **arguments).to_dict()

@@ -1346,7 +1346,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         *columns: str,
         language: str = "en",
         cues: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-        progress: bool = True,
     ) -> Annotations:
         """Return the annotations with the context of each entity.
 
@@ -1368,7 +1367,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
                 which use the rules of OpenMed, take about 10 ms per entity, and have no columns of cues.
             cues: Additional cues in English by value and position, such as ``{"negated": {"after": ["not detected"]}}``; see
                 docs/how_to/find_negated_entities.md. They precede the cues of the package of the same length.
-            progress: Whether to display a progress bar.
 
         Returns:
             Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. They mark negated entities with
@@ -1388,7 +1386,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             ['asthma']
         """
         context: dict[str, list[Any]] = {}
-        with SESSION.operation(progress):
+        with SESSION.operation():
             find_context = create_context_finder(columns, language, cues)
             context.update(find_context("", ()))  # The columns, also without entities.
             current_texts = iter(()) if self.texts is None else iter_texts(self.texts)

@@ -206,7 +206,7 @@ LINES = [
 @pytest.mark.parametrize(("text", "negated"), LINES)
 def test_entity_and_negation_end_at_the_line(text, negated, strategy):
     options = {"device": "cpu", "progress": False, "aggregation_strategy": strategy}
-    found = nb.annotate([text], "bundled_small", **options).with_context(progress=False)
+    found = nb.annotate([text], "bundled_small", **options).with_context()
 
     assert {text[entity["start"] : entity["end"]]: entity["negated"] for entity in found[0]} == negated
 

@@ -21,7 +21,7 @@ def there():
 EAGER = "SESSION._listeners._indicator._draw_interval = 0.01"
 """From now on, lines are drawn at once."""
 
-WORKS = "nb.load_pipeline('bundled_small', progress=False)('She has asthma.')[0]['word']"
+WORKS = "nb.load_pipeline('bundled_small')('She has asthma.')[0]['word']"
 
 OPERATIONS = {
     "load": "SESSION.unload(); nb.load_pipeline('bundled')",

@@ -327,7 +327,6 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     training: bool = False,
     batch_size: int | None = None,
     seconds: float = DEFAULT_SECONDS,
-    progress: bool = True,
     **arguments: object,
 ) -> Comparison:
     """Measure the same workload on several devices and compare their speed with the CPU.
@@ -352,7 +351,6 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         seconds: Approximate time budget of the call in seconds. It sets the number of interleaved rounds: 20 in 30
             seconds, at least 6. Slow workloads run fewer. The utilization is sampled for 4 seconds before and during the
             work of each device if there is time for that.
-        progress: Whether to show progress for operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
@@ -389,7 +387,7 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
     if "device" in arguments:
         raise ConfigurationError("compare() has no option device.", "Pass a list of devices: devices=['mps'].")
-    with SESSION.operation(progress):
+    with SESSION.operation():
         target, device = make_target(model, data, training=training, arguments=arguments, moved=True)
         requested: Iterable[object] = (devices,)
         if devices is None:

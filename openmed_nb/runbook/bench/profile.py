@@ -534,7 +534,6 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     trace: str | os.PathLike[str] | None = None,
     signposts: bool = False,
     metal_capture: str | None = None,
-    progress: bool = True,
     **arguments: object,
 ) -> Profile:
     """Profile some steps: time per phase and operator, code lines that wait for the device, and other bottlenecks.
@@ -562,7 +561,6 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         metal_capture: On MPS, name of a capture of one step's Metal calls for Xcode, such as ``"step"``. torch writes
             ``0000-step.gputrace`` to the current directory; the number counts the captures of this process. This requires
             torch 2.7 and ``MTL_CAPTURE_ENABLED=1`` before Python starts (``torch.mps.profiler.metal_capture``).
-        progress: Whether to show progress for operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
@@ -596,7 +594,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     batch_size = check_optional_integer("batch_size", batch_size)
     trace_path = _validate_trace_path(trace)
     capture_name = None if metal_capture is None else profilers.capture_name(metal_capture)
-    with SESSION.operation(progress):
+    with SESSION.operation():
         target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
         profilers.check_profiling(device_name, signposts, capture_name)
         with build_benchmarks(target, [device_name]) as benchmarks:

@@ -299,7 +299,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     max_batch_size: int | None = None,
     seconds: float = DEFAULT_SECONDS,
     min_gain: float = MIN_KNEE_GAIN,
-    progress: bool = True,
     **arguments: object,
 ) -> SweepReport:
     """Find the batch size at the knee of the throughput curve on a device, and measure the memory of each size.
@@ -322,7 +321,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         max_batch_size: Maximum batch size to try. If ``None``, there is no limit.
         seconds: Approximate duration of the sweep in seconds, 30 by default.
         min_gain: Minimum relative gain in throughput that justifies a larger batch, 0.03 by default.
-        progress: Whether to show progress for operations that take longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
@@ -352,7 +350,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         message = f"min_gain must be a fraction below 1, got {describe_value(min_gain)}."
         raise ConfigurationError(message, "Pass a fraction such as 0.03.")
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
-    with SESSION.operation(progress):
+    with SESSION.operation():
         if is_token_classifier(model) and not training and data is not None:
             remedy = "Remove data, and pass length=... if your texts are not about 128 tokens long."
             raise ConfigurationError("A sweep does not accept texts, because all of its rows have one length.", remedy)

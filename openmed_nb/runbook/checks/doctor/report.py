@@ -124,7 +124,7 @@ class DoctorReport(Displayable):
         )
 
 
-def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
+def doctor(model: Any = None) -> DoctorReport:
     """Diagnose this machine, torch, the environment variables, the active device and the models.
 
     The doctor imports torch and runs linear layers, and an operation in each dtype, on the active device. On a GPU it also
@@ -138,7 +138,6 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
     Args:
         model: Name of a model, which is loaded if necessary, a torch module or a pipeline. If ``None``, check the models
             that the session has loaded.
-        progress: Whether to show the progress if the diagnosis takes longer than half a second.
 
     Returns:
         The report. Each of its ``findings`` has a ``status`` (``"ok"``, ``"warning"``, ``"failed"`` or
@@ -157,7 +156,7 @@ def doctor(model: Any = None, *, progress: bool = True) -> DoctorReport:
         >>> [finding.name for finding in report.findings][:3]
         ['Python', 'macOS', 'torch']
     """
-    with SESSION.operation(progress):
+    with SESSION.operation():
         return diagnose(collect_facts(SESSION, model))
 
 

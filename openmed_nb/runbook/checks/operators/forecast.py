@@ -232,7 +232,7 @@ def build_rows(calls: Mapping[tuple[str, str], int], table: OperatorTable) -> tu
     return tuple(sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.operator, row.module)))
 
 
-def forecast(model: Any = None, example_inputs: Any = None, *, progress: bool = True) -> Forecast:
+def forecast(model: Any = None, example_inputs: Any = None) -> Forecast:
     """Predict, on any machine, which operators of a model fall back from MPS to the CPU in the installed torch.
 
     A copy of the model runs one forward pass without gradients on the CPU. Its operators are compared with those that the
@@ -247,7 +247,6 @@ def forecast(model: Any = None, example_inputs: Any = None, *, progress: bool = 
             bundled model.
         example_inputs: Inputs of the model: a tensor, a tuple of tensors, or a mapping of tensors or lists of numbers. If
             ``None``, use two synthetic sentences, which requires a name or a pipeline.
-        progress: Whether to show the progress if the forecast takes longer than half a second.
 
     Returns:
         The forecast. ``verdict`` is a sentence, and ``cpu_operators`` are the operators that fall back to the CPU. There is a
@@ -267,7 +266,7 @@ def forecast(model: Any = None, example_inputs: Any = None, *, progress: bool = 
         >>> forecast(Quantile(), torch.rand(3)).cpu_operators
         ('aten::special_ndtri.out',)
     """
-    with SESSION.operation(progress):
+    with SESSION.operation():
         name = type(model).__name__
         if is_model_name(model):
             name = "bundled" if model is None else str(model)

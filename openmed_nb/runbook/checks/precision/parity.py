@@ -66,7 +66,6 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     gold: Any = None,
     labels: Mapping[str, str] | None = None,
     gradients: bool = False,
-    progress: bool = True,
     **arguments: Any,
 ) -> ParityReport:
     """Compare the logits, labels and entities of a model on a device with the same model on the CPU in float32.
@@ -87,7 +86,6 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         labels: New names for labels of the gold, such as ``{"Disease": "DISEASE"}``.
         gradients: Whether to compare the gradients of one training step as well, without dropout. The labels are the
             predictions of the reference.
-        progress: Whether to show the progress if the comparison takes longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
@@ -111,7 +109,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     options = {"device": device, "dtype": dtype, **arguments}
     options = {name: value for name, value in options.items() if value is not None}
     check_bool("gradients", gradients)
-    with SESSION.operation(progress):
+    with SESSION.operation():
         check_texts(texts)
         if is_model_name(model):
             spec, candidate_device = SESSION.load_spec(model, options)

@@ -194,14 +194,13 @@ def _loss_differences(losses: Iterable[float], reference: Iterable[float]) -> tu
     return tuple(difference if math.isfinite(difference) else math.inf for difference in differences)
 
 
-def loss_parity(  # noqa: PLR0913 - each is an independent option of the public API
+def loss_parity(
     model: Any = None,
     batches: Iterable[Batch] | None = None,
     *,
     steps: int = DEFAULT_STEPS,
     device: str | None = None,
     dtype: str | None = None,
-    progress: bool = True,
     **arguments: Any,
 ) -> LossParity:
     """Train a model on the CPU and on a device, and check whether rounding explains the loss difference.
@@ -223,7 +222,6 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
         device: Device to compare. If ``None``, use the device of the session. The CPU is compared with itself.
         dtype: ``"float32"`` (the default) or ``"bfloat16"``. In bfloat16 the device uses autocast, as in
             :func:`openmed_nb.training.precision`, and the weights stay in float32.
-        progress: Whether to show the progress if the training takes longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``, if ``model`` is a name.
 
     Returns:
@@ -244,7 +242,7 @@ def loss_parity(  # noqa: PLR0913 - each is an independent option of the public 
     steps = check_integer("steps", steps)
     dtype = "float32" if dtype is None else dtype
     check_choice("dtype", dtype, DTYPES)
-    with SESSION.operation(progress):
+    with SESSION.operation():
         module, batches, name = _training_target(model, batches, arguments)
         target_device = SESSION.device(device).device
         SESSION.device_manager.check_dtype(dtype, target_device)

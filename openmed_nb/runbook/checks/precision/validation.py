@@ -106,14 +106,13 @@ class PrecisionVerdict(Displayable):
         )
 
 
-def validate_precision(  # noqa: PLR0913 - each is an independent option of the public API
+def validate_precision(
     model: Any = None,
     texts: Iterable[Any] | None = None,
     dtype: str = "bfloat16",
     *,
     device: str | None = None,
     gold: Any = None,
-    progress: bool = True,
     **arguments: Any,
 ) -> PrecisionVerdict:
     """Validate a reduced dtype of a model on your texts, and store a validation record if it passes.
@@ -137,7 +136,6 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
         dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
         device: Device to validate. If ``None``, use the device of the session.
         gold: Gold entities as for :func:`parity`, with labels of the model only.
-        progress: Whether to show the progress if the validation takes longer than half a second.
         arguments: Arguments of :func:`openmed_nb.load_model`, such as ``revision``.
 
     Returns:
@@ -156,7 +154,7 @@ def validate_precision(  # noqa: PLR0913 - each is an independent option of the 
     """
     from ....annotation.references import get_row_index, iter_texts
 
-    with SESSION.operation(progress):
+    with SESSION.operation():
         if not is_model_name(model):
             kind = short_type_name(model)
             message = f"A validation record requires the files of a model, but {kind} is not a model name."

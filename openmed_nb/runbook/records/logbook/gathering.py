@@ -79,7 +79,6 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
     hypotheses: Mapping[str, str] | Iterable[tuple[str, str]] = (),
     applications: bool = False,
     artifact_store: str | None = None,
-    progress: bool = True,
 ) -> Logbook:
     """Record the conditions of a measurement: versions, code, device, model, dataset, settings, power and background load.
 
@@ -105,7 +104,6 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
             must not contain text from notes.
         applications: Whether to store the names of the busiest other processes. Their number is always stored.
         artifact_store: Host and port, or URL, to which connections are timed. No data is sent.
-        progress: Whether to display the progress of operations that take longer than half a second.
 
     Returns:
         The logbook. Its text form contains the settings, its HTML form all values. ``save("run.json")``
@@ -128,7 +126,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
     from ...verdict.metrics import extract_metrics
 
     check_bool("applications", applications)
-    with SESSION.operation(progress):
+    with SESSION.operation():
         SESSION.notify(ProgressEvent("Collecting", "logbook"))
         device_manager = SESSION.device_manager
         device_manager.load_torch()
