@@ -1,5 +1,6 @@
 """The Accelerate example of the documentation trains on every device, in one and in several processes."""
 
+import contextlib
 import os
 import re
 import runpy
@@ -34,8 +35,9 @@ def assert_learned(text, device):
     assert re.search(r"^memory: (flat|insufficient data)$", text, flags=re.MULTILINE), text
 
 
+@pytest.mark.slow
 @pytest.mark.real_computer
-@pytest.mark.parametrize("launcher", [LAUNCH, pytest.param(TORCHRUN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", [LAUNCH, TORCHRUN])
 def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
     """With two processes, each trains on half of the sentences, and only the first prints."""
     checked = tmp_path / "checked.py"
@@ -48,12 +50,12 @@ def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
     assert_learned(done.stdout, "cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.real_computer  # It starts its own simulation.
-def test_example_trains_on_simulated_mps(capsys):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("mps", marks=pytest.mark.slow)])
+def test_example_trains_in_one_process(device, capsys):
     AcceleratorState._reset_state(reset_partial_state=True)
-    with nb.simulated_mps("8 GiB"):
+    with nb.simulated_mps("8 GiB") if device == "mps" else contextlib.nullcontext():
         runpy.run_path(str(SCRIPT), run_name="__main__")
     AcceleratorState._reset_state(reset_partial_state=True)
 
-    assert_learned(capsys.readouterr().out, "mps")
+    assert_learned(capsys.readouterr().out, device)
