@@ -77,6 +77,21 @@ RULE = "rule"
 Policy = str | Mapping[str, str]
 
 
+class MaskingLimits(NamedTuple):
+    """What masking leaves in a text.
+
+    Attributes:
+        title_suffix: End of a headline with the categories of identifying data that are not masked.
+        sentences: Sentences about filters, labels and rules.
+    """
+
+    title_suffix: str = ""
+    sentences: tuple[str, ...] = (MASKING_DISCLAIMER,)
+
+
+NO_LIMITS_KNOWN = MaskingLimits()
+
+
 @dataclass(frozen=True)
 class MaskedSpan:
     """A masked span. It does not contain the replaced text.
@@ -108,9 +123,7 @@ class MaskedText(Displayable):
         error: The error if the text could not be processed, else an empty string. The text is not returned then.
         show_text: Whether to display the text.
         missing: Whether the input was a missing value.
-        known_labels: Labels of the model, or ``None`` if unknown.
-        filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the text.
-        num_rules: Number of rules whose matches are replaced too.
+        limits: What masking leaves in the text.
     """
 
     text: str
@@ -118,11 +131,9 @@ class MaskedText(Displayable):
     error: str = ""
     show_text: bool = True
     missing: bool = False
-    known_labels: tuple[str, ...] | None = None
-    filters: tuple[str, ...] = ()
-    num_rules: int = 0
+    limits: MaskingLimits = NO_LIMITS_KNOWN
 
-    JSON_EXCLUDE = ("known_labels", "filters", "num_rules")
+    JSON_EXCLUDE = ("limits",)
 
     def to_report(self) -> Report:
         """Return the text with highlighted replacements, and the limits of masking."""
@@ -130,7 +141,7 @@ class MaskedText(Displayable):
             return Report("Nothing masked", (self.error,), status=WARNING)
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
-        title_suffix, sentences = _describe_unmasked(self.known_labels, self.filters, self.num_rules)
+        title_suffix, sentences = self.limits
         title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
         if not self.show_text:
             return Report(title, (*sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
@@ -166,16 +177,12 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
     Attributes:
         texts: The masked texts, in the order of the notes.
         keys: What identifies the notes.
-        known_labels: Labels of the model, or ``None`` if unknown.
-        filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the texts.
-        num_rules: Number of rules whose matches are replaced too.
+        limits: What masking leaves in the texts.
     """
 
     texts: tuple[MaskedText, ...]
     keys: NoteKeys
-    known_labels: tuple[str, ...] | None = None
-    filters: tuple[str, ...] = ()
-    num_rules: int = 0
+    limits: MaskingLimits = NO_LIMITS_KNOWN
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -245,7 +252,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
             text_segments = report.segments or (TextSegment(report.sentences[-1]),)
             name = note_name(index, self.keys.ids if self.keys.row_index is None else self.keys.row_index)
             segments += [TextSegment(f"{name}: ", starts_text=True), *text_segments, TextSegment("\n")]
-        title_suffix, sentences = _describe_unmasked(self.known_labels, self.filters, self.num_rules)
+        title_suffix, sentences = self.limits
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
         if len(self) > MAX_DISPLAYED_TEXTS:
             sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
@@ -403,14 +410,17 @@ def are_identifying(labels: Collection[str]) -> bool:
     return len(_find_uncovered_categories(labels)) + min(2, len(labels)) <= len(IDENTIFIER_LABELS)
 
 
-def _describe_unmasked(
-    labels: tuple[str, ...] | None, filters: tuple[str, ...] = (), num_rules: int = 0
-) -> tuple[str, tuple[str, ...]]:
-    """Return a headline suffix with the categories that remain in the text, and sentences about the limits of masking.
+def describe_limits(labels: Sequence[str] | None, filters: Sequence[str] = (), num_rules: int = 0) -> MaskingLimits:
+    """Return the categories that remain in the text, and sentences about the limits of masking.
+
+    Args:
+        labels: Labels of the model, or ``None`` if unknown.
+        filters: Filters applied with :meth:`Annotations.filter`, as sentences. Other entities remain in the text.
+        num_rules: Number of rules whose matches are replaced too.
 
     Example:
-        >>> _describe_unmasked(("DISEASE",))[0], _describe_unmasked(("DISEASE",))[1][0]
-        ('; names, dates, places and numbers are not masked', 'Only entities with the label DISEASE are replaced.')
+        >>> describe_limits(("DISEASE",)).title_suffix
+        '; names, dates, places and numbers are not masked'
     """
     sentences = [*filters]
     categories: tuple[str, ...] = ()
@@ -425,7 +435,7 @@ def _describe_unmasked(
     if num_rules:
         sentences.append(f"Matches of {pluralize(num_rules, 'rule')} are replaced too.")
     suffix = f"; {_join_names(categories)} are not masked" if categories else ""
-    return suffix, (*sentences, MASKING_DISCLAIMER)
+    return MaskingLimits(suffix, (*sentences, MASKING_DISCLAIMER))
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -439,15 +449,12 @@ def strip_bio_prefix(label: str) -> str:
     return rest if dash and prefix in set("BIESLU") and rest else label
 
 
-def mask_text(  # noqa: PLR0913 - the last three are stored in the result
+def mask_text(
     text: str,
     spans: Iterable[tuple[Any, ...]],
     policy: Policy,
     show_text: bool = True,
-    *,
-    labels: tuple[str, ...] | None = None,
-    filters: tuple[str, ...] = (),
-    num_rules: int = 0,
+    limits: MaskingLimits = NO_LIMITS_KNOWN,
 ) -> MaskedText:
     """Replace labeled spans in a text.
 
@@ -460,9 +467,7 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
         spans: The spans, as :class:`LabeledSpan` or as tuples of its values.
         policy: The replacement of each label.
         show_text: Whether to display the masked text.
-        labels: Labels of the model, or ``None`` if unknown.
-        filters: Filters that were applied to the entities, as sentences.
-        num_rules: Number of rules whose matches are among the spans.
+        limits: What masking leaves in the text.
 
     Example:
         >>> mask_text("Jo Ann-Lee", [(0, 1, "NAME"), (3, 10, "NAME"), (5, 6, "CITY")], "<{label}>").text
@@ -501,14 +506,8 @@ def mask_text(  # noqa: PLR0913 - the last three are stored in the result
             parts += before, replacement
             masked_spans.append(MaskedSpan(span.label, start, end, masked_start, length, span.source))
             position = end
-    return MaskedText(
-        "".join((*parts, text[position:])),
-        tuple(masked_spans),
-        show_text=show_text,
-        known_labels=labels,
-        filters=filters,
-        num_rules=num_rules,
-    )
+    masked = "".join((*parts, text[position:]))
+    return MaskedText(masked, tuple(masked_spans), show_text=show_text, limits=limits)
 
 
 def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:

@@ -47,6 +47,7 @@ from .masking import (
     Policy,
     are_identifying,
     compile_rules,
+    describe_limits,
     find_rule_spans,
     long_text_sentence,
     mask_text,
@@ -619,15 +620,8 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
             labels |= {rule.label for rule in compiled_rules}
             _warn_unknown_labels(policy, labels, self.known_labels)
         spans = masked_spans(self.entities, self.dropped) + find_rule_spans(self.text, compiled_rules)
-        return mask_text(
-            self.text,
-            spans,
-            policy,
-            self.show_text,
-            labels=self.known_labels,
-            filters=self.filters,
-            num_rules=len(compiled_rules),
-        )
+        limits = describe_limits(self.known_labels, self.filters, len(compiled_rules))
+        return mask_text(self.text, spans, policy, self.show_text, limits)
 
     def as_annotations(self) -> Annotations:
         """Return the annotations of a single note."""
@@ -1286,7 +1280,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             labels = self.results.masked_labels | {rule.label for rule in compiled_rules}
             _warn_unknown_labels(policy, labels, self.known_labels)
         current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
-        filters = self.settings.get("only", ())
+        limits = describe_limits(self.known_labels, self.settings.get("only", ()), len(compiled_rules))
         masked: list[MaskedText] = []
         for index, entities in enumerate(self):
             current_text = next(current_texts, None)
@@ -1303,18 +1297,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             except ConfigurationError as error:
                 masked.append(MaskedText("", error=str(error)))
                 continue
-            masked.append(
-                mask_text(
-                    text,
-                    spans,
-                    policy,
-                    self.show_text,
-                    labels=self.known_labels,
-                    filters=filters,
-                    num_rules=len(compiled_rules),
-                )
-            )
-        return MaskedTexts(tuple(masked), self._note_keys, self.known_labels, filters, len(compiled_rules))
+            masked.append(mask_text(text, spans, policy, self.show_text, limits))
+        return MaskedTexts(tuple(masked), self._note_keys, limits)
 
     def _read_text(self, index: int) -> str:
         """Read a text again, or raise an error if it has changed."""
