@@ -426,7 +426,7 @@ class TestFrame:
         assert frame["note_id"].tolist() == [7, 8, 9]
 
     def test_table_that_does_not_fit_is_rejected(self, masked, table):
-        for other in (pd.DataFrame({"secret": [1]}), table.assign(masked_text="secret"), pd.Series([1, 2, 3])):
+        for wrong_table in (pd.DataFrame({"secret": [1]}), table.assign(masked_text="secret"), pd.Series([1, 2, 3])):
             with pytest.raises(ConfigurationError) as caught:
-                masked.to_frame(table=other)
+                masked.to_frame(table=wrong_table)
             assert "secret" not in str(caught.value)
