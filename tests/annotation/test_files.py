@@ -199,12 +199,12 @@ def test_sources_name_the_file_of_each_text(write, tmp_path, found_in):
     notes = [write("p1/a.txt"), write("p1-old/a.txt", "no history ."), write("p2/a.txt")]
     options = {"resume": tmp_path / "run.jsonl"}
 
-    for found in (found_in(tmp_path / "*" / "*.txt", **options), found_in(tmp_path / "*" / "*.txt", **options)):
-        assert found.sources == found.filter("disease").sources == tuple(map(str, notes))
-        assert [source["source"] for source in found.to_dict()["texts"]] == list(found.sources)
-        assert found.to_frame()["source"].tolist() == [str(notes[0]), str(notes[2])]
-        assert found.show(1).text == "no history ."
-        assert found.mask()[0].text == "the patient has [DISEASE] ."
+    for results in (found_in(tmp_path / "*" / "*.txt", **options), found_in(tmp_path / "*" / "*.txt", **options)):
+        assert results.sources == results.filter("disease").sources == tuple(map(str, notes))
+        assert [source["source"] for source in results.to_dict()["texts"]] == list(results.sources)
+        assert results.to_frame()["source"].tolist() == [str(notes[0]), str(notes[2])]
+        assert results.show(1).text == "no history ."
+        assert results.mask()[0].text == "the patient has [DISEASE] ."
     assert "p1" not in (tmp_path / "run.jsonl").read_text("utf-8")
 
 
