@@ -33,7 +33,7 @@ from .annotation.references import (
     text_fingerprint,
     warn_if_file_name,
 )
-from .annotation.results import AnnotatedText, Annotations, ResultStore
+from .annotation.results import AnnotatedText, Annotations, FingerprintedResult, ResultStore
 from .annotation.resume import ResultsFile, changed_settings, run_settings
 from .devices.machine import format_device
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
@@ -470,7 +470,10 @@ class _AnnotationRun:
             raise ConfigurationError(message, "Use the original arguments, or remove resume.")
         if file or earlier:
             known: dict[int, int] = {}
-            for result in file.results() if file else earlier.results.items() if earlier else ():
+            stored: Iterable[FingerprintedResult] = earlier.results.items() if earlier else ()
+            if file:
+                stored = file.results()
+            for result in stored:
                 known[result.fingerprint] = len(self.results)
                 self.results.add(*result)
             errors = self.results.errors
@@ -494,7 +497,7 @@ class _AnnotationRun:
                 try:
                     self.inputs.skip_known()
                 finally:
-                    self._complete_texts(self.results, 0)
+                    self._complete_texts()
             self._notify()
             for chunk in self.source.annotate(self.inputs, on_progress):
                 count = _count_before_error(chunk, on_error)
@@ -503,20 +506,21 @@ class _AnnotationRun:
                 if count < len(chunk):
                     raise _number_error(chunk.errors[count], len(self.rows))  # noqa: TRY301 - as the source
         except Exception:
-            self._complete_texts(self.results, 0)
+            self._complete_texts()
             raise
-        self._complete_texts(self.results, 0)
+        self._complete_texts()
         self._retry_failed(on_error)
 
-    def _complete_texts(self, chunk: ResultStore, count: int) -> None:
+    def _complete_texts(self, chunk: ResultStore | None = None, count: int = 0) -> None:
         """Store the first results of a chunk, and complete their texts and the texts with known results between and after them."""
         pending = self.inputs.pending
         known = self.inputs.known
         fingerprints: list[int] = []
         rows: list[int] = []
         size = 0
-        while pending and (len(fingerprints) < count or not pending[0].is_new):
-            text = pending.popleft()
+        for text in pending:
+            if text.is_new and len(fingerprints) == count:
+                break
             row = len(self.results) + len(fingerprints)
             if text.is_new:
                 fingerprints.append(text.fingerprint)
@@ -526,10 +530,13 @@ class _AnnotationRun:
                 row = known[text.fingerprint]
             rows.append(row)
             size += text.size
-        if fingerprints:
+        if chunk is not None and fingerprints:
             self._store(chunk, fingerprints)
+        # The texts are complete only now, because storing their results may fail.
         self.rows.extend(rows)
         self._completed_size += size
+        for _ in rows:
+            pending.popleft()
 
     def _store(self, chunk: ResultStore, fingerprints: Sequence[int]) -> None:
         """Store the first results of a chunk, and write them to the file. An error of a repeated text is in the file already."""
