@@ -10,5 +10,5 @@ Where to add a check:
 - Power, thermal state and background load: a row of ``CONDITIONS`` (``devices/system_status.py``).
 - A model: a function in ``MODEL_CHECKS`` (``checks.py``).
 - Incorrect results without an error: a row of ``silent_errors.json``, the function that it names in ``silent_errors.py``, and its
-  simulation in ``simulation/operators.py``. A row with ``may_abort`` runs in a process of its own (``probe_process.py``).
+  simulation in ``simulation/operators.py``. A row with ``may_abort`` runs in a process of its own.
 """

@@ -40,11 +40,11 @@ from .checks import (
     CHECKED_VARIABLES,
     ComputationCheck,
     SystemFacts,
+    accelerate_findings,
     model_findings,
     package_findings,
     run_checks,
 )
-from .launching import accelerate_findings
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK
-from openmed_nb.runbook.checks.doctor.launching import accelerate_findings, launch_findings, settings_file
+from openmed_nb.runbook.checks.doctor.checks import accelerate_findings, launch_findings, settings_file
 from openmed_nb.runbook.checks.doctor.report import collect_facts, diagnose
 
 PLAIN = {

@@ -11,18 +11,20 @@ import pytest
 import torch
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
-from openmed_nb.runbook.checks.doctor.probe_process import can_abort, read_result, start_probe
 from openmed_nb.runbook.checks.doctor.silent_errors import (
     KNOWN_BUGS,
     PROCESS_FUNCTION,
     ProbeOutcome,
     bug_findings,
     bugs_for_device,
+    can_abort,
     copy_as_float64,
     describe_mismatch,
     linear_transposed_bfloat16,
+    read_result,
     run_probe,
     run_probes,
+    start_probe,
 )
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
