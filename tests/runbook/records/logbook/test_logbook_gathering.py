@@ -317,7 +317,7 @@ def test_extract_metrics_marks_simulated_measurements():
 )
 def test_extract_metrics_masks_names_that_are_sentences(name, subject):
     phase_times = PhaseTimes({"forward": 0.01})
-    profile = Profile(name, "own step", "cpu", 2, 50, 5, 0.04, phase_times, 0.03, 0.01, (), 100.0)
+    profile = Profile(name, "own step", "cpu", 2, 50, 0.04, phase_times, 0.03, 0.01, (), 100.0)
 
     assert extract_metrics(profile).subject == subject
 

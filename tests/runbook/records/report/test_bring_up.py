@@ -125,9 +125,7 @@ def bring_up(tmp_path, monkeypatch):
 
         def run_step(step, _options, _subject, known):
             ran.append(step.name)
-            assert (
-                not known.measured.keys() & GOOD_EVIDENCE[step.name].keys()
-            )  # Evidence of a problem is measured again.
+            assert not known.keys() & GOOD_EVIDENCE[step.name].keys()  # Evidence of a problem is measured again.
             evidence = {name: changes.get(name, value) for name, value in GOOD_EVIDENCE[step.name].items()}
             data = {"device": "mps", "findings": findings}
             return StepOutcome(

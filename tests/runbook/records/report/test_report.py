@@ -151,7 +151,7 @@ def test_exit_status_is_described_with_the_last_line():
 def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps, tmp_path):
     evidence = run_steps(tmp_path, "sweep").evidence()
 
-    assert (evidence.knee, evidence.batch, evidence.knee_gain) == (16, 16, 0.0)
+    assert (evidence["knee"], evidence["batch"], evidence["knee_gain"]) == (16, 16, 0.0)
 
 
 def test_other_steps_continue_after_failures(planted_report):
