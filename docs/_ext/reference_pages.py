@@ -28,7 +28,7 @@ from openmed_nb.annotation import json_lines, resume
 from openmed_nb.annotation.export.registry import FORMATS
 from openmed_nb.notebook import magics
 from openmed_nb.runbook.checks.doctor import checks, silent_errors
-from openmed_nb.runbook.verdict.metrics import SYMPTOMS
+from openmed_nb.runbook.verdict.rules import SYMPTOMS
 from source_calls import ELLIPSIS, Call, find_calls
 
 ROOT = Path(__file__).parents[2]
