@@ -152,7 +152,7 @@ def make_doctor_report(*findings):
 FASTER = replace(MPS, device="cuda:1", speedup=Interval(20.0, 21.0, 22.0, 0.96))
 THREE_DEVICES = replace(COMPARISON, devices=(CPU, MPS, FASTER))
 FEWER_ENTITIES = replace(HALF, spans=EntityAgreement(exact=80, missing=20))
-LARGEST_SIZES_FIT = POINTS[:-1]
+FITTING_POINTS = POINTS[:-1]
 REJECTED_REASON = RejectionReason("Too few.", "More texts.", conclusive=False)
 
 CASES = {
@@ -175,13 +175,13 @@ CASES = {
     "the tokens of a batch are not known": make_token_batches(None),
     "the length of a row is not known": make_token_batches(2048, None),
     # A sweep that ended while throughput still increased can only show that a batch is too small.
-    "out of time at the batch size in use": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT, stop_code="time")],
-    "no larger batch size requested": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT, stop_code="largest")],
-    "out of memory above the batch size in use": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT)],
-    "out of time above the knee": [Evidence(batch=32), make_sweep(*LARGEST_SIZES_FIT, stop_code="time", knee=16)],
+    "out of time at the batch size in use": [Evidence(batch=32), make_sweep(*FITTING_POINTS, stop_code="time")],
+    "no larger batch size requested": [Evidence(batch=32), make_sweep(*FITTING_POINTS, stop_code="largest")],
+    "out of memory above the batch size in use": [Evidence(batch=32), make_sweep(*FITTING_POINTS)],
+    "out of time above the knee": [Evidence(batch=32), make_sweep(*FITTING_POINTS, stop_code="time", knee=16)],
     "out of time above a batch that is too small": [
         Evidence(batch=8),
-        make_sweep(*LARGEST_SIZES_FIT, stop_code="time"),
+        make_sweep(*FITTING_POINTS, stop_code="time"),
     ],
     "parity in float32": [PARITY],
     "parity without entities": [replace(PARITY, spans=EntityAgreement())],
