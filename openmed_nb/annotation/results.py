@@ -850,21 +850,28 @@ class Summary(Displayable):
 
 # Names of annotations that completion lists. The others belong to the package.
 _DOCUMENTED_NAMES = (
-    *(
-        "at",
-        "device",
-        "dropped",
-        "errors",
-        "export",
-        "filter",
-        "mask",
-        "missing",
-        "model",
-        "position",
-        "review",
-        "save",
-    ),
-    *("score", "show", "sources", "summary", "to_arrow", "to_dict", "to_frame", "to_json", "to_spacy", "with_context"),
+    "at",
+    "device",
+    "dropped",
+    "errors",
+    "export",
+    "filter",
+    "mask",
+    "missing",
+    "model",
+    "position",
+    "review",
+    "save",
+    "score",
+    "show",
+    "sources",
+    "summary",
+    "to_arrow",
+    "to_dict",
+    "to_frame",
+    "to_json",
+    "to_spacy",
+    "with_context",
 )
 
 
