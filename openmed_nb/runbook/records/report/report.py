@@ -369,8 +369,7 @@ def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle 
         return None
     for requirement in verdict.missing_requirements:
         if requirement.is_needed and requirement.precedence in stage.areas and requirement.is_blocking:
-            longer = f"seconds={2 * seconds:g} (--seconds {2 * seconds:g} on the command line)"
-            remedy = f"Repeat the bring-up with {longer}, or run {requirement.command}."
+            remedy = f"Repeat the bring-up with seconds={2 * seconds:g}, or run {requirement.command}."
             return Obstacle(f"missing measurement: {requirement.name}.", remedy)
     return None
 
