@@ -16,10 +16,10 @@ from openmed_nb._annotate import annotate_text
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
-from openmed_nb.runbook.records.logbook.sections import ReportMetrics, Software
+from openmed_nb.runbook.records.logbook.sections import Software
 from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport
 from openmed_nb.runbook.records.report.running import ReportSubject, StepOutcome
-from openmed_nb.runbook.verdict.metrics import Evidence
+from openmed_nb.runbook.verdict.metrics import Evidence, ReportMetrics
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
 

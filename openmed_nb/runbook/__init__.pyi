@@ -1,12 +1,12 @@
 from ..devices.system_status import SystemStatus as SystemStatus
 from .bench.comparison import Comparison as Comparison
+from .bench.fallbacks import FallbackLog as FallbackLog
+from .bench.fallbacks import fallbacks as fallbacks
 from .bench.profile import Profile as Profile
 from .bench.profile import ProfileDiff as ProfileDiff
 from .bench.profile import profile as profile
 from .bench.sweep import SweepReport as SweepReport
 from .checks.doctor.report import DoctorReport as DoctorReport
-from .checks.operators.fallbacks import FallbackLog as FallbackLog
-from .checks.operators.fallbacks import fallbacks as fallbacks
 from .checks.operators.forecast import Forecast as Forecast
 from .checks.operators.forecast import forecast as forecast
 from .checks.precision.parity import parity as parity

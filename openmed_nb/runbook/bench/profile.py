@@ -39,7 +39,7 @@ from ...devices import profilers
 from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...session import SESSION
-from ..checks.operators.fallbacks import Fallback
+from .fallbacks import Fallback
 from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Reason, Synchronization, repeat_measurement
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
 

@@ -30,8 +30,8 @@ from ...devices.profilers import is_host_event, profile_device, push_modes
 from ...devices.registry import get_device
 from ...devices.request import device_type
 from ...training.holders import INSTALLED_FOLDERS
-from ..checks.operators.fallbacks import Fallback, fallbacks
 from . import workloads
+from .fallbacks import Fallback, fallbacks
 from .timing import DATA, CodeLocation, OperatorTime, Reason, Synchronization, repeat_measurement
 from .workloads import Workload
 

@@ -11,23 +11,28 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import singledispatch
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ..._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
+    SIMULATED_SUFFIX,
     WARNING,
     Finding,
     format_percent,
 )
+from ..._utils.plain import Minimum
 from ..._utils.text import describe_value, short_type_name
 from ..._utils.validation import check_number, invalid_value, is_finite_number, suggest
+from ...devices.redaction import sanitize_path
 from ...devices.registry import get_device
+from ...devices.request import normalize_device
 from ...devices.system_status import CONDITIONS, SystemStatus
 from ...errors import ConfigurationError
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
+from ..bench.fallbacks import FELL_BACK, RAISED_ERROR, Fallback, FallbackLog
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
 from ..bench.sweep import (
     BATCH_SIZE_LIMIT,
@@ -42,14 +47,11 @@ from ..bench.timing import MAX_DATA_FRACTION
 from ..bench.workloads import ANNOTATION, TRAINING_STEP
 from ..checks.doctor.checks import COMPUTATION, GPU_CHECKS, REQUIRED_DTYPES, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
-from ..checks.operators.fallbacks import FELL_BACK, RAISED_ERROR, Fallback, FallbackLog
 from ..checks.operators.forecast import Forecast
 from ..checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
 from ..checks.precision.report import ParityReport
 from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
-from ..records.logbook.privacy import sanitize_path
-from ..records.logbook.sections import ReportMetrics, Run, finite_numbers
 
 INFERENCE = "inference"
 TRAINING = "training"
@@ -59,6 +61,82 @@ TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
 
 Unit = Literal["fraction", "difference", "hours", "ratio", "rate", "count", "text", "names", "phases", "boolean"]
 SUFFIXES: Mapping[Unit, str] = {"ratio": "x", "rate": " per second", "hours": " hours"}
+
+
+Count = Annotated[int, Minimum(0)]
+Size = Annotated[int, Minimum(1)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Workload of a run, as specified by the user or reported by a report.
+
+    Attributes:
+        task: Task of a step, such as ``annotation``.
+        batch_size: Number of rows per batch.
+        length: Number of tokens per row.
+        workers: Number of loader processes.
+        peak_memory_bytes: Largest peak memory in a report, in bytes.
+        dtype: Data type of the model.
+        row_shape: Shape of a row that is not a text, such as ``3x224x224``.
+        checkpointed: Names of the modules with activation checkpointing.
+        accumulation: Number of batches per optimizer step.
+        autocast: Autocast dtype of a training.
+    """
+
+    task: str | None = None
+    batch_size: Size | None = None
+    length: Size | None = None
+    workers: Count | None = None
+    peak_memory_bytes: Count | None = None
+    dtype: str | None = None
+    row_shape: str | None = None
+    checkpointed: str | None = None
+    accumulation: Size | None = None
+    autocast: str | None = None
+
+
+@dataclass(frozen=True)
+class ReportMetrics:
+    """Metrics of a report. The texts of the report are not stored.
+
+    Attributes:
+        report: Kind of the report.
+        subject: Name of the measured model or function.
+        device: Device of the measurement.
+        verdict: Verdict of the report, or null if it has none.
+        simulated: Whether the device was simulated. Such metrics do not represent real hardware.
+        values: Metrics by name. Each name contains the unit.
+        run: Workload of the report. Metrics of different workloads are not compared.
+    """
+
+    report: str
+    subject: str
+    device: str | None
+    verdict: str | None
+    simulated: bool
+    values: dict[str, float]
+    run: Run = field(default_factory=Run)
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """Report, subject and device, which identify the metrics."""
+        return self.report, self.subject, self.device
+
+    @property
+    def canonical_device(self) -> str | None:
+        """Normalized device name, without the suffix of simulated devices."""
+        return normalize_device(self.device.removesuffix(SIMULATED_SUFFIX)) if self.device else None
+
+
+def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the values that are finite numbers. A bool is not a number.
+
+    Example:
+        >>> finite_numbers({"rows": 8, "reason": "a text", "gain": float("nan"), "exact": True})
+        {'rows': 8}
+    """
+    return {name: value for name, value in values.items() if is_finite_number(value)}
 
 
 class Area(IntEnum):

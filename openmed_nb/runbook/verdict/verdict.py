@@ -26,7 +26,6 @@ from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_ST
 from ..checks.precision.policy import AcceptanceCriteria
 from ..checks.precision.report import ParityReport
 from ..checks.precision.validation import PrecisionVerdict
-from ..records.logbook.sections import ReportMetrics, finite_numbers
 from .metrics import (
     GATES,
     INFERENCE,
@@ -36,6 +35,8 @@ from .metrics import (
     Area,
     Context,
     Evidence,
+    ReportMetrics,
+    finite_numbers,
     format_value,
     read_report,
 )

@@ -7,9 +7,9 @@ import pytest
 
 from openmed_nb._render.display import NOT_APPLICABLE, OK, SIMULATION_NOTICE, WARNING
 from openmed_nb.errors import ConfigurationError
+from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.bench.profile import WAIT_REMEDIES, Profile
 from openmed_nb.runbook.bench.timing import CodeLocation, OperatorTime, PhaseTimes, Synchronization
-from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
 
 
 def make_operators(**seconds):

@@ -16,12 +16,12 @@ from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Find
 from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
+from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
+from openmed_nb.runbook.bench.fallbacks import RAISED_ERROR as UNSUPPORTED
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import CodeLocation, Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.checks.operators.fallbacks import FELL_BACK, Fallback
-from openmed_nb.runbook.checks.operators.fallbacks import RAISED_ERROR as UNSUPPORTED
 from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.checks.operators.table import FALLS_BACK
 from openmed_nb.runbook.checks.precision.policy import AcceptanceCriteria, RejectionReason

@@ -32,6 +32,7 @@ from ...._utils.text import (
 )
 from ...._utils.validation import check_bool, check_path
 from ....devices.machine import distribution_of
+from ....devices.redaction import sanitize_path
 from ....devices.request import MASK
 from ....errors import ConfigurationError
 from ....models.files import (
@@ -50,7 +51,7 @@ from ....training.curve import FLAT
 from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ...bench.workloads import validate_texts
 from ..logbook.gathering import DISTRIBUTION_NAME
-from ..logbook.privacy import fingerprint_dataset, portable_variables, sanitize_path
+from ..logbook.privacy import fingerprint_dataset, portable_variables
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
 # Synthetic texts without data of real patients, which every bundle may contain.

@@ -35,10 +35,11 @@ from ....models.loading import LoadSpec, model_folder
 from ....session import SESSION
 from ....training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_sample
 from ...bench.workloads import target_from_files
+from ...verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
 from ..logbook.gathering import collect_logbook
 from ..logbook.logbook import Logbook, LogbookDiff
 from ..logbook.privacy import fingerprint_dataset, model_from_files
-from ..logbook.sections import Dataset, ReportMetrics, finite_numbers
+from ..logbook.sections import Dataset
 
 # Files of a bundle that the smoke test reads.
 MODEL = "model"
@@ -157,8 +158,6 @@ class SmokeBenchmark(JsonMixin):
 
     def logbook_metrics(self) -> ReportMetrics:
         """Return the metrics for a logbook."""
-        from ...verdict.metrics import extract_metrics
-
         memory = extract_metrics(self.memory)
         values = {"texts_per_second": self.fastest, **memory.values}
         run = replace(memory.run, task="annotation", batch_size=BATCH_SIZE, workers=0)

@@ -32,6 +32,7 @@ from ....devices.machine import (
     run_command,
 )
 from ....devices.moving import get_module
+from ....devices.redaction import home_folder, redact_secrets
 from ....devices.registry import get_device
 from ....devices.request import DeviceRequest, normalize_device
 from ....devices.system_status import read_system_status
@@ -41,6 +42,7 @@ from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.curve import total_memory_bytes
+from ...verdict.metrics import Run, extract_metrics
 from . import privacy, sections
 from .logbook import STRATEGIES, Logbook, report_device
 
@@ -123,8 +125,6 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         >>> book.dataset.items, book.run.batch_size, book.diff(book).comparable
         (1, 8, True)
     """
-    from ...verdict.metrics import extract_metrics
-
     check_bool("applications", applications)
     with SESSION.operation():
         SESSION.notify(ProgressEvent("Collecting", "logbook"))
@@ -145,7 +145,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         book = collect_logbook(device_manager, device, model_identity, model_files, dataset_identity, applications)
         book = replace(
             book,
-            run=sections.Run(batch_size=batch_size),
+            run=Run(batch_size=batch_size),
             randomness=replace(book.randomness, seeds=named_seeds),
             phase="after" if measured else "before",
             network=network,
@@ -173,7 +173,7 @@ def _resolve_model(model: ModelArgument, device: str) -> tuple[sections.Model | 
     key = SESSION.models.key_of(module)
     validation = key and get_dtype_validation(key, key.device or device, SESSION.device_manager, SESSION.environ)
     if validation:
-        identity = replace(identity, validation=privacy.redact_secrets(validation.reason or "valid"))
+        identity = replace(identity, validation=redact_secrets(validation.reason or "valid"))
     return identity, folder
 
 
@@ -224,7 +224,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         ),
         model=model,
         dataset=dataset,
-        run=sections.Run(),
+        run=Run(),
         randomness=read_randomness(target.uses_cudnn),
         environment=privacy.sanitize_environ(device_manager.environ),
         phase="before",
@@ -342,9 +342,7 @@ def sample_background_load(names: bool) -> sections.BackgroundLoad:
             busy.append((percent, process.info["name"] or ""))
     # The load of a process is in percent of one processor, the total load in percent of all processors.
     cpu_fraction = (total_percent - family_percent / (psutil.cpu_count() or 1)) / 100
-    busiest = tuple(
-        privacy.redact_secrets(name)[:MAX_NAME_CHARACTERS] for _, name in sorted(busy, reverse=True)[:MAX_NAMES]
-    )
+    busiest = tuple(redact_secrets(name)[:MAX_NAME_CHARACTERS] for _, name in sorted(busy, reverse=True)[:MAX_NAMES])
     return sections.BackgroundLoad(len(busy), round(min(1.0, max(0.0, cpu_fraction)), 3), busiest if names else None)
 
 
@@ -372,7 +370,7 @@ def locate_storage(
     folders: Mapping[str, Path], mounts: Sequence[Mount], home: Path | None = None
 ) -> dict[str, sections.StorageLocation]:
     """Return the storage of each directory. Links are resolved, and a directory need not exist."""
-    home = Path(os.path.realpath(home or privacy.home_folder()))
+    home = Path(os.path.realpath(home or home_folder()))
     locations = {}
     for contents, path in folders.items():
         # os.path accepts any path. Path raises for a loop of links and for an unknown user.
@@ -465,7 +463,7 @@ def measure_latency(store: str) -> sections.NetworkLatency:
         ):
             seconds.append(current_time() - start)
     return sections.NetworkLatency(
-        privacy.redact_secrets(host),
+        redact_secrets(host),
         port,
         LATENCY_SAMPLES - len(seconds),
         round(median(seconds), 6) if seconds else None,

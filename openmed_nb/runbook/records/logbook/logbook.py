@@ -19,8 +19,9 @@ from ....devices.request import normalize_device
 from ....errors import ConfigurationError
 from ....training.activations import ActivationCheckpointing
 from ....training.steps import GradientAccumulation, Precision
+from ...verdict.metrics import ReportMetrics, Run, extract_metrics
 from .privacy import LOG_VARIABLES, VARIABLES
-from .sections import HYPOTHESES_NOTICE, SCHEMA, LogbookData, ReportMetrics, Run
+from .sections import HYPOTHESES_NOTICE, SCHEMA, LogbookData
 
 STRATEGIES = (ActivationCheckpointing, GradientAccumulation, Precision)  # Of a training. They are settings of its run.
 
@@ -54,8 +55,6 @@ class Logbook(LogbookData, Displayable):
         Raises:
             ConfigurationError: If a value is not a report, or a report is of a different device than the logbook.
         """
-        from ...verdict.metrics import extract_metrics
-
         run = self.run
         metrics = []
         for report in reports:

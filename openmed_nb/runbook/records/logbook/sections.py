@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ...._render.display import SIMULATED_SUFFIX
-from ...._utils.plain import Minimum, Pattern
-from ...._utils.validation import is_finite_number
-from ....devices.request import normalize_device
+from ...._utils.plain import Pattern
 from ....devices.system_status import SystemStatus
+from ...verdict.metrics import Count, ReportMetrics, Run, Size
 
 Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
 Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
 UtcTimestamp = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 StorageKind = Literal["local", "network", "cloud", "external", "memory", "unknown"]
-Count = Annotated[int, Minimum(0)]
-Size = Annotated[int, Minimum(1)]
 
 HYPOTHESES_NOTICE = "Hypotheses are stored verbatim: they must not contain text from notes or patient names."
 
@@ -64,78 +60,6 @@ class Dataset:
     items: Size
     bytes: Count
     shards: tuple[Sha256, ...] = ()
-
-
-@dataclass(frozen=True)
-class Run:
-    """Workload of a run, as specified by the user or reported by a report.
-
-    Attributes:
-        task: Task of a step, such as ``annotation``.
-        batch_size: Number of rows per batch.
-        length: Number of tokens per row.
-        workers: Number of loader processes.
-        peak_memory_bytes: Largest peak memory in a report, in bytes.
-        dtype: Data type of the model.
-        row_shape: Shape of a row that is not a text, such as ``3x224x224``.
-        checkpointed: Names of the modules with activation checkpointing.
-        accumulation: Number of batches per optimizer step.
-        autocast: Autocast dtype of a training.
-    """
-
-    task: str | None = None
-    batch_size: Size | None = None
-    length: Size | None = None
-    workers: Count | None = None
-    peak_memory_bytes: Count | None = None
-    dtype: str | None = None
-    row_shape: str | None = None
-    checkpointed: str | None = None
-    accumulation: Size | None = None
-    autocast: str | None = None
-
-
-@dataclass(frozen=True)
-class ReportMetrics:
-    """Metrics of a report. The texts of the report are not stored.
-
-    Attributes:
-        report: Kind of the report.
-        subject: Name of the measured model or function.
-        device: Device of the measurement.
-        verdict: Verdict of the report, or null if it has none.
-        simulated: Whether the device was simulated. Such metrics do not represent real hardware.
-        values: Metrics by name. Each name contains the unit.
-        run: Workload of the report. Metrics of different workloads are not compared.
-    """
-
-    report: str
-    subject: str
-    device: str | None
-    verdict: str | None
-    simulated: bool
-    values: dict[str, float]
-    run: Run = field(default_factory=Run)
-
-    @property
-    def key(self) -> tuple[str, str, str | None]:
-        """Report, subject and device, which identify the metrics."""
-        return self.report, self.subject, self.device
-
-    @property
-    def canonical_device(self) -> str | None:
-        """Normalized device name, without the suffix of simulated devices."""
-        return normalize_device(self.device.removesuffix(SIMULATED_SUFFIX)) if self.device else None
-
-
-def finite_numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Return the values that are finite numbers. A bool is not a number.
-
-    Example:
-        >>> finite_numbers({"rows": 8, "reason": "a text", "gain": float("nan"), "exact": True})
-        {'rows': 8}
-    """
-    return {name: value for name, value in values.items() if is_finite_number(value)}
 
 
 Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]

@@ -33,6 +33,7 @@ from ...._utils.text import short_type_name
 from ...._utils.validation import check_bool, check_number, check_path
 from ....devices.environment import CONFLICT, TOO_LATE
 from ....devices.machine import ACTIVE_SIMULATIONS, is_mps_simulated, processor_name
+from ....devices.redaction import sanitize_path
 from ....devices.request import DeviceRequest, parse_device_argument
 from ....errors import ConfigurationError, RunInterrupted
 from ....models.registry import find_model, is_model_name
@@ -43,7 +44,6 @@ from ...verdict.metrics import TRAINING, Evidence
 from ...verdict.rules import KEEP_DEVICE
 from ...verdict.verdict import Verdict, evaluate
 from ..logbook.gathering import package_version, read_software
-from ..logbook.privacy import sanitize_path
 from ..logbook.sections import UtcTimestamp
 from .running import DONE, NOT_MET, ReportSubject, StepOutcome, run_step
 from .steps import DEFAULT_SECONDS, FREEZE, STAGES, STEPS, Stage, Step, StepOptions

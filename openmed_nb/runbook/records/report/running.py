@@ -21,12 +21,12 @@ from ...._utils import child
 from ...._utils.clock import current_time
 from ...._utils.plain import from_json_data, utc_timestamp
 from ...._utils.text import describe_error, escape_control_characters, short_type_name
+from ....devices.redaction import home_folder, redact_secrets
 from ....devices.request import MASK
 from ....errors import OpenMedError
 from ....session import SESSION
-from ...verdict.metrics import Evidence
-from ..logbook.privacy import home_folder, redact_secrets
-from ..logbook.sections import Count, ReportMetrics, Software, UtcTimestamp
+from ...verdict.metrics import Count, Evidence, ReportMetrics, extract_metrics
+from ..logbook.sections import Software, UtcTimestamp
 from .steps import Step, StepOptions, StepResult
 
 # Outcomes of a step.
@@ -200,7 +200,6 @@ def _measure(
 
 def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     """Return a result with its metrics for a logbook and a verdict, as JSON-compatible data."""
-    from ...verdict.metrics import extract_metrics
     from ...verdict.verdict import collect_evidence
 
     in_use = known if result.batch is None else Evidence(**{**known, "batch": result.batch})

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...._render.display import OK, UNKNOWN, WARNING, Displayable, format_milliseconds, pluralize
 from ....session import SESSION
-from ...verdict.metrics import Area
-from ..logbook.sections import ReportMetrics
+from ...verdict.metrics import Area, ReportMetrics
 
 if TYPE_CHECKING:
     from ...bench.workloads import Benchmark
@@ -253,7 +252,7 @@ def _compare(options: StepOptions) -> StepResult:
 
 
 def _fallbacks(options: StepOptions) -> StepResult:
-    from ...checks.operators.fallbacks import fallbacks
+    from ...bench.fallbacks import fallbacks
     from ...checks.operators.forecast import forecast
 
     prediction = forecast(options.model)

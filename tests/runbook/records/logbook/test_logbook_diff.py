@@ -9,7 +9,7 @@ from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
 from openmed_nb.runbook.records.logbook.logbook import UNKNOWN_IN_BOTH
-from openmed_nb.runbook.records.logbook.sections import Run
+from openmed_nb.runbook.verdict.metrics import Run
 
 # Paths and values that prevent a comparison.
 INCOMPARABLE = {

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
-from openmed_nb.runbook.checks.operators.fallbacks import fallbacks
+from openmed_nb.runbook.bench.fallbacks import fallbacks
 
 pytestmark = pytest.mark.real_computer
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from ...._render.display import Displayable, Report, Table, pluralize
-from ....devices.backend import import_torch
-from ....devices.machine import is_mps_simulated
-from ....devices.profilers import push_modes
+from ..._render.display import Displayable, Report, Table, pluralize
+from ...devices.backend import import_torch
+from ...devices.machine import is_mps_simulated
+from ...devices.profilers import push_modes
 
 if TYPE_CHECKING:
-    from .recorders import MpsOperatorCounter
+    from .operator_counter import MpsOperatorCounter
 
 Outcome = Literal["fell back to the CPU", "raised an error"]
 
@@ -150,7 +150,7 @@ def fallbacks() -> Iterator[FallbackLog]:
         ('aten::mode', 1)
     """
     torch = import_torch()
-    from .recorders import MpsOperatorCounter
+    from .operator_counter import MpsOperatorCounter
 
     counter = MpsOperatorCounter()
     log = FallbackLog(torch.backends.mps.is_available(), is_mps_simulated(), counter)
