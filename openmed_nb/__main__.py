@@ -19,7 +19,7 @@ from . import __version__
 from ._annotate import annotate_text
 from ._events.activity import ProgressEvent
 from ._render.values import Json
-from ._utils.text import parser_problem, short_type_name
+from ._utils.text import describe_error, parser_problem, short_type_name
 from .annotation.references import FileReference, raise_if_error, read_text, table_reader
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
@@ -64,11 +64,15 @@ def main(arguments: list[str] | None = None) -> int:
             stack.callback(SESSION.subscribe(print_progress))
         try:
             output, status = run(words)
-            print(output, flush=True)
-        except BrokenPipeError:  # The reader, such as ``head``, has closed the pipe.
-            # Python's ``signal``, "Note on SIGPIPE": otherwise Python reports a second error at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            try:
+                print(output, flush=True)
+            except OSError as error:
+                # Python's ``signal``, "Note on SIGPIPE": otherwise Python reports a second error at exit.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                if isinstance(error, BrokenPipeError):  # The reader, such as ``head``, has closed the pipe.
+                    return 1
+                message = f"The result cannot be written: {describe_error(error)}."
+                raise ConfigurationError(message, "Free disk space or use another output.") from error
         except OpenMedError as error:
             print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2

@@ -126,10 +126,10 @@ def test_parity_of_a_name_compares_the_loaded_model(keyword_model):
     try:
         model.train()
         same = nb.runbook.parity(str(keyword_model), [NOTE], device="cpu")
-        assert (same.spans.missing, same.spans.extra, same.logits.maximum) == (0, 0, 0.0)
+        assert (same.spans.missing, same.spans.extra, same.logit_difference) == (0, 0, 0.0)
         assert all(modes(model))
         with torch.no_grad():
             model.classifier.bias.neg_().sub_(5)
-        assert nb.runbook.parity(str(keyword_model), [NOTE], device="cpu").logits.maximum > 1
+        assert nb.runbook.parity(str(keyword_model), [NOTE], device="cpu").logit_difference > 1
     finally:
         nb.compat.ModelLoader().unload(str(keyword_model))
