@@ -231,8 +231,8 @@ def test_citation_has_the_facts_of_the_package():
 
 # The size of the code in tokens, and the number of parameters of public functions, 2% above what they were. What needs more
 # raises a limit in a commit of its own, with the reason.
-MAX_TOKENS = {"openmed_nb": 240_000, "tests": 370_000}
-MAX_PARAMETERS = 140
+MAX_TOKENS = {"openmed_nb": 230_500, "tests": 359_000}
+MAX_PARAMETERS = 138
 UNCOUNTED_TOKENS = {
     *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT)
 }
