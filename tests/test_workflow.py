@@ -127,7 +127,7 @@ BIAS = Finding("linear layer with a bias", FAILED, "mps differs", "Use 'cpu'.", 
         ((), "MPS: no answer.", 1),
     ],
 )
-def test_summary_of_the_doctor_tells_correct_incorrect_and_refused_apart(findings, answer, status, helper):
+def test_summary_of_the_doctor_distinguishes_correct_incorrect_and_refused(findings, answer, status, helper):
     script = helper(ROOT / "scripts" / "summarize_doctor.py")
     markdown, exit_status = script.summarize(DoctorReport(findings).to_dict()["findings"])
 
