@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.loading import LoadSpec, load_from_spec
 from openmed_nb.runbook.checks.precision.parity import pair_from_files, run_parity
-from openmed_nb.runbook.checks.precision.validation import float32_on_device, measure_speedup
+from openmed_nb.runbook.checks.precision.validation import measure_speedup
 
 SENTENCES = ("ncbi-disease/devel.tsv", "bc5cdr/disease/devel.tsv")
 NOTES = "clinical-notes/aci_valid.csv"
@@ -77,7 +77,8 @@ def measure(model: str, dtype: str, device: str, texts: Texts) -> None:
     spec = LoadSpec.from_name(model, OpenMedConfig(dtype=dtype))
     pair = pair_from_files(spec, device)
     report = run_parity(pair, texts.texts, texts.gold, gradients=dtype != "int8")
-    gain = measure_speedup(float32_on_device(pair, spec, device), pair.candidate, texts.texts)
+    float32 = pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), device).model)
+    gain = measure_speedup(float32, pair.candidate, texts.texts)
     spans = report.spans
     print(
         f"{model:13} {dtype:8} {texts.name:14} {report.texts:4} texts {report.tokens:6,} tokens",
