@@ -41,8 +41,6 @@ MACOS = (15, 5)
 
 CAPTURE_ERROR = 'Error Domain=MTLCaptureError Code=1 "Capture layer is not inserted."'  # Original text of Metal.
 
-NUM_POOL_STREAMS = 32  # Number of streams that torch creates (pytorch#190375), in addition to the default stream.
-
 # Functions that cache whether an MPS device is available.
 CACHED_AVAILABILITY = (
     ("torch.backends.mps", "is_available"),
@@ -159,7 +157,6 @@ def simulated_device(
         *((torch._C, name, replacement) for name, replacement in _make_library_functions(allocator).items()),  # noqa: SLF001
         *((torch.Tensor, name, replacement) for name, replacement in _make_tensor_properties(device).items()),
         *((torch.UntypedStorage, name, method) for name, method in _make_storage_methods(device).items()),
-        *_make_stream_replacements(getattr(torch.mps, "Stream", None)),
         (torch, "Generator", SimulatedGeneratorFactory),
         (torch.mps, "_default_mps_generator", torch.default_generator),
         (torch.autograd, "_engine_run_backward", run_backward),
@@ -290,78 +287,6 @@ def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, object]:
         "_accelerator_resetPeakStats": reset_peak_stats,
         "_accelerator_resetAccumulatedStats": reset_accumulated_stats,
     }
-
-
-class StreamMethods:
-    """Methods of the C++ class below ``torch.mps.Stream``. All work is done when a function of torch returns."""
-
-    device = MPS
-    number = 0
-
-    def __init__(self, *_device: object, **_options: object) -> None:
-        """Accept the arguments, which ``__new__`` uses."""
-
-    def __eq__(self, other: object) -> bool:
-        return getattr(other, "stream_id", None) == self.number
-
-    def __hash__(self) -> int:
-        return self.number
-
-    @property
-    def stream_id(self) -> int:
-        return self.number
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None: ...
-
-    def wait_event(self, _event: object) -> None: ...
-
-    def wait_stream(self, _stream: object) -> None: ...
-
-
-def _make_stream_replacements(stream_class: type | None) -> list[tuple[object, str, object]]:
-    """Return the replacements for the functions below ``torch.mps.Stream``; none if torch does not have this class.
-
-    It is in the documentation of torch after release 2.15 (pytorch#191415). In a build without MPS, its base class is empty.
-    On a Mac it is the real one, which stays.
-    """
-    if stream_class is None or issubclass(stream_class, torch.Stream):
-        return []
-    numbers = itertools.cycle(range(1, NUM_POOL_STREAMS + 1))
-    current = StreamMethods()
-
-    def new_stream(cls: type, *_device: object, stream_id: int = -1, **_options: object) -> object:
-        stream: object = object.__new__(cls)
-        vars(stream)["number"] = next(numbers) if stream_id == -1 else stream_id
-        return stream
-
-    def get_current_stream() -> StreamMethods:
-        return current
-
-    def set_stream(stream: StreamMethods) -> None:
-        nonlocal current
-        current = stream
-
-    base_class = stream_class.__base__
-    methods = (
-        "device",
-        "__init__",
-        "__eq__",
-        "__hash__",
-        "stream_id",
-        "query",
-        "synchronize",
-        "wait_event",
-        "wait_stream",
-    )
-    return [
-        (base_class, "__new__", new_stream),
-        *((base_class, name, vars(StreamMethods)[name]) for name in methods),
-        (torch._C, "_mps_getCurrentStream", get_current_stream),  # noqa: SLF001
-        (torch._C, "_mps_setStream", set_stream),  # noqa: SLF001
-    ]
 
 
 def _make_constant_function(value: Value) -> Callable[..., Value]:

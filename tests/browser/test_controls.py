@@ -10,11 +10,6 @@ pytestmark = pytest.mark.slow
 SECOND = "from openmed_nb.session import SESSION as session\nsecond = nb.panel('bundled_small')\nsecond"
 """A second panel, at the end of the shipped notebook."""
 
-WATCH = """() => { window.__seen = [];
-  new MutationObserver(() => document.querySelectorAll('.openmed-activity').forEach(e => window.__seen.push(e.innerText)))
-    .observe(document.body, {childList: true, subtree: true}); }"""
-"""Records every displayed activity, however short."""
-
 DEVICE = "(session.device().device, session.device().requested_by)"
 MODELS = "[(one.name, one.device.partition(' ')[0]) for one in session.inventory()]"
 
@@ -60,32 +55,6 @@ def test_panel_shows_changes_of_a_typed_cell(front):
 
     front.expect_pressed("cpu")
     front.expect_kernel(DEVICE, ("cpu", "%openmed_device"))
-
-
-def test_absent_device_has_a_reason_and_no_button(front):
-    """A device that this computer has not is not a button, and the panel states the reason and what to do."""
-    expect(front.device_button("cuda")).to_have_count(0)
-    front.region("Device").get_by_text("Why not a GPU?").click()
-    row = front.region("Device").get_by_role("row").filter(has=front.page.get_by_role("rowheader", name="cuda"))
-    _, reason, remedy = row.get_by_role("cell").all_inner_texts()
-
-    assert len(reason) > 10
-    assert len(remedy) > 10
-
-
-def test_activity_is_displayed(front):
-    """While a model is loaded, or moved to another device, the panel says so."""
-    front.run("%openmed_device --simulate mps")
-    front.page.evaluate(WATCH)
-    front.button("Annotate").click()
-    expect(front.region("Try it")).to_contain_text("device: mps (SIMULATED)")
-    front.device_button("cpu").click()
-    expect(front.region("Device")).to_contain_text("Moved to the new device: bundled_small.")
-
-    seen = " ".join(front.page.evaluate("window.__seen"))
-    assert "Loading: bundled_small" in seen
-    assert "Moving to cpu: bundled_small" in seen
-    expect(front.panel.locator(".openmed-spinner")).to_have_count(0)
 
 
 def test_last_of_several_waiting_clicks_decides(front):

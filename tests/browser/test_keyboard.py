@@ -70,19 +70,6 @@ def test_text_is_typed_and_annotated_by_keyboard(front):
     assert front.focus == "Annotate"
 
 
-def test_memory_is_released_by_keyboard(front):
-    """Enter works on Refresh and Release memory, and the focus stays."""
-    front.run("nb.load_pipeline('bundled_small')")
-    front.tab_to("Refresh")
-    front.page.keyboard.press("Enter")
-    front.tab_to("Release memory")
-    front.page.keyboard.press("Enter")
-
-    front.expect_kernel("len(session.inventory())", 0)
-    expect(front.region("Memory")).to_contain_text("frames of the last error")
-    assert front.focus == "Release memory"
-
-
 @pytest.mark.parametrize("keys", ["Control+Enter", "Meta+Enter"])
 def test_shortcut_annotates_without_running_a_cell(front, keys):
     """The shortcut of the front end would run the cell of the panel, or add a cell below it."""

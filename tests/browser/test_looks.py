@@ -78,15 +78,6 @@ def test_texts_have_contrast(front):
     assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
 
 
-def test_result_has_contrast(front):
-    """So do the words that say what the last click did."""
-    front.run("panel.model.use_device('cpu')")
-    contrasts = page_measures.contrasts(front.panel)
-
-    assert "Moved to the new device: bundled_small." in contrasts
-    assert {text: ratio for text, ratio in contrasts.items() if ratio < MIN_CONTRAST} == {}
-
-
 @pytest.mark.parametrize("width", [300, 400, 760, 1500])
 def test_panel_has_no_overflow(pages, width):
     """In narrow and wide cells nothing goes beyond the panel, is cut off, or has to be scrolled sideways."""
@@ -110,16 +101,6 @@ def test_number_and_unit_stay_together(pages):
     front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
 
     assert broken == {}
-
-
-def test_narrow_screen_does_not_scroll_sideways(pages):
-    """On a screen of 400 pixels Voila's page with the panel is not wider than the screen."""
-    front = pages("voila dark")
-    front.page.set_viewport_size({"width": 400, "height": 1400})
-    width, found = front.page.evaluate("document.documentElement.scrollWidth"), page_measures.sticking_out(front.panel)
-
-    assert width <= 400
-    assert found == []
 
 
 def test_accessibility_scan_finds_nothing(front):

@@ -4,7 +4,7 @@ import re
 
 import nbformat
 import pytest
-from nbconvert import HTMLExporter, MarkdownExporter
+from nbconvert import HTMLExporter
 from playwright.sync_api import expect
 
 from helpers import front_ends
@@ -89,12 +89,3 @@ def test_html_export_shows_the_static_form_offline(saved, new_page, tmp_path):
     expect(form.get_by_role("table").first).to_be_visible()
     expect(form).to_contain_text("Equivalent commands")
     assert "VBox(" not in page.locator("body").inner_text()
-
-
-def test_markdown_export_shows_the_static_form(saved):
-    """The Markdown that nbconvert makes has the tables and the commands."""
-    text = MarkdownExporter().from_notebook_node(saved)[0]
-
-    assert TYPED in text
-    assert "<table " in text
-    assert "VBox(" not in text

@@ -23,7 +23,13 @@ IS_RUNNING = f"bool({THREADS})"
 NER = "%openmed_ner --model bundled_small She has asthma."
 
 
-@pytest.mark.parametrize("line", ["choice = %openmed_device", "sheet = %openmed", "panel = %openmed_panel"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "choice = %openmed_device",
+        *(pytest.param(line, marks=pytest.mark.slow) for line in ("sheet = %openmed", "panel = %openmed_panel")),
+    ],
+)
 def test_preload_starts_when_cell_has_returned(running_kernel, line):
     """The next cells find the thread, and after it the modules for the first text, on the same device, without a warning."""
     with running_kernel() as kernel:
@@ -76,7 +82,12 @@ IMPORTS = ("import torch", "import torch.nn", "from transformers import pipeline
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds"), [("import torch.nn", 0), ("from transformers import pipeline", 0), ("import torch", 0.4)]
+    ("code", "seconds"),
+    [
+        ("from transformers import pipeline", 0),
+        pytest.param("import torch.nn", 0, marks=pytest.mark.slow),
+        pytest.param("import torch", 0.4, marks=pytest.mark.slow),
+    ],
 )
 def test_user_import_waits_for_preload(running_kernel, code, seconds):
     """The user's own imports work at any time of the preload, also those of transformers, which replaces its module."""

@@ -12,15 +12,6 @@ from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
 
 
-def test_function_without_a_loop_runs_in_its_thread():
-    """From another thread it is done at once too, in that thread: there is no other place."""
-    cells, threads = MainThreadRunner(), []
-    ident = run_in_thread(
-        lambda: threads.append(cells.is_current_thread) or cells.run(lambda: threads.append(threading.get_ident()))
-    )
-    assert threads == [True, ident]
-
-
 def test_interrupt_without_a_loop_reaches_the_caller():
     """An interrupt of a function that runs immediately interrupts the caller."""
     with pytest.raises(KeyboardInterrupt):
@@ -85,9 +76,3 @@ def test_loop_continues_after_an_error():
 
     assert [type(error) for error in asyncio.run(cell())] == [ZeroDivisionError]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
-@pytest.mark.parametrize("kernel", [None, SimpleNamespace(), SimpleNamespace(io_loop=SimpleNamespace(asyncio_loop=7))])
-def test_kernel_loop_is_none_without_asyncio(kernel):
-    """A kernel without an event loop of asyncio has none for us."""
-    assert kernel_loop(SimpleNamespace(kernel=kernel)) is None

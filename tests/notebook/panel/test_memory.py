@@ -82,20 +82,3 @@ class TestSimulatedMps:
 
         assert bar.limit == simulated.allocator.memory.recommended // 4
         assert bar.limit_name == f"25% of {CAPACITY}"
-
-    @pytest.mark.parametrize("high", ["0.5", "0", "5", "-1", "inf", "nan", "many"])
-    def test_late_watermark_does_not_change_the_limit(self, simulated, monkeypatch, high):
-        """A watermark that torch no longer reads does not change the limit."""
-        nb.device()
-        monkeypatch.setenv(HIGH_WATERMARK_VARIABLE, high)
-        bar = PanelState(**read_state(SESSION)).memory[0]
-
-        assert bar.limit == simulated.allocator.memory.recommended
-        assert bar.limit_name == CAPACITY
-
-    def test_cpu_of_simulated_mac_has_only_process_bar(self, simulated):
-        """On the CPU of a simulated Mac there is no bar of the device."""
-        nb.use("cpu")
-
-        assert [bar.name for bar in PanelState(**read_state(SESSION)).memory] == ["Python session"]
-        assert simulated.allocator.allocated == 0

@@ -78,19 +78,6 @@ async def test_change_of_another_thread_is_shown_after_the_cell(here, watch):
     assert set(threads) == {threading.get_ident()}
 
 
-@in_notebook
-async def test_cell_of_another_thread_is_read_in_the_main_thread(here, watch):
-    """After a cell of a subshell, which runs in another thread, the look is in the thread of the cells."""
-    panel = watch(here.session, SMALL)
-    threads = []
-    here.environ["OPENMED_DEVICE"] = "cpu"
-    panel.watch(lambda state: threads.append((asked(state), threading.get_ident())))
-    run_in_thread(panel.on_cell_end)
-    await next_cell()
-
-    assert threads == [(("cpu", "OPENMED_DEVICE"), threading.get_ident())]
-
-
 @pytest.mark.real_computer  # The extension is loaded afresh, which ends a simulation.
 class TestCells:
     """What follows the cells of a notebook."""

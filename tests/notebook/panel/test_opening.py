@@ -82,19 +82,6 @@ class TestInKernel:
         assert cells.value(IS_OPEN) == [False, False, False, True, True]
         assert cells.value("(len(OPEN_PANELS), len(SESSION._listeners))") == (2, 2)
 
-    def test_cell_keeps_both_of_its_panels(self, cells):
-        """Two panels of one run of a cell both stay, and both end with its next run."""
-        cells.run_cell("first", "open_panel()\nopen_panel()")
-        assert cells.value(IS_OPEN) == [True, True]
-        cells.run_cell("first", "open_panel()\nopen_panel()")
-        assert cells.value(IS_OPEN) == [False, False, True, True]
-
-    def test_panels_of_unnamed_cells_stay_open(self, cells):
-        """Where the front end names no cells, panels stay until they are closed."""
-        for _ in range(3):
-            cells.run("open_panel()")
-        assert cells.value(IS_OPEN) == [True, True, True]
-
     def test_closed_panel_does_not_affect_its_cell(self, cells):
         """A closed panel does not affect the next run of its cell or closing all panels."""
         cells.run_cell("first", "open_panel()\npanels[-1].close()")
