@@ -3,7 +3,6 @@
 import re
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -31,14 +30,6 @@ def test_model_bundled():
     assert (found.model, found.device) == ("bundled", "cpu")
 
 
-@pytest.mark.parametrize("kind", [str, Path], ids=["str", "Path"])
-def test_model_folder(keyword_model, kind):
-    """A folder can be a string or a path."""
-    found = annotate(model=kind(keyword_model))
-    assert words(found) == FOUND
-    assert found.model == str(keyword_model)
-
-
 def test_model_pipeline(keyword_model):
     """A pipeline is used as it was built; the answers equal those that it gives."""
     pipe = nb.load_pipeline(str(keyword_model), device="cpu", aggregation_strategy="none")
@@ -52,12 +43,6 @@ def test_model_no_model(model):
     """The error names the type, also if the call has other arguments."""
     with pytest.raises(ConfigurationError, match=type(model).__name__):
         annotate(model=model)
-
-
-def test_options_options_of_the_pipeline(keyword_model):
-    """Options of a pipeline take effect."""
-    found = annotate(model=str(keyword_model), aggregation_strategy="none", ignore_labels=["O", "I-DISEASE"])
-    assert words(found) == [["asthma"], [], ["diabetes"]]
 
 
 SETUP = """

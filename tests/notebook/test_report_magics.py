@@ -33,11 +33,6 @@ def test_json_of_the_doctor(loaded):
     assert {"ok", "warning", "failed", "not applicable"} >= {finding["status"] for finding in answer["findings"]}
 
 
-def test_doctor_checks_a_model_by_name(loaded):
-    """A name of a model adds what is to be said about that model."""
-    assert "bundled_small" in loaded.run("%openmed_doctor bundled_small").text
-
-
 def test_forecast(loaded):
     """--ops forecasts the operators of a model by name or of a pipeline in a variable; the bundled one stays on MPS."""
     reply = loaded.run("forecast = %openmed_doctor --ops bundled_small\nforecast")

@@ -4,12 +4,11 @@ import asyncio
 import os
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from helpers.threads import run_in_thread
-from openmed_nb.notebook.panel.model import MainThreadRunner, kernel_loop
+from openmed_nb.notebook.panel.model import MainThreadRunner
 
 
 def test_interrupt_without_a_loop_reaches_the_caller():

@@ -8,7 +8,6 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.choice import DeviceChoice
-from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE
 from openmed_nb.devices.registry import get_device
 from openmed_nb.notebook.panel.state import PanelState, memory_bars, read_state
 from openmed_nb.session import SESSION

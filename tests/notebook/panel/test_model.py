@@ -1,7 +1,6 @@
 """Tests of the operations of the panel without widgets."""
 
 import gc
-import json
 import traceback
 import weakref
 
@@ -165,25 +164,6 @@ def test_annotation_can_hide_the_text(here, watch):
     assert "asthma" not in str(panel.state.annotation)
     assert "asthma" not in panel.state.annotation._repr_html_()
     assert len(panel.state.annotation) == 1
-
-
-def test_saved_forms_do_not_contain_the_text(panel):
-    """After annotating, no static form, mapping or text form holds the text."""
-    panel.annotate(NOTE)
-    panel.use_device("mpss")
-    state = panel.state
-
-    assert state.annotation.text == NOTE
-    for form in (
-        str(state),
-        repr(state),
-        state._repr_html_(),
-        json.dumps(state.to_dict()),
-        repr(panel),
-        str(panel),
-    ):
-        assert "leprosy" not in form
-        assert "Miller" not in form
 
 
 @pytest.mark.parametrize("text", ["\ud800 leprosy", 7, None])

@@ -137,21 +137,6 @@ panel, log = PanelModel(SESSION, "bundled_small", cells=cells, events=get_ipytho
 panel.observe(note, 'state')
 """
 
-QUOTING = """
-import io, sys
-import openmed_nb as nb
-from tokenizers.pre_tokenizers import PreTokenizer
-
-class Quoting:
-    def pre_tokenize(self, _pieces):
-        raise LookupError("cannot split " + text)
-
-text = "Mrs Miller has leprosy."
-nb.load_pipeline("bundled_small").tokenizer.backend_tokenizer.pre_tokenizer = PreTokenizer.custom(Quoting())
-standard_error, sys.stderr = sys.stderr, io.StringIO()
-elsewhere(lambda: panel.annotate(text))
-"""
-
 
 STAYING = """
 import signal, sys
@@ -192,15 +177,6 @@ class TestInKernel:
         assert cells.value("{one.device for one in panel.state.models}") == {"cpu"}
         cells.run("%openmed_device --simulate off")
         assert cells.value("panel.state.simulated") is False
-
-    def test_unexpected_error_does_not_quote_note(self, cells):
-        """What an unexpected error quotes of a note is neither in the panel nor in what the kernel writes into the notebook."""
-        assert cells.run(QUOTING).status == "ok"
-        cells.run("written, sys.stderr = sys.stderr.getvalue(), standard_error")
-
-        assert cells.value("panel.state.error.message") == "Annotating failed with Exception."
-        assert cells.value("'OpenMedError: Annotating failed with Exception.' in written")
-        assert cells.value("'leprosy' in written + str(panel.state)") is False
 
     def test_interrupt_ends_a_waiting_click(self, cells):
         """An interrupt of the kernel ends a click that waited, which is shown; kernel, session and handler are as before."""

@@ -11,25 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import openmed_nb as nb
 from helpers import simulated_computers as computers
 from openmed_nb.errors import OpenMedError
 from openmed_nb.notebook.panel.model import PanelModel
-from openmed_nb.session import SESSION, Session
+from openmed_nb.session import Session
 
 asked = attrgetter("choice.requested", "choice.requested_by")
 """What a state says is asked for, and by whom."""
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
-
-
-def test_refresh_updates_every_panel(here, panel, watch):
-    """What changed behind everybody's back is shown in every panel after one refresh."""
-    other = watch(here.session)
-    here.environ["OPENMED_DEVICE"] = "cpu"
-    panel.refresh()
-
-    assert asked(panel.state) == asked(other.state) == ("cpu", "OPENMED_DEVICE")
 
 
 def test_panels_agree_after_clicks_of_many_threads(here, panel, watch):
@@ -51,22 +41,6 @@ def test_panels_agree_after_clicks_of_many_threads(here, panel, watch):
 
     assert panel.agrees
     assert other.agrees
-
-
-@pytest.mark.real_computer  # It begins its own simulation.
-def test_panel_shows_begin_and_end_of_a_simulation(watch):
-    """A panel shows the simulated Mac while the session runs on it, and this computer afterwards."""
-    panel = watch(SESSION)
-    before = panel.state.choice
-    with nb.simulated_mps("8 GiB"):
-        assert panel.state.simulated
-        assert panel.state.choice.device == "mps"
-        assert panel.agrees
-
-    assert not panel.state.simulated
-    assert panel.state.choice.device == before.device
-    assert panel.agrees
-    SESSION.stop()
 
 
 def test_closed_panels_leave_nothing(here):

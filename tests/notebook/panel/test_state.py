@@ -106,17 +106,6 @@ def test_read_state_lists_gpus_of_imported_torch_without_probing():
     assert not state.choice.confirmed
 
 
-def test_read_state_on_cpu_of_mac_does_not_search_for_mps_tensors():
-    """The search visits all live objects, which is slow."""
-    here = use_device(computers.mac(), "cpu")
-    here.torch.inspect_imported_torch()
-    searches: list[None] = []
-    here.torch.is_mps_allocator_initialized = lambda: searches.append(None)
-    PanelState(**read_state(here.session))
-
-    assert searches == []
-
-
 FRESH = """
 import os, sys
 from openmed_nb.devices.choice import DeviceChoice
