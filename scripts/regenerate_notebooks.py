@@ -9,7 +9,7 @@ it was, so that a second run changes nothing. CI compares the stored outputs wit
 from __future__ import annotations
 
 import configparser
-import json
+import functools
 import os
 import re
 import subprocess
@@ -29,6 +29,7 @@ UNCOMPARED = ("image/png", "application/vnd.jupyter.widget-view+json")
 """What nbval does not compare: pictures, and the numbers of widgets."""
 
 
+@functools.cache
 def sanitizers() -> list[tuple[str, str]]:
     """Return the patterns of what may differ, each with what stands for it."""
     parser = configparser.RawConfigParser()
@@ -36,17 +37,17 @@ def sanitizers() -> list[tuple[str, str]]:
     return [(parser[name]["regex"], parser[name]["replace"]) for name in parser.sections()]
 
 
-def compared(outputs: list[Any]) -> str:
+def compared(value: Any) -> Any:
     """Return the compared parts of outputs."""
-    kept = [{**output, "data": _without(output.get("data", {}))} for output in outputs]
-    text = json.dumps(kept, sort_keys=True)
-    for pattern, replacement in sanitizers():
-        text = re.sub(pattern, replacement, text)
-    return text
-
-
-def _without(data: dict[str, Any]) -> dict[str, Any]:
-    return {kind: content for kind, content in data.items() if kind not in UNCOMPARED}
+    if isinstance(value, str):
+        for pattern, replacement in sanitizers():
+            value = re.sub(pattern, replacement, value)
+        return value
+    if isinstance(value, list):
+        return [compared(item) for item in value]
+    if isinstance(value, dict):
+        return {name: compared(content) for name, content in value.items() if name not in UNCOMPARED}
+    return value
 
 
 def regenerate(path: Path) -> None:

@@ -93,7 +93,7 @@ def test_parameters_have_the_same_meaning_everywhere():
 
 
 def test_reports_are_rendered_in_one_place():
-    """Reports do not implement rendering or escaping, except for the text of gates, lanes and annotated notes, and a widget."""
+    """Reports do not implement rendering or escaping, except for the text of annotated notes and a widget."""
     for module in pkgutil.walk_packages(nb.__path__, "openmed_nb."):
         if not module.name.endswith("__main__"):
             with contextlib.suppress(ModuleNotFoundError):  # Charts and callbacks require optional dependencies.
@@ -107,7 +107,5 @@ def test_reports_are_rendered_in_one_place():
     # LiveNotes adds a widget to the text and the HTML that Displayable renders.
     assert overridden_methods == {
         "AnnotatedText.__str__",
-        "Gates.__str__",
-        "Lanes.__str__",
         "LiveNotes._repr_mimebundle_",
     }

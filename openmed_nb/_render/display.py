@@ -71,6 +71,7 @@ __all__ = (
     "TextSegment",
     "findings_table",
     "format_bytes",
+    "format_duration",
     "format_milliseconds",
     "format_percent",
     "pluralize",
@@ -123,6 +124,9 @@ LABEL_COLORS = (
     "#b2f2bb",
 )
 
+MAX_ALIGNED_CHARACTERS = (
+    50  # Maximum length of a cell of a table that is aligned in the text, except in the last column.
+)
 MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a cell without line breaks.
 MAX_UNSCROLLED_CHARACTERS = 3000  # A longer text is displayed in a box with a scroll bar.
 LINE_CHARACTERS = 80  # Characters for which a line break counts then.
@@ -158,8 +162,7 @@ def to_text(report: Report) -> str:
           device  reason
           mps     no Mac
     """
-    details = (report.details,) if report.details else ()
-    lines = [report.title, *(f"  {sentence}" for sentence in (*details, *report.sentences, *report.problems))]
+    lines = [report.title, *(f"  {sentence}" for sentence in filter(None, (report.details, *report.sentences)))]
     if report.segments:
         lines.append("".join(map(_text_segment, report.segments)).rstrip())
         if counts := _count_segment_labels(report.segments):
@@ -167,7 +170,8 @@ def to_text(report: Report) -> str:
                 "Labels: "
                 + ", ".join(f"{label} ({pluralize(count, 'entity', 'entities')})" for label, count in counts.items())
             )
-    for table in drop_empty_tables(report.tables):
+    metrics = [replace(table, caption=f"{table.caption} (this run)") for table in report.metrics]
+    for table in drop_empty_tables((*report.tables, *metrics)):
         if table.caption:
             lines.append(table.caption)
         lines.extend(_text_rows(table))
@@ -178,22 +182,13 @@ def to_html(report: Report) -> str:
     """Return the report as one HTML element."""
     from .drawing import render_charts, status_badge  # Imported on first use, so that the extension loads quickly.
 
-    headline, *sentences = report.html_sentences or (report.title, *report.sentences)
     badge = f"{status_badge(report.status)} " if report.status else ""
-    title = f'<p style="{HEADLINE}">{badge}<strong>{escape(headline)}</strong></p>' if headline else ""
-    details = ""
-    if report.details:
-        # Durations differ between runs, as the metrics do.
-        duration = "" if report.seconds is None else f", {format_duration(report.seconds)}"
-        time = f'<span class="openmed-figures">{duration}</span>' if duration else ""
-        details = f'<p style="{DETAILS}">{escape(report.details)}{time}</p>'
-    prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in sentences)
+    title = f'<p style="{HEADLINE}">{badge}<strong>{escape(report.title)}</strong></p>' if report.title else ""
+    details = f'<p style="{DETAILS}">{escape(report.details)}</p>' if report.details else ""
+    prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in report.sentences)
     charts = render_charts(*report.charts)
     text = _html_text(report.segments) if report.segments else ""
-    tables = _html_tables((findings_table("", report.problems), *report.tables))
-    if report.html_tables:
-        first, *others = report.html_tables
-        tables += _html_collapsed(escape(first.caption), _html_tables([replace(first, caption=""), *others]))
+    tables = _html_tables(report.tables)
     metrics = _html_tables(report.metrics)
     if metrics:
         metrics = f'<div class="openmed-figures">{metrics}</div>'
@@ -445,7 +440,9 @@ def label_color(label: str) -> str:
 
 
 def _text_rows(table: Table) -> list[str]:
-    """Return the header and the rows of a table as aligned text."""
+    """Return the header and the rows of a table as aligned text, or each row as a line if it has long cells before the last."""
+    if any(len(cell) > MAX_ALIGNED_CHARACTERS for row in table.rows for cell in row[:-1]):
+        return [f"  {row[0]}: {'; '.join(filter(None, row[1:]))}" for row in table.rows]
     rows = [table.columns, *table.rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

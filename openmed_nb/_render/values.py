@@ -168,18 +168,13 @@ class Report:
     Attributes:
         title: Title.
         details: Origin of the result, such as its model and device, in a small line below the title.
-        seconds: Duration, at the end of the details. It differs between runs, so only the HTML displays it; see ``metrics``.
         sentences: Sentences below the title.
         tables: Tables.
         segments: Text with highlighted segments.
-        metrics: Tables of times and other values that differ between runs. They are in the HTML only, so that the texts of
-            two runs can be compared, as nbval does.
-        html_sentences: Headline and sentences that replace title and sentences in the HTML; empty to use those.
-        html_tables: Tables at the end of the HTML, collapsed below the caption of the first one. In the text, a sentence names
-            the command that displays them.
-        status: One of :data:`SEVERITY`, displayed as a badge before the HTML headline, or an empty string.
-        charts: Charts, which the HTML displays above the tables.
-        problems: Problems: sentences in the text, and the first table in the HTML.
+        metrics: Tables of times and other values that differ between runs, below the other tables. In the text, their captions
+            end with "(this run)", so that ``tests/nbval_sanitize.cfg`` ignores them.
+        status: One of :data:`SEVERITY`, displayed as a badge before the title of the HTML, or an empty string.
+        charts: Charts of values in the tables, which the HTML displays above them.
     """
 
     title: str
@@ -187,13 +182,9 @@ class Report:
     tables: tuple[Table, ...] = ()
     segments: tuple[TextSegment, ...] = ()
     metrics: tuple[Table, ...] = ()
-    html_sentences: tuple[str, ...] = ()
     status: str = ""
     charts: tuple[Chart, ...] = ()
-    problems: tuple[Finding, ...] = ()
     details: str = ""
-    seconds: float | None = None
-    html_tables: tuple[Table, ...] = ()
 
 
 # First sentence of every result that was measured in the simulation.
@@ -293,16 +284,10 @@ class Displayable(JsonMixin):
         if not getattr(self, "simulated", False):
             return report
         notice, suffix = self.SIMULATION_MARKERS
-        notices = (notice,) if notice else ()
-        html_sentences = report.html_sentences
-        if html_sentences:
-            headline, *rest = html_sentences
-            html_sentences = (_with_suffix(headline, suffix), *notices, *rest)
         return replace(
             report,
-            title=_with_suffix(report.title, suffix),
-            sentences=(*notices, *report.sentences),
-            html_sentences=html_sentences,
+            title=report.title if suffix in report.title else f"{report.title}{suffix}",
+            sentences=tuple(filter(None, (notice, *report.sentences))),
             charts=tuple(replace(chart, caption=f"{chart.caption}{suffix}") for chart in report.charts),
         )
 
@@ -314,11 +299,6 @@ class Displayable(JsonMixin):
 
     def _repr_html_(self) -> str:
         return str(_rendering().to_html(self.final_report()))
-
-
-def _with_suffix(text: str, suffix: str) -> str:
-    """Return a text with a suffix, unless the text already contains it."""
-    return text if suffix in text else f"{text}{suffix}"
 
 
 class Json(str):
@@ -377,5 +357,8 @@ def worst_status(findings: Iterable[Finding]) -> str:
 
 def findings_table(caption: str, findings: Iterable[Finding]) -> Table:
     """Return findings as a table."""
-    rows = tuple((finding.name, finding.status, finding.evidence, finding.remedy) for finding in findings)
+    rows = tuple(
+        (finding.name, finding.status, "; ".join(filter(None, (finding.evidence, finding.details))), finding.remedy)
+        for finding in findings
+    )
     return Table(caption, ("check", "result", "evidence", "suggested action"), rows)

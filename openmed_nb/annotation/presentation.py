@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .._events.progress import is_interactive
-from .._render.display import WIDGET_MIME_TYPE, Displayable, pluralize, to_html, to_text
+from .._render.display import WIDGET_MIME_TYPE, Displayable, format_duration, pluralize, to_html, to_text
 from .references import is_missing
 
 # Labels that are English words for what they count. Entities with other labels, such as "PER" or "ANATOMY", are counted as
@@ -94,9 +94,10 @@ def displayable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-def origin_details(model: str, device: str) -> str:
-    """Return model and device of a result for the details of its report."""
-    return f"Model: {model}, device: {device}"
+def origin_details(model: str, device: str, seconds: float | None = None) -> str:
+    """Return model, device and duration of a result for the details of its report."""
+    duration = "" if seconds is None else f", {format_duration(seconds)}"
+    return f"Model: {model}, device: {device}{duration}"
 
 
 class LiveNotes(Displayable):

@@ -557,14 +557,14 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
 
     def to_report(self) -> Report:
         """Return the text with highlighted entities, or a table of the entities if the text is hidden."""
-        details = origin_details(self.model, self.device)
+        details = origin_details(self.model, self.device, self.seconds)
         if self.missing:
             return Report(entities_headline({}, None), (IS_MISSING,), details=details)
         entities = self._displayed_entities()
         counts = Counter(entity_span(entity)[2] for entity in entities)
         context = Counter(tuple(labels) for labels in map(context_labels, entities) if labels)
         title = entities_headline(counts, self.known_labels, context=context)
-        report = Report(title, self.filters, details=details, seconds=self.seconds)
+        report = Report(title, self.filters, details=details)
         if not self.show_text:
             return replace(report, sentences=(*self.filters, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
         text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
@@ -841,10 +841,8 @@ class Summary(Displayable):
                 Table("Notes with errors", ("note", "error"), errors),
                 Table("Most frequent entities", ("text", "count"), words),
             ),
-            html_sentences=(title, *self.filters, *filter(None, rest)) if charts else (),
             charts=charts,
-            details=origin_details(self.model, self.device),
-            seconds=self.seconds,
+            details=origin_details(self.model, self.device, self.seconds),
         )
 
 
@@ -1463,7 +1461,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     def to_report(self) -> Report:
         """Return the counts, and the first texts with highlighted entities."""
         summary = self.summary().to_report()
-        report = replace(summary, tables=summary.tables[:1], html_sentences=(), charts=())
+        report = replace(summary, tables=summary.tables[:1], charts=())
         if not self.show_text:
             return replace(report, sentences=(*summary.sentences, HIDDEN_TEXT_NOTICE))
         num_shown = len(self.preview_texts)

@@ -5,7 +5,7 @@ The rules that reject a device are in the class of its type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from .._render.values import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
@@ -81,8 +81,8 @@ class DeviceChoice(Displayable):
         """Return the report: device and reason, moved models, and collapsed the reasons why it is not a GPU."""
         sizes = tuple((model, f"{tokens:,}") for model, tokens in self.tuned_batch_tokens)
         tuned = Table("Tuned batch sizes", ("model", "tokens per batch"), sizes, collapsed=True)
-        report = Report(self.headline, self.facts, metrics=(tuned,) if sizes else ())
-        return add_gpu_reasons(report, () if get_device(self.device).is_accelerator else self.rejected)
+        reasons = () if get_device(self.device).is_accelerator else self.rejected
+        return Report(self.headline, self.facts, (gpu_reasons_table(reasons),), metrics=(tuned,))
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -133,21 +133,10 @@ class DeviceChoice(Displayable):
 GPU_QUESTION = "Why not a GPU?"
 
 
-def _reasons_table(caption: str, devices: Iterable[Rejection | DeviceStatus]) -> Table:
+def gpu_reasons_table(devices: Iterable[Rejection | DeviceStatus], caption: str = GPU_QUESTION) -> Table:
+    """Return a collapsed table of the reasons against devices."""
     rows = tuple((device.device, device.reason, device.remedy) for device in devices)
-    return Table(caption, ("device", "reason", "suggested action"), rows)
-
-
-def add_gpu_reasons(report: Report, devices: Sequence[Rejection | DeviceStatus]) -> Report:
-    """Return a report with the reasons against the GPUs: in the HTML collapsed, in the text a command."""
-    if not devices:
-        return report
-    return replace(
-        report,
-        sentences=(*report.sentences, f"{GPU_QUESTION} Run %openmed_device --explain."),
-        html_sentences=report.html_sentences or (report.title, *report.sentences),
-        html_tables=(*report.html_tables, _reasons_table(GPU_QUESTION, devices)),
-    )
+    return Table(caption, ("device", "reason", "suggested action"), rows, collapsed=True)
 
 
 def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
@@ -317,21 +306,20 @@ class Explanation(Displayable):
             ("source", "value", "result"),
             tuple(rows),
         )
-        if isinstance(self.choice, OpenMedError):
-            report = Report("Device: none", (self.choice.message, self.choice.remedy))
+        choice = self.choice
+        if isinstance(choice, OpenMedError):
+            report = Report("Device: none", (choice.message, choice.remedy))
+            rejected: tuple[Rejection, ...] = ()
         else:
-            choice = self.choice
-            facts = (f"Data type {choice.dtype}: {choice.dtype_reason}.", *choice.facts)
-            report = replace(
-                choice.to_report(),
-                title=f"Device: {choice.device} ({choice.status})",
-                sentences=(choice.reason, *facts),
-                html_sentences=(choice.headline, f"Status: {choice.status}.", *facts),
-                html_tables=(),
-                tables=(replace(_reasons_table("Devices that cannot be used", choice.rejected), collapsed=True),),
+            sentences = (
+                f"Status: {choice.status}.",
+                f"Data type {choice.dtype}: {choice.dtype_reason}.",
+                *choice.facts,
             )
+            report = replace(choice.to_report(), sentences=sentences)
+            rejected = choice.rejected
+        reasons = gpu_reasons_table(rejected, "Devices that cannot be used")
         variables = Table("Other variables", ("variable", "value"), tuple(self.variables.items()))
         torch = (f"torch is {self.unreleased}.",) if self.unreleased else ()
-        tables = (order, *report.tables, self.environment.table(), variables)
-        html_sentences = (*report.html_sentences, *torch) if report.html_sentences else ()
-        return replace(report, sentences=(*report.sentences, *torch), tables=tables, html_sentences=html_sentences)
+        tables = (order, reasons, self.environment.table(), variables)
+        return replace(report, sentences=(*report.sentences, *torch), tables=tables)

@@ -70,13 +70,8 @@ class SystemStatus(Displayable):
         simulated: Whether the machine is a simulated Mac, whose values cannot be read.
 
     Example:
-        >>> print(SystemStatus(memory_pressure="normal", power_source="battery"))
-        System status
-          condition        state
-          memory pressure  normal
-          power            battery
-          power mode       not known
-          thermal state    not known
+        >>> SystemStatus(power_source="battery").to_report().title
+        'System status: performance may be reduced'
     """
 
     gpu: GpuStatus = field(default_factory=GpuStatus)
@@ -96,7 +91,7 @@ class SystemStatus(Displayable):
         return tuple(condition.finding(self) for condition in CONDITIONS)
 
     def to_report(self) -> Report:
-        """Return the states and the hardware. Only the HTML form contains the measurements."""
+        """Return the states, the hardware and the current readings."""
         states = tuple((condition.name, getattr(self, condition.field) or UNKNOWN) for condition in CONDITIONS)
         gpu = self.gpu
         hardware = (
@@ -121,8 +116,8 @@ class SystemStatus(Displayable):
         # Only macOS reports memory pressure.
         hint = () if self.memory_pressure else ("On a Mac, nb.system_status() reads the missing values.",)
         return Report(
-            "System status",
-            html_sentences=(f"System status: {summary}", *warnings, *hint),
+            f"System status: {summary}",
+            (*warnings, *hint),
             status=worst_status(findings),
             tables=(
                 Table("", ("condition", "state"), states),

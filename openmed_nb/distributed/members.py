@@ -128,15 +128,13 @@ class WorkerList(Displayable):
         return {"workers": to_plain_data(self.workers)}
 
     def to_report(self) -> Report:
-        """Return the number of workers and the reasons for their devices. Only the HTML form has hosts and versions."""
+        """Return the number of workers, and their hosts, devices and versions."""
         hosts = pluralize(len({worker.host for worker in self.workers}), "host")
-        reasons = sorted({f"{worker.device}: {worker.reason}" for worker in self.workers})
         rows = tuple((worker.host, worker.device, worker.reason, worker.system) for worker in self.workers)
         versions = tuple((worker.host, *worker.versions.values()) for worker in self.workers)
-        workers_table = Table("", ("host", "device", "reason", "system"), rows)
+        workers_table = Table("Workers", ("host", "device", "reason", "system"), rows)
         versions_table = Table("Versions", ("host", *PACKAGES), versions, collapsed=True)
-        title = f"{self.label} on {hosts}"
-        return Report(title, tuple(reasons), metrics=(workers_table, versions_table), html_sentences=(title,))
+        return Report(f"{self.label} on {hosts}", metrics=(workers_table, versions_table))
 
 
 @dataclass(frozen=True)

@@ -306,5 +306,4 @@ class Cluster(Displayable):
     def to_report(self) -> Report:
         """Return the report of the workers."""
         report = self.workers.to_report()
-        title = f"Closed: {report.title}"
-        return replace(report, title=title, html_sentences=(title,)) if self.closed else report
+        return replace(report, title=f"Closed: {report.title}") if self.closed else report

@@ -205,7 +205,6 @@ class ValidationRecord(Displayable):
                 Table("Measurements", columns, measured),
                 Table("Identity and criteria", ("field", "value"), rest, collapsed=True),
             ),
-            html_sentences=(f"{identity.model} is validated in {dtype_and_device} since {self.date}", self.summary),
             status=OK,
         )
 

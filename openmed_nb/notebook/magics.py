@@ -10,7 +10,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from keyword import iskeyword
 from pathlib import Path
@@ -34,7 +34,7 @@ from traitlets import Bool, Enum, Unicode, observe
 from .._render.values import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
-from ..devices.choice import DeviceList, add_gpu_reasons
+from ..devices.choice import DeviceList, gpu_reasons_table
 from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
@@ -260,15 +260,17 @@ class CheatSheet(Displayable):
     simulated: bool = False
 
     def to_report(self) -> Report:
-        """Return the state in two sentences, and the table of lines; those for MPS are collapsed without it."""
+        """Return the state in two sentences, and the lines; those for MPS are collapsed without it."""
         models = ", ".join(self.models) if self.models else "none (a model is loaded on first use)"
         sentences = (self.device, f"Loaded models: {models}.")
         columns = ("command", "description")
-        rows = tuple(row for row in CHEAT_SHEET_ROWS if self.devices.has_mps or row not in MPS_ROWS)
-        report = add_gpu_reasons(Report("openmed_nb", sentences, (Table("", columns, rows),)), self.devices.unavailable)
-        if self.devices.has_mps:
-            return report
-        return replace(report, html_tables=(*report.html_tables, Table("Commands for MPS", columns, MPS_ROWS)))
+        rows = tuple(row for row in CHEAT_SHEET_ROWS if row not in MPS_ROWS)
+        tables = (
+            Table("", columns, rows),
+            Table("Commands for MPS", columns, MPS_ROWS, collapsed=not self.devices.has_mps),
+            gpu_reasons_table(self.devices.unavailable),
+        )
+        return Report("openmed_nb", sentences, tables)
 
 
 @magics_class

@@ -123,7 +123,7 @@ class SimulatedMps(SimulatedDevice, Displayable):
         )
         calls = pluralize(sum(self.fallbacks.values()), "call")
         summary = f"{format_size(metrics['allocated'])} of {format_size(metrics['recommended'])} in use, {calls} fell back to the CPU"
-        return Report("MPS device (SIMULATED)", tables=tables, html_sentences=(f"MPS device (SIMULATED): {summary}",))
+        return Report(f"MPS device (SIMULATED): {summary}", tables=tables)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # Sources of memory that a release can keep.
 KEEPABLE = ("models", "history", "traceback")
-COLUMNS = ("released", "tensors", "device", "process")
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,23 +140,16 @@ class ReleaseReport(Displayable):
         return sum(freed.tensors for freed in self.freed)
 
     def to_report(self) -> Report:
-        """Return the sources that released tensors, and a collapsed table of all sources."""
+        """Return the memory that each source released."""
         rows = tuple(
             (freed.source, format_bytes(freed.tensors), format_bytes(freed.reserved), format_bytes(freed.resident))
             for freed in self.freed
         )
-        effective_rows = tuple(
-            row[:3] for row, freed in zip(rows, self.freed, strict=True) if freed.tensors or freed.reserved
-        )
         title = f"Released {format_bytes(self.tensors)} of tensors"
         if reserved := sum(freed.reserved for freed in self.freed):
             title += f", {format_bytes(reserved)} of the device"
-        return Report(
-            title,
-            self.notes,
-            tables=(Table("", COLUMNS[:3], effective_rows),),
-            metrics=(Table("All released objects", COLUMNS, rows, collapsed=True),),
-        )
+        columns = ("released", "tensors", "device", "process")
+        return Report(title, self.notes, metrics=(Table("Released memory", columns, rows),))
 
 
 def release(*names: str, keep: Iterable[str] = ()) -> ReleaseReport:

@@ -300,9 +300,7 @@ def test_device_choice_report():
 
     tuned = choice("cuda", tuned_batch_tokens=(("small", 4096), ("large", 512)), dtype_reason="it is safe")
 
-    assert moved.to_report().title == moved.headline
-    assert moved.to_report().sentences == ("Moved to mps: a, b.",)
-    assert moved.to_report().metrics == planned.to_report().tables == ()
+    assert str(moved) == f"{moved.headline}\n  Moved to mps: a, b."
     assert planned.to_report().title.startswith("Device: cpu (SIMULATED) (selected automatically: ")
     assert planned.to_report().sentences == ()
     assert [(table.columns, table.rows, table.collapsed) for table in tuned.to_report().metrics] == [

@@ -180,14 +180,11 @@ def test_finding_warns_of_slow_states_with_a_remedy(condition):
         assert not any(character.isdigit() for character in finding.evidence)
 
 
-def test_report_displays_measurements_only_in_html():
+def test_report_displays_states_and_readings():
     quiet = SystemStatus(M4, "normal", 2**33, 0, "battery", 78, "automatic", "nominal")
-    busy = SystemStatus(M4, "normal", 2**31, 2**30, "battery", 12, "automatic", "nominal")
     page = SystemStatus(GpuStatus(utilization=0))._repr_html_()
 
-    assert str(quiet) == str(busy)
-    assert all(value in quiet._repr_html_() for value in ("78%", "30%"))
-    assert "78" not in str(quiet)
+    assert all(value in quiet._repr_html_() and value in str(quiet) for value in ("78%", "30%"))
     assert ">0%</td>" in page
     assert "memory pressure, power, power mode, thermal state<" in page
     assert "On a Mac, nb.system_status() reads the missing values." in re.sub("</?code>", "", page)

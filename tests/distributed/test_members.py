@@ -20,16 +20,11 @@ def make_ready(info, settings=SETTINGS, **versions):
     return ReadyWorker(replace(info, versions={**VERSIONS, **versions}), settings, 65536)
 
 
-def test_worker_list_displays_hosts_and_versions_only_in_html():
+def test_worker_list_displays_hosts_and_versions():
     workers = WorkerList((MAC, MAC, LINUX))
 
-    assert str(workers).splitlines() == [
-        "3 workers (cuda, mps) on 2 hosts",
-        "  cuda: 'cuda' was requested by the device argument.",
-        "  mps: No device was requested, and mps has the highest priority.",
-    ]
-    assert "mac1" in workers._repr_html_()
-    assert "2.13.0" in workers._repr_html_()
+    assert str(workers).startswith("3 workers (cuda, mps) on 2 hosts\nWorkers (this run)\n")
+    assert all(value in str(workers) for value in ("mac1", "'cuda' was requested", "2.13.0"))
     assert workers.to_dict()["workers"][2]["device"] == "cuda"
     assert len(workers) == 3
     assert WorkerList((MAC,)).label == "1 worker (mps)"

@@ -55,14 +55,27 @@ PIECES = (
 
 REPORTS = {
     "title, sentence and table": REPORT,
-    "separate headline for HTML": Report(
-        "Device: cpu (confirmed)", ("x.",), html_sentences=("Device: cpu", "It computes.")
+    "details and metrics": Report(
+        "Speed",
+        ("x.",),
+        metrics=(Table("Times", ("step", "ms"), (("data", "2.0"),)),),
+        details="Model: m, device: cpu, 2.0 s",
     ),
     "a status is a sign and a word": Report("Doctor", status="failed"),
     "the worst is first, what is well or does not apply is counted and folded": Report("", tables=(WORST,)),
     "where nothing applies nothing is folded": Report("", tables=(findings_table("", FINDINGS[2:]),)),
-    "what is wrong is a sentence and a row": Report(
-        "Doctor", problems=(Finding("b", "failed", "wrong", "Mend it.", "2.7"),)
+    "a row with a sentence is a line of text": Report(
+        "Doctor",
+        tables=(
+            findings_table(
+                "",
+                (
+                    Finding(
+                        "b", "failed", "wrong", "Use the CPU.", "seen with torch 2.7, 2.8, 2.9, 2.10, 2.11 and 2.12"
+                    ),
+                ),
+            ),
+        ),
     ),
     "a replacement says its label once": Report("", segments=PIECES),
     "a folded table": make_table_report(("1", "two"), collapsed=True),
@@ -144,11 +157,11 @@ def test_simulation_is_labeled_in_text_and_html(simulated):
         simulated: bool
 
         def to_report(self):
-            return Report("Seen on mps", ("One row.",), html_sentences=("It is fast",))
+            return Report("Seen on mps", ("One row.",))
 
     figure = Figure(simulated)
     assert str(figure).splitlines()[0] == ("Seen on mps (SIMULATED)" if simulated else "Seen on mps")
-    assert ("It is fast (SIMULATED)" in figure._repr_html_()) is simulated
+    assert ("Seen on mps (SIMULATED)" in figure._repr_html_()) is simulated
     assert [SIMULATION_NOTICE in shown for shown in (str(figure), figure._repr_html_())] == [simulated] * 2
     assert figure.to_dict() == {"simulated": simulated}
 

@@ -13,9 +13,8 @@ def test_entities_are_marked_in_the_text(kernel):
     """The result shows the text with its entities, in text and in HTML, with label and score."""
     reply = kernel.run(f"{SMALL}\n{NOTE}")
 
-    assert reply.text.startswith(
-        f"3 mentions of diseases found\n  Model: bundled_small, device: cpu\n{FOUND}\nLabels: DISEASE (3 entities)\n"
-    )
+    assert reply.text.startswith("3 mentions of diseases found\n  Model: bundled_small, device: cpu, ")
+    assert f"\n{FOUND}\nLabels: DISEASE (3 entities)\n" in reply.text
     assert reply.html.count("<mark") == 3
     assert 'title="DISEASE 0.' in reply.html
     assert re.search(r"asthma<small[^>]*> DISEASE<span[^>]*> [01]\.\d+</span></small></mark>", reply.html)
@@ -81,9 +80,7 @@ def test_line_and_variable_are_annotated(kernel, line):
     """The rest of a line is the text, with variables expanded; --from names a variable."""
     kernel.run('patient_note = "Patient\'s asthma; # 2"')
 
-    assert kernel.run(line).text.startswith(
-        "1 mention of a disease found\n  Model: bundled_small, device: cpu\nPatient's [asthma](DISEASE); # 2\nLabels"
-    )
+    assert "\nPatient's [asthma](DISEASE); # 2\nLabels" in kernel.run(line).text
 
 
 @pytest.mark.parametrize("made", ["[one, one]", "(one for _ in range(2))", "__import__('pandas').Series([one, one])"])

@@ -68,8 +68,7 @@ def test_release_measures_sources_in_order(last_error, variables):
     assert ("losses" in variables, gone()) == (False, None)
     assert report.tensors == 12 * KIB
     assert str(report).startswith("Released 12.0 KiB of tensors")
-    assert ("frames of the last error" in str(report), "interrupted run" in str(report)) == (True, False)
-    assert "interrupted run" in report._repr_html_()
+    assert "frames of the last error" in str(report)
     assert report.notes == ("%debug and %tb can no longer show the last error.",)
     assert json.loads(json.dumps(report.to_dict()))["freed"][1]["tensors"] == 4 * KIB
 

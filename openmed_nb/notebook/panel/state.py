@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import Displayable, JsonObject, Report, Table, format_bytes
-from ...devices.choice import DeviceChoice, DeviceList, Explanation, add_gpu_reasons
+from ...devices.choice import DeviceChoice, DeviceList, Explanation, gpu_reasons_table
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
@@ -232,11 +232,9 @@ class PanelState(Displayable):
         environment = [replace(table, collapsed=True) for table in self.environment_tables if self.devices.has_mps]
         memory = Table("Memory", MEMORY_COLUMNS, tuple(bar.row for bar in self.memory))
         commands = Table("Equivalent commands", ("command", "description"), COMMANDS)
-        sentences = (*self.status, *filter(None, (self.notice,)))
-        tables = (devices, *environment, memory, models, commands)
-        title = "openmed_nb: device, environment, memory and models"
-        report = Report(title, sentences, tables=tables, html_sentences=sentences)
-        return add_gpu_reasons(report, self.devices.unavailable)
+        headline, *sentences = (*self.status, *filter(None, (self.notice,)))
+        reasons = gpu_reasons_table(self.devices.unavailable)
+        return Report(headline, tuple(sentences), (devices, *environment, memory, models, commands, reasons))
 
 
 def read_state(session: Session) -> StateChanges:

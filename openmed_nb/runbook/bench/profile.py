@@ -497,7 +497,7 @@ class ProfileDiff(Displayable):
         return Finding(STOPPING_RULE, WARNING, evidence, remedy)
 
     def to_report(self) -> Report:
-        """Return a report with the findings as text; times appear only in the HTML."""
+        """Return a report with the findings and the times."""
         interval = "at two times" if self.days is None else f"{pluralize(self.days, 'day')} apart"
         result = "stop optimizing" if self.should_stop else self._step_finding().evidence
         if self.differences:

@@ -212,7 +212,7 @@ class SweepReport(StepReport):
         return {**super().to_dict(), "best": self.best.rows if self.best else None}
 
     def to_report(self) -> Report:
-        """Return a report with the knee as text; measurements are in the HTML."""
+        """Return a report with the knee and the measurements."""
         device = self.device_label(self.device)
         title = f"Batch sweep on {device}: no best batch size found"
         if self.knee:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ..._render.display import Displayable, JsonMixin, Report, Table, to_text
+from ..._render.display import Displayable, JsonMixin, Report, Table
 from ..._utils.text import describe_value
 from ..._utils.validation import suggest
 from ...devices.registry import get_device
@@ -603,17 +603,6 @@ class Gates(Thresholds, Displayable):
                 ),
             ),
         )
-
-    def __str__(self) -> str:
-        return format_rows(self.to_report())
-
-
-def format_rows(report: Report) -> str:
-    """Return the text of a report with a sentence for each row of its tables, whose cells are too long for columns."""
-    lines = list(report.sentences)
-    for table in report.tables:
-        lines += [f"{table.caption}:", *map("; ".join, table.rows)]
-    return to_text(replace(report, sentences=tuple(lines), tables=()))
 
 
 def gates(**changed: float) -> Gates:

@@ -49,7 +49,6 @@ from .rules import (
     Recommendation,
     Requirement,
     build_decision_matrix,
-    format_rows,
     list_requirements,
 )
 
@@ -110,9 +109,6 @@ class Lanes(Displayable):
         """Return a report with a row for each lane."""
         table = Table("Lanes", ("lane", "strengths", "risks", "best for"), LANES)
         return Report(f"Lanes: {self.recommendation}", (REVIEW_AFTER_TWO_WEEKS,), (table,))
-
-    def __str__(self) -> str:
-        return format_rows(self.to_report())
 
 
 @dataclass(frozen=True, repr=False)
@@ -330,8 +326,7 @@ def verdict(
         - ``break_even``: on the CPU, its notes per hour, and the notes per hour from which a GPU is worth using: the rate of
           the CPU, increased by the gate ``speedup``, 22% by default (source: the runbook).
 
-        On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose. The
-        text form contains no measured values except the speed of the CPU; they are in the HTML form and in ``to_dict()``.
+        On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose.
 
     Raises:
         ConfigurationError: If an object is not a report, two reports have the same type, or reports are of different

@@ -255,17 +255,10 @@ def test_simulated_evidence_is_inconclusive():
     assert not verdict.is_conclusive
 
 
-def test_text_has_no_measured_values():
-    slow = load_evidence("slow_loader", logits=None)
-    slower = Evidence(
-        **{**slow, "speedup": 1.13, "utilization": 0.11, "phase_fractions": {"data": 0.56, "forward": 0.44}}
-    )
-    (measurements,) = evaluate(slow).to_report().metrics
+def test_report_has_measured_values():
+    (measurements,) = evaluate(load_evidence("slow_loader", logits=None)).to_report().metrics
 
-    assert str(evaluate(slow)) == str(evaluate(slower))
     assert (METRICS["data_fraction"].label, "55%", "at most 25%") in measurements.rows
-    assert "55%" in evaluate(slow)._repr_html_()
-    assert "55%" not in str(evaluate(slow))
 
 
 def test_title_names_operators_and_escapes_them():
@@ -333,7 +326,7 @@ def test_lanes_have_strengths_and_risks_in_every_form():
     lanes = evaluate(Evidence()).lanes
 
     assert [row[0] for row in lanes.to_report().tables[0].rows] == ["CPU", "MPS", "MLX", "remote pool"]
-    assert "MLX; built for Apple GPUs" in str(lanes)
+    assert "MLX: built for Apple GPUs" in str(lanes)
     assert "<table" in lanes._repr_html_()
     assert lanes.to_dict()["recommendation"] == MEASURE
 

@@ -20,7 +20,7 @@ from ...._render.display import (
     Displayable,
     Finding,
     Report,
-    Table,
+    findings_table,
     pluralize,
     worst_status,
 )
@@ -75,13 +75,11 @@ class DoctorReport(Displayable):
 
     Example:
         >>> print(DoctorReport((Finding("torch", OK, "2.13.0"), Finding("MPS", FAILED, "no Metal device", "Use 'cpu'."))))
-        Doctor
+        Doctor: problems found
           1 ok, 0 warnings, 1 failed.
-          MPS, failed: no Metal device. Use 'cpu'.
-        All checks
-          check  result  evidence
+          check  result  evidence         suggested action
+          MPS    failed  no Metal device  Use 'cpu'.
           torch  ok      2.13.0
-          MPS    failed  see above
     """
 
     findings: tuple[Finding, ...]
@@ -111,17 +109,11 @@ class DoctorReport(Displayable):
         return tuple(finding for status in (FAILED, WARNING) for finding in self.findings if finding.status == status)
 
     def to_report(self) -> Report:
-        """Return the report: counts, problems with remedies, and a table of all checks."""
+        """Return the report: counts, and a table of all checks, problems first."""
         problems = self.problems
-        rows = []
-        for finding in self.findings:
-            evidence = (finding.details or "see above") if finding in problems else finding.evidence
-            rows.append((finding.name, finding.status, evidence))
-        table = Table("All checks", ("check", "result", "evidence"), tuple(rows), collapsed=bool(problems))
-        html_sentences = (f"Doctor: {SUMMARY_BY_STATUS[self.status]}", self.headline)
-        return Report(
-            "Doctor", (self.headline,), (table,), html_sentences=html_sentences, status=self.status, problems=problems
-        )
+        others = (finding for finding in self.findings if finding not in problems)
+        table = findings_table("", (*problems, *others))
+        return Report(f"Doctor: {SUMMARY_BY_STATUS[self.status]}", (self.headline,), (table,), status=self.status)
 
 
 def doctor(model: Any = None) -> DoctorReport:
@@ -169,8 +161,7 @@ def system_status() -> SystemStatus:
 
     Returns:
         The current status. A value that cannot be read is ``None`` and displayed as "not known", never a guess. ``gpu``
-        is the GPU of the active device. The text form contains the states only; the HTML form also contains the
-        measurements.
+        is the GPU of the active device.
 
     Example:
         >>> system_status().memory_available > 0

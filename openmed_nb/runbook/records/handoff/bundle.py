@@ -112,7 +112,7 @@ class Handoff(Displayable):
         return {**super().to_dict(), "folder": str(self.folder)}
 
     def to_report(self) -> Report:
-        """Return the contents and the instructions. Only the HTML form contains the throughput and the size."""
+        """Return the contents, the instructions, the throughput and the size."""
         golden = self.golden
         memory = self.benchmark.memory.verdict
         entities = pluralize(sum(map(len, golden.entities)), "entity", "entities")
@@ -130,7 +130,7 @@ class Handoff(Displayable):
         return Report(
             f"Handoff bundle {self.folder.name!r}",
             sentences,
-            metrics=(Table("", ("name", "value"), rows),),
+            metrics=(Table("Golden run", ("metric", "value"), rows),),
             status=OK if memory == FLAT else WARNING,
         )
 

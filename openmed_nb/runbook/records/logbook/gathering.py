@@ -108,8 +108,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         artifact_store: Host and port, or URL, to which connections are timed. No data is sent.
 
     Returns:
-        The logbook. Its text form contains the settings, its HTML form all values. ``save("run.json")``
-        and ``to_dict()`` export it, and ``Logbook.read("run.json")`` reads it.
+        The logbook. ``save("run.json")`` and ``to_dict()`` export it, and ``Logbook.read("run.json")`` reads it.
         ``diff(other)`` compares it with another logbook. Metrics are comparable only if both logbooks are known to have
         the same model, dataset and batch size.
 

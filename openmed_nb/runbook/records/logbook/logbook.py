@@ -28,7 +28,6 @@ STRATEGIES = (ActivationCheckpointing, GradientAccumulation, Precision)  # Of a 
 # Values that enable verbose logging, such as of every call, copy or allocation.
 VERBOSE_PATTERN = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
 
-FULL_OUTPUT_HINT = "The full logbook is available with .to_dict() and .save('logbook.json')."
 LOCAL_CACHE_REMEDY = "Move it to a local disk: HF_HOME and TORCH_HOME set the cache directories."
 ONE_DEVICE_REMEDY = "Create a separate logbook for each device: nb.logbook(report)."
 LOGBOOK_FILE_REMEDY = "Pass a .json file that Logbook.save() of this version created."
@@ -129,19 +128,17 @@ class Logbook(LogbookData, Displayable):
         return book
 
     def to_report(self) -> Report:
-        """Return the user's settings. Only the HTML form has the full logbook, because it differs between machines."""
+        """Return the user's settings, followed by all sections."""
         slowdowns = tuple(self._iter_slowdowns())
-        sentences = (*slowdowns, FULL_OUTPUT_HINT, *([HYPOTHESES_NOTICE] if self.hypotheses else []))
+        sentences = (*slowdowns, *([HYPOTHESES_NOTICE] if self.hypotheses else []))
         tables = (Table("", ("setting", "value"), tuple(self._iter_summary())),)
         sections = tuple(
             Table(name.capitalize(), ("name", "value"), rows, collapsed=True)
             for name, section in self.to_dict().items()
             if isinstance(section, (dict, list)) and (rows := tuple(_known_values(section)))
         )
-        title = f"Logbook on {self.device}"
-        headline = f"{title}: conditions of the measurement"
         status = WARNING if slowdowns else ""
-        return Report(title, sentences, tables, metrics=sections, html_sentences=(headline, *sentences), status=status)
+        return Report(f"Logbook on {self.device}", sentences, tables, metrics=sections, status=status)
 
     def _iter_slowdowns(self) -> Iterator[str]:
         """Yield one warning for each slow storage location and each verbose logging variable."""
@@ -374,7 +371,7 @@ class LogbookDiff(Displayable):
         )
 
     def to_report(self) -> Report:
-        """Return the comparability and the differences. Only the HTML form contains the metrics."""
+        """Return the comparability, the differences and the metrics."""
         reasons = self.reasons
         title = f"Not comparable: {pluralize(len(reasons), 'reason')}" if reasons else "Comparable"
         unknown = (f"Unknown in both: {', '.join(self.unknown_fields)}.",) if self.unknown_fields else ()

@@ -162,7 +162,7 @@ class DeviceReport(Displayable):
         return Evidence(**values)
 
     def to_report(self) -> Report:
-        """Return a report of the verdict with a row for each step; measured values are on the page."""
+        """Return a report of the verdict with a row for each step."""
         rows = tuple(
             (outcome.step, outcome.outcome, outcome.status or "", outcome.message, outcome.remedy)
             for outcome in self.steps
@@ -292,7 +292,7 @@ def render_page(report: DeviceReport) -> str:
     parts = [
         f"<h1>{title}</h1>{paragraphs}<details><summary>Missing measurements</summary><ul>{missing}</ul></details>",
         # Without the table of the steps, which have separate sections.
-        _scrollable_html(Report("System", html_sentences=("",), metrics=displayed.metrics)),
+        _scrollable_html(Report("", metrics=displayed.metrics), "System"),
     ]
     for outcome in report.steps:
         heading = f"{escape(titles.get(outcome.step, outcome.step))} {_status_html(outcome)}"
@@ -302,9 +302,9 @@ def render_page(report: DeviceReport) -> str:
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{"".join(parts)}</main></body></html>\n'
 
 
-def _scrollable_html(report: Report) -> str:
+def _scrollable_html(report: Report, label: str) -> str:
     """Return a report as HTML that scrolls horizontally on narrow pages, with keyboard support."""
-    return f'<div class="wide" role="group" aria-label="{escape(report.title)}" tabindex="0">{to_html(report)}</div>'
+    return f'<div class="wide" role="group" aria-label="{escape(label)}" tabindex="0">{to_html(report)}</div>'
 
 
 def _status_html(outcome: StepOutcome) -> str:
@@ -323,7 +323,7 @@ def _render_outcome(outcome: StepOutcome) -> str:
     if outcome.report:
         parts.append(render_charts(*outcome.report.charts))
         is_open = "" if outcome.status in {OK, NOT_APPLICABLE} else " open"
-        full_report = _scrollable_html(replace(outcome.report, charts=()))
+        full_report = _scrollable_html(replace(outcome.report, charts=()), outcome.report.title)
         summary = f"<summary>Full report ({outcome.seconds:.0f} s)</summary>"
         parts.append(f"<details{is_open}>{summary}{full_report}</details>")
     return "".join(parts)

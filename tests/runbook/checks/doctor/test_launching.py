@@ -121,6 +121,6 @@ def test_doctor_reports_settings_of_file(computers, write, tmp_path):
     write_settings(tmp_path, write(make_settings("distributed_type: MULTI_GPU, num_processes: 4")))
     report = diagnose(replace(collect_facts(computer.session, check_device=lambda _device: None), packages=()))
     assert (
-        "accelerate config: num_processes, failed: requests 4; without CUDA GPUs, MULTI_GPU trains an independent model in "
-        "each process on mps. Set distributed_type: 'NO' and num_processes: 1." in str(report)
+        "accelerate config: num_processes: failed; requests 4; without CUDA GPUs, MULTI_GPU trains an independent model in "
+        "each process on mps; Set distributed_type: 'NO' and num_processes: 1." in str(report)
     )

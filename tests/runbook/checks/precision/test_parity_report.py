@@ -122,7 +122,7 @@ def test_remedy_suggests_another_dtype_or_device():
 
 
 def test_report_lists_findings():
-    assert str(GOOD).splitlines() == [
+    assert str(GOOD).splitlines()[:7] == [
         "Parity: bundled on mps in float32, compared with cpu in float32: ok",
         "  20 texts with 1,000 tokens in 22 windows.",
         "  check          result  evidence",
@@ -131,7 +131,7 @@ def test_report_lists_findings():
         "  labels         ok      every token has the same label",
         "  entities       ok      200 of 200 exact",
     ]
-    assert "3e-06" in GOOD._repr_html_()
+    assert "3e-06" in str(GOOD)
 
 
 def test_report_shows_offsets_of_entities():

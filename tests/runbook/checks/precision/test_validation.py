@@ -130,8 +130,7 @@ def test_verdict_text_starts_with_reasons():
         "Accepted: mine in bfloat16 on cpu",
         "  100 of 100 entities in 60 texts are the same as in float32.",
     ]
-    assert str(accepted) == str(judge(REPORT, IDENTITY, 2.8, "2027-01-01"))
-    assert "2026-03-01" in accepted._repr_html_()
+    assert "2026-03-01" in str(accepted)
     assert json.loads(json.dumps(accepted.to_dict()))["record"]["identity"]["device_name"] == "AMD EPYC"
     assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
 
