@@ -194,7 +194,7 @@ def compare(model: Any, tokenizer: Any, texts: list[str], device: str, rounds: i
     middle = {name: float(np.median(taken)) for name, taken in times.items()}
     entities = sum(map(len, ours(texts)))
     few = texts[:200]
-    pairs = zip(ours(few, stride=STRIDE), theirs(few), strict=True)
+    pairs = zip(ours(few, transformers_boundaries=True), theirs(few), strict=True)
     same = sum(spans(first) == spans(other) for first, other in pairs)
     fastest = min(taken for name, taken in middle.items() if name.startswith("transformers"))
     return {

@@ -170,7 +170,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
 
                 SESSION.notify(ProgressEvent("Asking", "the workers"))
                 name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
-            inputs = _Inputs(texts, source.settings["delimiter"], notes.resolve_ids(texts))
+            inputs = _Inputs(texts, notes.resolve_ids(texts))
             run = _AnnotationRun(inputs, source, name, notes)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 run.restore(file, earlier)
@@ -259,9 +259,10 @@ def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
 ) -> AnnotatedText:
     """Annotate one text. ``show_text`` specifies whether the result displays the text."""
     with session.operation():
-        from .annotation.stream import check_text, unwrap_result
+        from .annotation.stream import text_error, unwrap_result
 
-        check_text(text)
+        if error := text_error(text, 0):
+            raise error
         pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
         model = name or "bundled"
         session.notify(ProgressEvent("Annotating", model_label(model)))
@@ -365,7 +366,7 @@ class _Inputs(Iterator[object]):
         pending: All texts that were read and have no result yet.
     """
 
-    def __init__(self, texts: Iterable[object], delimiter: str | None, ids: Any = None) -> None:
+    def __init__(self, texts: Iterable[object], ids: Any = None) -> None:
         self.texts = texts
         self.ids = ids
         self.preview_texts: list[str] = []
@@ -376,7 +377,6 @@ class _Inputs(Iterator[object]):
         self.count = length_or_none(texts)
         self._stream = iter_texts(texts)
         self._first_new: list[object] = []
-        self._delimiter = delimiter
         self._read = 0
         self._has_warned = False
         # The ids of a table that is read in chunks are known at the end.
@@ -409,12 +409,11 @@ class _Inputs(Iterator[object]):
             raise self._ids_error(f"more than {len(self.ids):,}")
         # The model processes an empty text; the fingerprint identifies the missing value.
         if fingerprint == MISSING_FINGERPRINT:
-            text = "" if self._delimiter is None else []
+            text = ""
         if len(self.preview_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
-            if isinstance(text, str) and not self._has_warned:
-                self._has_warned = warn_if_file_name(text, len(self.preview_texts))
-            words = text if isinstance(text, list) else [text]
-            self.preview_texts.append((self._delimiter or "").join(word for word in words if isinstance(word, str)))
+            preview = text if isinstance(text, str) else ""
+            self._has_warned = self._has_warned or warn_if_file_name(preview, len(self.preview_texts))
+            self.preview_texts.append(preview)
         return text
 
     def skip_known(self) -> None:

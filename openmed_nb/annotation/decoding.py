@@ -121,9 +121,9 @@ class Decoder:
         return tuple(dict.fromkeys(names))
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
-        """Return the entities of each sequence."""
+        """Return the entities of each text."""
         if not len(tokens):
-            return ResultStore.from_results([[] for _ in tokens.text_ids])
+            return ResultStore.from_results([[] for _ in texts])
         if self.strategy == "none":
             return self._decode_tokens(texts, tokens, predictions)
         return self._decode_entities(texts, tokens, predictions)
@@ -135,12 +135,12 @@ class Decoder:
             "score": predictions.scores[positions].astype(np.float64),
             "start": tokens.starts[positions],
             "end": tokens.ends[positions],
-            "index": positions - tokens.sequence_offsets[tokens.sequence_ids(positions)] + self.num_prefix_tokens,
+            "index": positions - tokens.text_offsets[tokens.text_ids(positions)] + self.num_prefix_tokens,
         }
         return ResultStore.of_columns(
             "entity",
             self.tables.names,
-            text_offsets=np.searchsorted(positions, tokens.sequence_offsets),
+            text_offsets=np.searchsorted(positions, tokens.text_offsets),
             labels=predictions.labels[positions],
             words=self.detokenizer.token_texts(texts, tokens, positions),
             columns=columns,
@@ -166,9 +166,9 @@ class Decoder:
                 deciding = candidates[np.searchsorted(candidates, unit_starts)]
             unit_labels = predictions.labels[deciding]
             unit_scores = predictions.scores[deciding]
-        # An entity starts at a new entity type, at a ``B-`` label and at a new sequence.
+        # An entity starts at a new entity type, at a ``B-`` label and at a new text.
         starts_entity = self.tables.is_begin[unit_labels] | mark_changes(self.tables.entity_type_ids[unit_labels])
-        starts_entity[np.searchsorted(unit_starts, tokens.sequence_starts)] = True
+        starts_entity[np.searchsorted(unit_starts, tokens.text_starts)] = True
         first_units = np.flatnonzero(starts_entity)
         end_units = np.append(first_units[1:], len(unit_starts))
         is_kept = self.tables.keep_entity[unit_labels]
@@ -177,7 +177,7 @@ class Decoder:
             columns = (
                 first_units[several],
                 end_units[several],
-                tokens.text_ids[tokens.sequence_ids(unit_starts[first_units[several]])],
+                tokens.text_ids(unit_starts[first_units[several]]),
                 tokens.starts[unit_starts[first_units[several]]],
                 tokens.ends[unit_ends[end_units[several] - 1] - 1],
             )
@@ -205,7 +205,7 @@ class Decoder:
         return ResultStore.of_columns(
             "entity_group",
             self.tables.entity_names,
-            text_offsets=np.searchsorted(starts, tokens.sequence_offsets),
+            text_offsets=np.searchsorted(starts, tokens.text_offsets),
             labels=labels,
             words=self.detokenizer.decode_spans(texts, tokens, starts, ends, word_starts),
             columns={"score": scores[kept], "start": tokens.starts[starts], "end": tokens.ends[ends - 1]},
@@ -220,7 +220,7 @@ class Decoder:
         entity_ends: np.ndarray,
         entity_types: np.ndarray,
     ) -> dict[int, tuple[DroppedSpan, ...]]:
-        """Return the labeled tokens of each sequence that are not in an entity of their type.
+        """Return the labeled tokens of each text that are not in an entity of their type.
 
         Adjacent tokens of one type are merged into one span.
         """
@@ -239,22 +239,22 @@ class Decoder:
             types = types[~covered]
         if not len(positions):
             return {}
-        sequences = tokens.sequence_ids(positions)
+        text_ids = tokens.text_ids(positions)
         starts_span = np.ones(len(positions), bool)
-        starts_span[1:] = (np.diff(positions) > 1) | (np.diff(sequences) > 0) | (np.diff(types) != 0)
+        starts_span[1:] = (np.diff(positions) > 1) | (np.diff(text_ids) > 0) | (np.diff(types) != 0)
         first = np.flatnonzero(starts_span)
         columns = (
-            sequences[first],
+            text_ids[first],
             predictions.labels[positions[first]],
             np.maximum.reduceat(predictions.scores[positions], first),
             np.minimum.reduceat(tokens.starts[positions], first),
             np.maximum.reduceat(tokens.ends[positions], first),
         )
         spans: dict[int, list[DroppedSpan]] = {}
-        for sequence, label, score, start, end in zip(*(column.tolist() for column in columns), strict=True):
+        for text_id, label, score, start, end in zip(*(column.tolist() for column in columns), strict=True):
             span = DroppedSpan(self.tables.entity_names[label], score, start, end)
-            spans.setdefault(sequence, []).append(span)
-        return {sequence: tuple(sequence_spans) for sequence, sequence_spans in spans.items()}
+            spans.setdefault(text_id, []).append(span)
+        return {text_id: tuple(text_spans) for text_id, text_spans in spans.items()}
 
 
 class Detokenizer:
@@ -272,7 +272,7 @@ class Detokenizer:
         names: list[str] = get_token_names(self.tokenizer, ids).names[ids].tolist()
         for index in np.flatnonzero(ids == self.tokenizer.unk_token_id).tolist():
             position = positions[index]
-            text = texts[tokens.text_ids[tokens.sequence_ids(position)]]
+            text = texts[int(tokens.text_ids(position))]
             names[index] = text[tokens.starts[position] : tokens.ends[position]]
         return names
 

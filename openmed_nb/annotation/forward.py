@@ -417,7 +417,7 @@ def collect(run: ForwardRun, network: TokenClassifier) -> Outputs:
 def assemble_predictions(
     run: ForwardRun, network: TokenClassifier, outputs: Outputs
 ) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Return the predictions in token order, and the errors of failed sequences by sequence id.
+    """Return the predictions in token order, and the errors of failed texts by text index.
 
     The prediction of each token comes from the window that owns it.
     """
@@ -437,17 +437,17 @@ def assemble_predictions(
         labels = probabilities.argmax(1)
         scores = probabilities.max(1)
     errors = {
-        int(run.tokens.sequence_ids(run.windows.starts[window])): error for window, error in run.window_errors.items()
+        int(run.tokens.text_ids(run.windows.starts[window])): error for window, error in run.window_errors.items()
     }
     nan_positions = np.flatnonzero(np.isnan(scores))
     if not len(nan_positions):
         return Predictions(labels, scores, probabilities), errors
     device = next(iter(run.synchronizers), network.device)  # The model may have been moved after the run.
-    for sequence in {*run.tokens.sequence_ids(nan_positions).tolist()}:
+    for text_id in {*run.tokens.text_ids(nan_positions).tolist()}:
         message = f"The model produces NaN on {device} in {network.model.dtype}."
         check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
         remedy = f"{check}, or use {get_device(device).alternative_devices}."
-        errors.setdefault(sequence, InvalidModelError(message, remedy))
+        errors.setdefault(text_id, InvalidModelError(message, remedy))
     scores[nan_positions] = 0  # Decoding compares scores, and NaN does not equal itself.
     return Predictions(labels, scores, probabilities), errors
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..devices.backend import TOKENIZER_LOCK
-from .tokens import MAX_PART_CHARACTERS, Tokens, continuation_prefix, expand_ranges, get_token_names, tokenize
+from .tokens import Tokens, continuation_prefix, expand_ranges, get_token_names, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,14 +50,8 @@ MAX_ADDED_TOKENS = 32
 SPACE, LETTER, PUNCTUATION, OTHER = range(4)
 
 
-def supports_tokenizer(tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = False) -> bool:
-    """Return whether a tokenizer splits texts into words like the tokenizer of BERT.
-
-    With the word boundaries of transformers, an unknown token starts a word only if the ``unk_token`` of the tokenizer equals
-    that of its model.
-    """
-    if transformers_boundaries and tokenizer.unk_token != getattr(tokenizer.backend_tokenizer.model, "unk_token", None):
-        return False
+def supports_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer splits texts into words like the tokenizer of BERT."""
     backend = tokenizer.backend_tokenizer
     parts = [type(part).__name__ for part in (backend.normalizer, backend.pre_tokenizer, backend.model)]
     added = tokenizer.added_tokens_decoder.values()
@@ -166,9 +160,8 @@ EMPTY_WORD_TOKENS = WordTokens(
 class WordTokenCache:
     """Token cache of the words of one call. It is not shared between calls, because it contains words of the texts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, transformers_boundaries: bool = False) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
-        self._transformers_boundaries = transformers_boundaries
         self._words = EMPTY_WORD_TOKENS  # Replaced as a whole, because other threads of a worker read it.
 
     @functools.cached_property
@@ -186,10 +179,8 @@ class WordTokenCache:
         return bytes(classes), bytes(normalized)
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens of texts, one sequence per text."""
+        """Return the tokens of texts."""
         sizes = np.array([*map(len, texts)])
-        if sizes.sum() < MIN_CHARACTERS or sizes.max() > MAX_PART_CHARACTERS:
-            return self._tokenize_with_library(texts)
         joined = " ".join(texts)
         characters = joined.encode() if joined.isascii() else b" ".join(map(_encode_single_byte, texts))
         text_starts = np.append(0, np.cumsum(sizes + 1))
@@ -205,7 +196,7 @@ class WordTokenCache:
         text_ids = np.repeat(np.arange(len(texts)), np.diff(np.searchsorted(starts, text_starts)))
         kept = ~needs_library[text_ids]
         if not kept.any():
-            return self._tokenize_with_library(texts)
+            return tokenize(self.tokenizer, texts)
         starts = starts[kept]
         ends = ends[kept]
         text_ids = text_ids[kept]
@@ -221,18 +212,11 @@ class WordTokenCache:
             cached.ends[positions] + word_starts,
             starts_in_word > 0,
             np.append(0, np.cumsum(counts))[word_offsets],
-            np.arange(len(texts)),
         )
         if not needs_library.any():
             return tokens
-        return _merge_tokens(
-            tokens,
-            self._tokenize_with_library([texts[index] for index in np.flatnonzero(needs_library).tolist()]),
-            needs_library,
-        )
-
-    def _tokenize_with_library(self, texts: Sequence[str]) -> Tokens:
-        return tokenize(self.tokenizer, texts, transformers_boundaries=self._transformers_boundaries)
+        others = tokenize(self.tokenizer, [texts[index] for index in np.flatnonzero(needs_library).tolist()])
+        return _merge_tokens(tokens, others, needs_library)
 
     def _lookup_words(self, normalized: bytes, starts: np.ndarray, ends: np.ndarray) -> tuple[WordTokens, np.ndarray]:
         """Return cached words that include the given words, and the id of each word."""
@@ -309,10 +293,10 @@ def _merge_tokens(tokens: Tokens, others: Tokens, in_others: np.ndarray) -> Toke
 
     The marked texts must have no tokens in ``tokens``.
     """
-    starts = tokens.sequence_offsets[:-1].copy()
-    counts = np.diff(tokens.sequence_offsets)
-    starts[in_others] = others.sequence_offsets[:-1] + len(tokens)
-    counts[in_others] = np.diff(others.sequence_offsets)
+    starts = tokens.text_offsets[:-1].copy()
+    counts = np.diff(tokens.text_offsets)
+    starts[in_others] = others.text_offsets[:-1] + len(tokens)
+    counts[in_others] = np.diff(others.text_offsets)
     positions = expand_ranges(starts, starts + counts)
     return Tokens(
         np.append(tokens.ids, others.ids)[positions],
@@ -320,5 +304,4 @@ def _merge_tokens(tokens: Tokens, others: Tokens, in_others: np.ndarray) -> Toke
         np.append(tokens.ends, others.ends)[positions],
         np.append(tokens.is_subword, others.is_subword)[positions],
         np.append(0, np.cumsum(counts)),
-        tokens.text_ids,
     )

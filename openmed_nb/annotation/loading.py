@@ -45,10 +45,9 @@ def load_pipeline(model: str | None = None, device: str | None = None, **argumen
             - ``aggregation_strategy``: ``"first"`` (the default, because ``"simple"`` splits words), ``"simple"``, ``"average"``,
               ``"max"`` or ``"none"``.
             - ``batch_tokens``: Maximum number of tokens per batch.
-            - ``truncation``: Whether to truncate texts that are longer than the model supports.
             - ``transformers_boundaries``: Whether to use the word boundaries of transformers.
             - The options of :func:`openmed_nb.load_model`.
-            - The options of transformers' pipeline, such as ``ignore_labels`` or ``stride``.
+            - The options of transformers' pipeline, such as ``ignore_labels``.
 
     Raises:
         ModelError: If the model cannot be found or loaded.

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, TokenClassificationPipeline
 
 from .._utils.text import describe_error, describe_value, short_type_name
-from .._utils.validation import check_bool, check_integer, check_optional_integer
+from .._utils.validation import check_bool, check_integer
 from ..devices.backend import TENSOR_LOCK, gc_disabled
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, UnknownDeviceError
@@ -50,6 +50,14 @@ OVERRIDABLE_METHODS = (
 # Preprocessing options that the methods of transformers do not accept.
 CUSTOM_OPTIONS = {"truncation", "transformers_boundaries"}
 
+# Options that only the methods of transformers support, by the name of their preprocessing parameter.
+TRANSFORMERS_OPTIONS = {
+    "tokenizer_params": "stride",
+    "truncation": "truncation",
+    "is_split_into_words": "is_split_into_words",
+    "offset_mapping": "offset_mapping",
+}
+
 OPTIONS_REMEDY = "Use the options of TokenClassificationPipeline."
 
 # Parameters of transformers, whose values have any type.
@@ -64,8 +72,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
     It accepts all arguments of the transformers class and returns the same types. The differences are:
 
     - A text that is longer than the model supports is processed in full, in overlapping windows that do not split words.
-      transformers silently truncates the text; ``truncation=True`` does the same here. With ``stride``, transformers keeps the
-      longer of two overlapping entities; ``stride`` returns exactly its results here.
+      transformers silently truncates the text.
     - Texts are sorted by length and run in batches of at most ``batch_tokens`` tokens. ``batch_size`` limits the number of rows
       as well, except for a ``batch_size`` of 1 in a call, which is the default of transformers.
     - ``pipe.device`` is always the device of ``pipe.model``. Setting it moves the model.
@@ -74,9 +81,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
       for WordPiece at a token without ``##``, for byte-level BPE and Unigram also after white space and punctuation.
       transformers compares lengths, or only considers spaces: it treats ``"cc:\tAnna"`` as one word with the label of ``cc``,
       and loses the name. An entity ends where its line ends, so that two diagnoses on two lines are two entities.
-      ``transformers_boundaries=True`` or ``stride`` selects the boundaries of transformers.
+      ``transformers_boundaries=True`` selects the boundaries of transformers.
     - Several threads can call the pipeline at the same time. All work on the device runs under one lock.
-    - A subclass that overrides a method of the transformers class, such as ``postprocess``, uses the methods of transformers.
+    - The methods of transformers process the texts, at their speed, with ``truncation=True``, ``stride``,
+      ``is_split_into_words`` or ``offset_mapping``, and in a subclass that overrides one of them, such as ``postprocess``.
 
     Args:
         kwargs: The arguments of the transformers class, and these:
@@ -140,6 +148,18 @@ class AnnotationPipeline(TokenClassificationPipeline):
             "special_tokens", tokenizer, lambda: SpecialTokens.from_tokenizer(tokenizer) if tokenizer.is_fast else None
         )
 
+    @property
+    def _max_length(self) -> int:
+        """The maximum number of tokens per row, including special tokens."""
+        model = self.model
+        return max_input_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
+
+    @property
+    def _max_tokens(self) -> int:
+        """The maximum number of text tokens per window."""
+        special_tokens = self.special_tokens
+        return self._max_length - (special_tokens.num_special_tokens if special_tokens else 0)
+
     def _cached(self, name: str, subject: object, compute: Callable[[], CachedT]) -> CachedT:
         """Return a cached property of a model or a tokenizer. It is computed again if the object has been replaced."""
         cache: dict[str, Any] = self.__dict__.setdefault("_property_cache", {})
@@ -192,12 +212,6 @@ class AnnotationPipeline(TokenClassificationPipeline):
             outputs: Parameters = super().forward(model_inputs)
         return outputs
 
-    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
-        """Return the entities of a text, or a list or an iterator of the entities of several texts; see the class."""
-        # transformers would exhaust a generator of lists of words when it checks their types.
-        is_split = kwargs.get("is_split_into_words", False)
-        return super().__call__(list(inputs) if is_split and isinstance(inputs, Iterator) else inputs, **kwargs)
-
     def get_iterator(  # noqa: PLR0913, PLR0917 - signature of transformers
         self,
         inputs: Iterable[object],
@@ -207,12 +221,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
         forward_params: Parameters,
         postprocess_params: Parameters,
     ) -> Iterator[list[Entity]]:
-        """Return an iterator over the results of texts. transformers calls this method for every kind of input.
-
-        transformers processes texts with an ``offset_mapping``, tokenizers without offsets, and all texts if one of its methods
-        is overridden.
-        """
-        if "offset_mapping" in preprocess_params or self.special_tokens is None or self.overridden_methods:
+        """Return an iterator over the results of texts. transformers calls this method for every kind of input."""
+        if self.special_tokens is None or self._find_transformers_features(preprocess_params):
+            if (stride := preprocess_params.get("tokenizer_params", {}).get("stride")) is not None:
+                check_integer("stride", stride, 0, self._max_tokens - 1)
             parent_params = {name: value for name, value in preprocess_params.items() if name not in CUSTOM_OPTIONS}
             results: Iterator[list[Entity]] = super().get_iterator(
                 inputs, num_workers, batch_size, parent_params, {}, postprocess_params
@@ -222,14 +234,15 @@ class AnnotationPipeline(TokenClassificationPipeline):
         rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is the default of transformers.
         return ResultIterator(inputs, self.build_annotator(preprocess_params, forward_params, postprocess_params, rows))
 
-    @property
-    def overridden_methods(self) -> tuple[str, ...]:
-        """The names of the transformers methods that a subclass or this instance overrides."""
-        return tuple(
+    def _find_transformers_features(self, preprocess_params: Parameters) -> list[str]:
+        """Return the names of the options that only transformers supports, and of its methods that are overridden."""
+        options = [option for name, option in TRANSFORMERS_OPTIONS.items() if preprocess_params.get(name)]
+        methods = [
             name
             for name in OVERRIDABLE_METHODS
             if getattr(type(self), name) is not getattr(TokenClassificationPipeline, name) or name in vars(self)
-        )
+        ]
+        return options + methods
 
     def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
         """Return an annotator with the parameters of the pipeline.
@@ -237,9 +250,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
         Args:
             batch_tokens: Maximum number of tokens per batch. If ``None``, use the value of the pipeline.
         """
-        if self.overridden_methods:
-            methods = ", ".join(self.overridden_methods)
-            message = f"{short_type_name(self)} overrides {methods}, which would not be called here."
+        if features := self._find_transformers_features(self._preprocess_params):
+            message = f"{short_type_name(self)} uses {', '.join(features)}, which only transformers supports."
             raise ConfigurationError(message, "Call the pipeline itself on the texts.")
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
         return self.build_annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
@@ -259,17 +271,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
             raise ConfigurationError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
-        max_length = max_input_length(self.tokenizer, self._cached("positions", model, lambda: max_positions(model)))
-        max_tokens = max_length - special_tokens.num_special_tokens
         settings = AnnotationSettings(
             aggregation_strategy="none" if strategy is None else strategy.value,
             ignore_labels=("O",) if ignored is None else tuple(ignored),
-            max_tokens=max_tokens,
-            delimiter=preprocess_params.get("delimiter") if preprocess_params["is_split_into_words"] else None,
-            stride=check_optional_integer(
-                "stride", preprocess_params.get("tokenizer_params", {}).get("stride"), 0, max_tokens - 1
-            ),
-            truncation=preprocess_params.get("truncation", False),
+            max_tokens=self._max_tokens,
             transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )
         names = input_names(model, self.tokenizer.model_input_names)
@@ -286,7 +291,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
             tables,
             settings.aggregation_strategy,
             len(special_tokens.prefix_ids),
-            ends_at_lines=not settings.uses_transformers_boundaries,
+            ends_at_lines=not settings.transformers_boundaries,
         )
 
         def may_pad() -> bool:
@@ -295,13 +300,11 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 # The rounding of an int8 model depends on the other rows of a batch anyway.
                 return "attention_mask" in names
             try:
-                return self._cached("padding", model, lambda: is_padding_masked(network, max_length))
+                return self._cached("padding", model, lambda: is_padding_masked(network, self._max_length))
             except Exception:  # noqa: BLE001 - an error of the model is reported when it runs on texts
                 return False
 
-        return Annotator(
-            network, self.tokenizer, decoder, settings, budget, self.aggregate_overlapping_entities, may_pad
-        )
+        return Annotator(network, self.tokenizer, decoder, settings, budget, may_pad)
 
 
 def budget_for_device(device: torch.device, model: PreTrainedModel) -> TokenBudget:

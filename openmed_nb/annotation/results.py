@@ -316,20 +316,6 @@ class ResultStore(Sequence[list[Entity]]):
             answer = self[index] if error is None else str(error)
             yield FingerprintedResult(fingerprint, answer, self.dropped.get(index, ()))
 
-    def group_by_text(self, sequence_offsets: Sequence[int], text_ids: np.ndarray) -> ResultStore:
-        """Return the results of texts from the results of their sequences.
-
-        Args:
-            sequence_offsets: Index of the first sequence of each text, followed by the number of sequences.
-            text_ids: Index of the text of each sequence, in ascending order.
-        """
-        dropped: dict[int, tuple[DroppedSpan, ...]] = {}
-        for sequence, spans in self.dropped.items():
-            text_id = int(text_ids[sequence])
-            dropped[text_id] = dropped.get(text_id, ()) + spans
-        text_offsets = array("q", [self._text_offsets[offset] for offset in sequence_offsets])
-        return self._replace_attributes(dropped=dropped, _text_offsets=text_offsets)
-
     def _replace_attributes(self, **values: Any) -> ResultStore:
         store = copy.copy(self)
         vars(store).update(values)
@@ -1328,7 +1314,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         text = read_text(text, index)
         if isinstance(text, OpenMedError):
             raise text
-        return (self.settings.get("delimiter") or "").join([text] if isinstance(text, str) else text)
+        current: str = text
+        return current
 
     def with_context(
         self,

@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from .._utils.text import short_type_name
 from ..devices.registry import get_device
 from ..errors import InvalidTextError, OpenMedError
@@ -35,8 +33,8 @@ from .forward import (
 )
 from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
 from .references import effective_length, read_text
-from .results import Entity, ResultStore, TextResult, dropped_span, find_uncovered
-from .tokens import Tokens, Truncation, Windows, plan_windows, tokenize, tokenize_words
+from .results import Entity, ResultStore, TextResult
+from .tokens import Tokens, Windows, plan_windows, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,8 +62,16 @@ CHARACTERS_PER_TOKEN = 4
 ProgressCallback = Callable[[int, float, float], None]
 
 
-def check_text(text: object, name: str = "The text") -> None:
-    """Raise an error if a value is not a string or contains an unpaired surrogate, which cannot be encoded."""
+def text_error(text: object, index: int) -> InvalidTextError | None:
+    """Return the error of an invalid text, or ``None`` if the text is valid.
+
+    Args:
+        text: The text, or the error of a text that could not be read.
+        index: Index of the text for the message.
+    """
+    if isinstance(text, InvalidTextError):
+        return text
+    name = f"Text {index}"
     if not isinstance(text, str):
         remedy = "Pass a string; use '' for a missing text."
         if isinstance(text, os.PathLike):
@@ -74,40 +80,16 @@ def check_text(text: object, name: str = "The text") -> None:
             remedy = "Pass the words of a text as one string, such as ' '.join(words)."
         elif type(text).__module__.partition(".")[0] == "pyarrow":
             remedy = "Pass the strings of an Arrow column, as in column.to_pylist()."
-        raise InvalidTextError(f"{name} must be a string, not {short_type_name(text)}.", remedy)
+        return InvalidTextError(f"{name} must be a string, not {short_type_name(text)}.", remedy)
     try:
         text.encode()
     except UnicodeEncodeError as error:
         position = error.start
     else:
-        return
-    # Raised outside of the handler, so that the original error, which contains the text, is not the context.
+        return None
+    # Created outside of the handler, so that the original error, which contains the text, is not the context.
     message = f"{name} contains an unpaired surrogate at character {position}."
-    raise InvalidTextError(message, "Remove it, or read the source file with the correct encoding.")
-
-
-def text_error(text: object, index: int, is_split_into_words: bool) -> InvalidTextError | None:
-    """Return the error of an invalid text, or ``None`` if the text is valid.
-
-    Args:
-        text: The text, the list of its words, or the error of a text that could not be read.
-        index: Index of the text for the message.
-        is_split_into_words: Whether texts are lists of words.
-    """
-    if isinstance(text, InvalidTextError):
-        return text
-    try:
-        if not is_split_into_words:
-            check_text(text, f"Text {index}")
-        elif isinstance(text, list):
-            for word in text:
-                check_text(word, f"A word of text {index}")
-        else:
-            message = f"Text {index} must be a list of words, not {short_type_name(text)}."
-            return InvalidTextError(message, "Pass a list of strings.")
-    except InvalidTextError as error:
-        return error
-    return None
+    return InvalidTextError(message, "Remove it, or read the source file with the correct encoding.")
 
 
 @dataclass(frozen=True, repr=False)  # No repr, because the log of a worker would contain the texts.
@@ -116,7 +98,7 @@ class Chunk:
 
     Attributes:
         first_index: Index of the first text in the stream.
-        texts: Strings, lists of words, or invalid values of the stream.
+        texts: Strings, references, or invalid values of the stream.
         error: Error of the stream after all its texts. Such a chunk has no texts.
     """
 
@@ -186,24 +168,13 @@ class AnnotationSettings:
         aggregation_strategy: Aggregation strategy of tokens.
         ignore_labels: Labels that are excluded from the results.
         max_tokens: Maximum number of text tokens per window.
-        delimiter: String that joins words if texts are lists of words, else ``None``.
-        stride: Overlap of windows as in transformers. If ``None``, windows are planned by :func:`plan_windows`.
-        truncation: Whether to truncate texts that are longer than the model supports.
         transformers_boundaries: Whether to use the word boundaries of transformers.
     """
 
     aggregation_strategy: AggregationStrategy
     ignore_labels: tuple[str, ...]
     max_tokens: int
-    delimiter: str | None = None
-    stride: int | None = None
-    truncation: bool = False
     transformers_boundaries: bool = False
-
-    @property
-    def uses_transformers_boundaries(self) -> bool:
-        """Whether to use the word boundaries of transformers. A stride implies them."""
-        return self.transformers_boundaries or self.stride is not None
 
 
 @dataclass(frozen=True)
@@ -235,7 +206,6 @@ class Annotator:
         decoder: Converts predictions to entities.
         settings: Settings that affect the results.
         budget: Limits of one batch.
-        merge_windows: Merges the entities of overlapping windows of one text.
         may_pad: Returns whether rows may be padded. This is measured at the first call.
     """
 
@@ -244,20 +214,14 @@ class Annotator:
     decoder: Decoder
     settings: AnnotationSettings
     budget: TokenBudget
-    merge_windows: Callable[[list[Entity]], list[Entity]]
     may_pad: Callable[[], bool]
 
     @functools.cached_property
     def word_cache(self) -> WordTokenCache | None:
         """The word cache of this call, or ``None`` if it does not support the tokenizer."""
-        transformers_boundaries = self.settings.uses_transformers_boundaries
-        if not supports_tokenizer(self.tokenizer, transformers_boundaries):
+        if self.settings.transformers_boundaries or not supports_tokenizer(self.tokenizer):
             return None
-        return WordTokenCache(self.tokenizer, transformers_boundaries)
-
-    def without_truncation(self) -> Annotator:
-        """Return an annotator without truncation."""
-        return replace(self, settings=replace(self.settings, truncation=False))
+        return WordTokenCache(self.tokenizer)
 
     def with_model(self, model: PreTrainedModel) -> Annotator:
         """Return an annotator with the same settings for a different model."""
@@ -370,20 +334,11 @@ class Annotator:
         lengths = tokenized.windows.lengths + num_special_tokens
         needs_padding = len(lengths) > 1 or budget.limit_shapes
         budget = replace(budget, allow_padding=needs_padding and self.may_pad())
-        if self.settings.stride is not None and not budget.allow_padding:
-            # transformers pads all windows of a text to one length. A model that does not mask padding returns the same results
-            # only with the same padding.
-            tokens = tokenized.tokens
-            text_ids = tokens.text_ids[tokens.sequence_ids(tokenized.windows.starts)]
-            max_lengths = np.zeros(len(tokenized.texts), np.int64)
-            np.maximum.at(max_lengths, text_ids, lengths)
-            lengths = max_lengths[text_ids]
         return plan_batches(lengths, budget, self.settings.max_tokens + num_special_tokens)
 
     def tokenize(self, chunk: Chunk) -> TokenizedChunk:
         """Read and tokenize a chunk of texts. Only the host is used."""
         settings = self.settings
-        delimiter = settings.delimiter
         texts = chunk.texts
         errors: dict[int, OpenMedError] = {}
         try:  # If the texts are valid, this is faster than a check of each text.
@@ -395,65 +350,35 @@ class Annotator:
         if not is_valid:
             texts = [read_text(text, number) for number, text in enumerate(texts, chunk.first_index)]
             for index, text in enumerate(texts):
-                error = text_error(text, chunk.first_index + index, delimiter is not None)
+                error = text_error(text, chunk.first_index + index)
                 if error:
                     errors[index] = error
-                    texts[index] = "" if delimiter is None else []
-        truncation = None
-        if settings.stride is not None or settings.truncation:
-            side = self.tokenizer.truncation_side
-            truncation = Truncation(self.network.special_tokens, settings.max_tokens, settings.stride, side)
-        boundaries = settings.uses_transformers_boundaries
+                    texts[index] = ""
+        boundaries = settings.transformers_boundaries
         read_texts = texts
-        if delimiter is None and not boundaries and any(map("".join(texts).__contains__, REMOVED_LINE_BREAKS)):
+        if not boundaries and any(map("".join(texts).__contains__, REMOVED_LINE_BREAKS)):
             read_texts = [text.translate(dict.fromkeys(map(ord, REMOVED_LINE_BREAKS), " ")) for text in texts]
-        if delimiter is not None:
-            tokens = tokenize_words(self.tokenizer, texts, delimiter, truncation, boundaries)
-            texts = [delimiter.join(words) for words in texts]
-        elif truncation is None and sum(map(len, texts)) >= MIN_CHARACTERS and self.word_cache:
+        if sum(map(len, texts)) >= MIN_CHARACTERS and self.word_cache:
             tokens = self.word_cache.tokens(read_texts)
         else:
-            tokens = tokenize(self.tokenizer, read_texts, truncation, boundaries)
-        windows = plan_windows(tokens.sequence_offsets, tokens.word_starts, settings.max_tokens)
+            tokens = tokenize(self.tokenizer, read_texts, boundaries)
+        windows = plan_windows(tokens.text_offsets, tokens.word_starts, settings.max_tokens)
         return TokenizedChunk(chunk.first_index, texts, errors, tokens, windows)
 
     def decode(self, tokenized: TokenizedChunk, outputs: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
         """Return the results of all texts of a chunk. Only the host is used."""
-        predictions, sequence_errors = outputs
-        tokens = tokenized.tokens
-        store = self.decoder.entities(tokenized.texts, tokens, predictions)
+        predictions, text_errors = outputs
+        store = self.decoder.entities(tokenized.texts, tokenized.tokens, predictions)
         errors = dict(tokenized.errors)
-        for sequence, error in sequence_errors.items():
-            text_id = int(tokens.text_ids[sequence])
+        for text_id, error in text_errors.items():
             errors[text_id] = type(error)(f"Text {tokenized.first_index + text_id}: {error.message}", error.remedy)
-        has_one_sequence_per_text = np.array_equal(tokens.text_ids, np.arange(len(tokenized.texts)))
-        if has_one_sequence_per_text and not errors:
+        if not errors:
             return store
-        # The sequences of a text are adjacent.
-        sequence_offsets = np.searchsorted(tokens.text_ids, np.arange(len(tokenized.texts) + 1))
-        has_windows = sequence_offsets[1:] - sequence_offsets[:-1] > 1
-        if not has_one_sequence_per_text:
-            store = store.group_by_text(sequence_offsets.tolist(), tokens.text_ids)
-        if not errors and not has_windows.any():
-            return store
-        results: list[TextResult] = []
         dropped = {text_id: spans for text_id, spans in store.dropped.items() if text_id not in errors}
-        for text_id, entities in enumerate(store):
-            if text_id in errors:
-                results.append(errors[text_id])
-            elif has_windows[text_id]:
-                merged = self.merge_windows(entities)
-                results.append(merged)
-                # Merging removes one of two overlapping entities, but its characters are labeled nevertheless.
-                labeled = [*store.dropped.get(text_id, ()), *map(dropped_span, entities)]
-                dropped.pop(text_id, None)
-                if uncovered := find_uncovered(labeled, merged):
-                    dropped[text_id] = uncovered
-            else:
-                results.append(entities)
-        merged_store = ResultStore.from_results(results, store.key)
-        merged_store.dropped = dropped
-        return merged_store
+        results = [errors.get(text_id, entities) for text_id, entities in enumerate(store)]
+        store = ResultStore.from_results(results, store.key)
+        store.dropped = dropped
+        return store
 
 
 def unwrap_result(result: TextResult) -> list[Entity]:

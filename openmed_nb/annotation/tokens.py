@@ -11,8 +11,8 @@ import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Literal
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 # Number of context tokens on each side of a window. It is the smallest number without a visible loss of accuracy on long texts;
 # each context token is processed twice.
 WINDOW_CONTEXT = 16
-
-# Longer texts are tokenized in parts of about this number of characters, because a tokenizer needs about 150 bytes per character
-# (10 MB of English notes took 1.5 GB in one call, and 0.3 GB in parts).
-MAX_PART_CHARACTERS = 1 << 19
-
-# Number of characters of the adjacent parts that are tokenized with each part, so that its tokens equal those of the whole text.
-PART_CONTEXT = 1 << 10
 
 # Texts used to find the special tokens of a tokenizer. Every tokenizer produces a token for at least one of them.
 PROBE_TEXTS = ("a", "the", "1", ".", "中")
@@ -67,32 +60,32 @@ class Windows:
         return lengths
 
 
-def plan_windows(sequence_offsets: np.ndarray, word_starts: np.ndarray, max_tokens: int) -> Windows:
-    """Split token sequences into windows that fit the model.
+def plan_windows(text_offsets: np.ndarray, word_starts: np.ndarray, max_tokens: int) -> Windows:
+    """Split the tokens of texts into windows that fit the model.
 
-    A short sequence has one window. A long sequence is split at word boundaries into overlapping windows.
+    A short text has one window. A long text is split at word boundaries into overlapping windows.
 
     Args:
-        sequence_offsets: Start of each sequence, followed by the number of tokens, int64 array of shape ``(S + 1,)``.
+        text_offsets: Position of the first token of each text, followed by the number of tokens, int64 array of shape ``(S + 1,)``.
         word_starts: Sorted positions of the tokens that start a word, int64.
         max_tokens: Maximum number of tokens per window, without special tokens.
     """
-    lengths = sequence_offsets[1:] - sequence_offsets[:-1]
+    lengths = text_offsets[1:] - text_offsets[:-1]
     is_short = (lengths > 0) & (lengths <= max_tokens)
-    starts = sequence_offsets[:-1][is_short]
-    ends = sequence_offsets[1:][is_short]
+    starts = text_offsets[:-1][is_short]
+    ends = text_offsets[1:][is_short]
     if len(lengths) == len(starts):
         return Windows(starts, ends, starts, ends)
     windows = np.stack([starts, ends, starts, ends], axis=1).tolist()
     context = min(WINDOW_CONTEXT, max_tokens // 4)
-    for sequence in np.flatnonzero(lengths > max_tokens).tolist():
-        sequence_start = owned_start = int(sequence_offsets[sequence])
-        sequence_end = int(sequence_offsets[sequence + 1])
-        while owned_start < sequence_end:
-            start = max(sequence_start, owned_start - context)
-            end = min(sequence_end, start + max_tokens)
+    for text_id in np.flatnonzero(lengths > max_tokens).tolist():
+        text_start = owned_start = int(text_offsets[text_id])
+        text_end = int(text_offsets[text_id + 1])
+        while owned_start < text_end:
+            start = max(text_start, owned_start - context)
+            end = min(text_end, start + max_tokens)
             owned_end = end
-            if end < sequence_end:
+            if end < text_end:
                 # The next window starts at the last word start, or anywhere if a single word spans the window.
                 owned_end = end - context
                 index = int(np.searchsorted(word_starts, owned_end, side="right")) - 1
@@ -153,62 +146,43 @@ class SpecialTokens:
 
 
 @dataclass(frozen=True)
-class Truncation:
-    """Truncation of long texts by the tokenizers library, as in transformers.
-
-    Attributes:
-        special_tokens: The special tokens around each window.
-        max_length: Maximum number of text tokens per window.
-        stride: Number of tokens that two windows share. If ``None``, only the first window is kept.
-        side: Side that is truncated.
-    """
-
-    special_tokens: SpecialTokens
-    max_length: int
-    stride: int | None
-    side: Literal["left", "right"]
-
-
-@dataclass(frozen=True)
 class Tokens:
-    """The concatenated tokens of several sequences; ``T`` tokens in ``S`` sequences.
+    """The concatenated tokens of ``S`` texts; ``T`` tokens in total.
 
     Attributes:
         ids: Token ids, int64 array of shape ``(T,)``.
         starts: Start of each token in characters of the text, int64 array of shape ``(T,)``.
         ends: End of each token in characters of the text, int64 array of shape ``(T,)``.
         is_subword: Whether a token continues the word of the previous token, bool array of shape ``(T,)``.
-        sequence_offsets: Start of each sequence, followed by ``T``, int64 array of shape ``(S + 1,)``.
-        text_ids: Index of the text of each sequence, int64 array of shape ``(S,)``.
+        text_offsets: Position of the first token of each text, followed by ``T``, int64 array of shape ``(S + 1,)``.
     """
 
     ids: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
     is_subword: np.ndarray
-    sequence_offsets: np.ndarray
-    text_ids: np.ndarray
+    text_offsets: np.ndarray
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @functools.cached_property
-    def sequence_starts(self) -> np.ndarray:
-        """The positions of the first tokens of non-empty sequences."""
-        offsets = self.sequence_offsets[:-1]
-        starts: np.ndarray = offsets[offsets < self.sequence_offsets[1:]]
+    def text_starts(self) -> np.ndarray:
+        """The positions of the first tokens of non-empty texts."""
+        offsets = self.text_offsets[:-1]
+        starts: np.ndarray = offsets[offsets < self.text_offsets[1:]]
         return starts
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """The positions of the tokens that start a word. The first token of a sequence always starts a word."""
+        """The positions of the tokens that start a word. The first token of a text always starts a word."""
         starts_word = ~self.is_subword
-        starts_word[self.sequence_starts] = True
+        starts_word[self.text_starts] = True
         return np.flatnonzero(starts_word)
 
-    def sequence_ids(self, positions: np.ndarray) -> np.ndarray:
-        """Return the index of the sequence that contains each token position."""
-        return np.searchsorted(self.sequence_offsets, positions, side="right") - 1
+    def text_ids(self, positions: np.ndarray) -> np.ndarray:
+        """Return the index of the text that contains each token position."""
+        return np.searchsorted(self.text_offsets, positions, side="right") - 1
 
 
 def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -220,183 +194,43 @@ def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return shifts + np.arange(len(shifts))
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[str | Sequence[str]],
-    truncation: Truncation | None = None,
-    words: bool = False,
-    special_tokens: bool = False,
-) -> list[Encoding]:
-    """Encode texts with a fast tokenizer, without padding. Texts are truncated only if a truncation is passed."""
+def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], special_tokens: bool = False) -> list[Encoding]:
+    """Encode texts with a fast tokenizer, without padding and truncation."""
     backend = tokenizer.backend_tokenizer
     with TOKENIZER_LOCK:
-        if truncation is None:
-            backend.no_truncation()
-        else:
-            special_tokens = True
-            length = truncation.max_length + truncation.special_tokens.num_special_tokens
-            backend.enable_truncation(length, stride=truncation.stride or 0, direction=truncation.side)
+        backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = tokenizer.split_special_tokens
         if len(texts) == 1:  # Threads are not worthwhile for one text.
-            return [backend.encode(texts[0], is_pretokenized=words, add_special_tokens=special_tokens)]
-        encodings: list[Encoding] = backend.encode_batch(
-            list(texts), is_pretokenized=words, add_special_tokens=special_tokens
-        )
+            return [backend.encode(texts[0], add_special_tokens=special_tokens)]
+        encodings: list[Encoding] = backend.encode_batch(list(texts), add_special_tokens=special_tokens)
     return encodings
 
 
-@dataclass(frozen=True)
-class JoinedEncoding:
-    """The tokens of a text that was tokenized in parts. It has the interface of an ``Encoding``.
-
-    Attributes:
-        ids: Token ids, int64 array of shape ``(T,)``.
-        offsets: Start and end of each token in characters, int64 array of shape ``(T, 2)``.
-        starts_piece: Whether a token starts a piece of the pre-tokenizer, bool array of shape ``(T,)``.
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    starts_piece: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def word_ids(self) -> np.ndarray:
-        """The index of the pre-tokenizer piece of each token."""
-        return np.cumsum(self.starts_piece)
-
-    def select(self, mask: np.ndarray) -> JoinedEncoding:
-        """Return the tokens that are marked in a bool array of shape ``(T,)``."""
-        return JoinedEncoding(self.ids[mask], self.offsets[mask], self.starts_piece[mask])
+def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], transformers_boundaries: bool = False) -> Tokens:
+    """Return the tokens of texts."""
+    return build_tokens(tokenizer, encode(tokenizer, texts), texts, transformers_boundaries)
 
 
-def encode_in_parts(
-    tokenizer: PreTrainedTokenizerBase, text: str, length: int = MAX_PART_CHARACTERS, context: int = PART_CONTEXT
-) -> JoinedEncoding | Encoding:
-    """Tokenize a long text in parts.
-
-    If two adjacent parts have different tokens in the text that they share, the whole text is tokenized in one call.
-    """
-    # Split at nearby white space, if there is any.
-    split_positions = (
-        next((nearby for nearby in range(position, position - context // 2, -1) if text[nearby].isspace()), position)
-        for position in range(length, len(text), length)
-    )
-    parts: list[JoinedEncoding] = []
-    previous: JoinedEncoding | None = None
-    for start, end in pairwise([0, *split_positions, len(text) + 1]):
-        left = max(0, start - context)
-        (encoding,) = encode(tokenizer, [text[left : end + context]])
-        current = JoinedEncoding(
-            np.array(encoding.ids, np.int64),
-            np.array(encoding.offsets, np.int64).reshape(-1, 2) + left,
-            mark_changes(_piece_ids([encoding], len(encoding))),
-        )
-        if previous is not None:
-            expected, shared = (
-                part.select((part.offsets[:, 1] > start - context // 2) & (part.offsets[:, 0] < start + context // 2))
-                for part in (previous, current)
-            )
-            if not (np.array_equal(expected.ids, shared.ids) and np.array_equal(expected.offsets, shared.offsets)):
-                return encode(tokenizer, [text])[0]
-        parts.append(current.select((current.offsets[:, 0] >= start) & (current.offsets[:, 0] < end)))
-        previous = current
-    return JoinedEncoding(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.offsets for part in parts]),
-        np.concatenate([part.starts_piece for part in parts]),
-    )
-
-
-def tokenize(
+def build_tokens(
     tokenizer: PreTrainedTokenizerBase,
+    encodings: Sequence[Encoding],
     texts: Sequence[str],
-    truncation: Truncation | None = None,
     transformers_boundaries: bool = False,
 ) -> Tokens:
-    """Return the tokens of texts, one sequence per text or per window of a truncated text."""
-    encodings: Sequence[Encoding | JoinedEncoding]
-    if truncation is None and max(map(len, texts), default=0) > MAX_PART_CHARACTERS:
-        encodings = [encode_in_parts(tokenizer, text) for text in texts]
-        text_ids = np.arange(len(texts))
-    else:
-        encodings, text_ids = _split_all_overflow(encode(tokenizer, texts, truncation), truncation)
-    return build_tokens(tokenizer, encodings, text_ids, texts, transformers_boundaries=transformers_boundaries)
-
-
-def tokenize_words(
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Sequence[str]],
-    delimiter: str,
-    truncation: Truncation | None = None,
-    transformers_boundaries: bool = False,
-) -> Tokens:
-    """Return the tokens of texts that are split into words.
-
-    Offsets refer to the words joined by the delimiter.
-    """
-    encodings, text_ids = _split_all_overflow(encode(tokenizer, texts, truncation, words=True), truncation)
-    word_starts = [np.array([0, *accumulate(len(word) + len(delimiter) for word in words)]) for words in texts]
-    shifts = [
-        word_starts[text_id][np.array(encoding.word_ids, np.int64)]
-        for text_id, encoding in zip(text_ids.tolist(), encodings, strict=True)
-    ]
-    joined = [delimiter.join(words) for words in texts]
-    shift = np.concatenate([np.zeros(0, np.int64), *shifts])
-    return build_tokens(
-        tokenizer, encodings, text_ids, joined, shift=shift, transformers_boundaries=transformers_boundaries
-    )
-
-
-def _split_all_overflow(encodings: list[Encoding], truncation: Truncation | None) -> tuple[list[Encoding], np.ndarray]:
-    """Return the windows of all texts in the order of transformers, and the index of the text of each window.
-
-    The windows have no special tokens.
-    """
-    if truncation is None:
-        return encodings, np.arange(len(encodings))
-    windows: list[Encoding] = []
-    counts = []
-    for encoding in encodings:
-        text_windows = [encoding] if truncation.stride is None else [encoding, *encoding.overflowing]
-        for window in text_windows:
-            window.truncate(len(window) - len(truncation.special_tokens.suffix_ids))
-            window.truncate(len(window) - len(truncation.special_tokens.prefix_ids), direction="left")
-        windows += text_windows
-        counts.append(len(text_windows))
-    return windows, np.repeat(np.arange(len(counts)), counts)
-
-
-def build_tokens(  # noqa: PLR0913 - the last two are options
-    tokenizer: PreTrainedTokenizerBase,
-    encodings: Sequence[Encoding | JoinedEncoding],
-    text_ids: np.ndarray,
-    texts: Sequence[str],
-    *,
-    shift: np.ndarray | None = None,
-    transformers_boundaries: bool = False,
-) -> Tokens:
-    """Concatenate encodings into flat arrays of tokens.
+    """Concatenate the encodings of texts into flat arrays of tokens.
 
     Args:
         tokenizer: The tokenizer of the encodings.
-        encodings: The encodings, one per sequence.
-        text_ids: Index of the text of each sequence, int64 array of shape ``(S,)``.
+        encodings: The encodings, one per text.
         texts: The texts.
-        shift: Start of the word of each token in characters, int64 array of shape ``(T,)``, if texts are split into words.
         transformers_boundaries: Whether to use the word boundaries of transformers.
     """
-    sequence_offsets = np.array([0, *accumulate(map(len, encodings))])
-    ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, sequence_offsets[-1])
+    text_offsets = np.array([0, *accumulate(map(len, encodings))])
+    ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, text_offsets[-1])
     offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
     starts, ends = np.fromiter(offsets, np.int64).reshape(-1, 2).T
-    if shift is not None:
-        starts = starts + shift
-        ends = ends + shift
-    token_text_ids = np.repeat(text_ids, np.diff(sequence_offsets))
+    text_ids = np.repeat(np.arange(len(encodings)), np.diff(text_offsets))
     prefix = continuation_prefix(tokenizer)
     if transformers_boundaries:
         # As in TokenClassificationPipeline.gather_pre_entities: with a continuation prefix such as ``##``, a token is a
@@ -405,28 +239,25 @@ def build_tokens(  # noqa: PLR0913 - the last two are options
         if prefix:
             is_subword = get_token_names(tokenizer, ids).lengths[ids] != ends - starts
         else:
-            is_subword = lacks_leading_space(texts, starts, token_text_ids)
+            is_subword = lacks_leading_space(texts, starts, text_ids)
         if tokenizer.unk_token_id is not None:
             is_subword &= ids != tokenizer.unk_token_id
-        return Tokens(ids, starts, ends, is_subword, sequence_offsets, text_ids)
-    starts_word = mark_changes(_piece_ids(encodings, int(sequence_offsets[-1])))
+        return Tokens(ids, starts, ends, is_subword, text_offsets)
+    word_ids = chain.from_iterable(encoding.word_ids for encoding in encodings)
+    # A token without a piece of the pre-tokenizer has the piece -1.
+    pieces = np.fromiter((-1 if word_id is None else word_id for word_id in word_ids), np.int64, len(ids))
+    starts_word = mark_changes(pieces)
     if prefix:
         starts_word |= ~get_token_names(tokenizer, ids).continues[ids]
     else:
-        pairs = np.stack(_adjacent_characters(texts, starts, token_text_ids))
+        pairs = np.stack(_adjacent_characters(texts, starts, text_ids))
         distinct = sorted(set(pairs.ravel().tolist()))
         separators = np.array([is_separator(code) for code in distinct], bool)
         is_next_to_separator = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)].any(0)
         # A token that shares a character with the previous token continues that character, even if it is a separator.
         shares_character = np.append(False, starts[1:] < ends[:-1])
         starts_word |= is_next_to_separator & ~shares_character
-    return Tokens(ids, starts, ends, ~starts_word, sequence_offsets, text_ids)
-
-
-def _piece_ids(encodings: Sequence[Encoding | JoinedEncoding], count: int) -> np.ndarray:
-    """Return the index of the pre-tokenizer piece of each token, or -1 if a token has none."""
-    word_ids = chain.from_iterable(encoding.word_ids for encoding in encodings)
-    return np.fromiter((-1 if word_id is None else word_id for word_id in word_ids), np.int64, count)
+    return Tokens(ids, starts, ends, ~starts_word, text_offsets)
 
 
 def mark_changes(values: np.ndarray) -> np.ndarray:

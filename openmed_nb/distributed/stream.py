@@ -72,14 +72,12 @@ class ClusterAnnotator:
         client: Client of the cluster.
         run_spec: Model and arguments of the run.
         chunk_characters: Approximate number of characters per chunk.
-        is_split_into_words: Whether texts are lists of words.
         timeout: Seconds without a running worker after which the run ends.
     """
 
     client: Client
     run_spec: RunSpec
     chunk_characters: int
-    is_split_into_words: bool = False
     timeout: float = WORKER_TIMEOUT
 
     def annotate(self, texts: Iterable[Any], _on_progress: object = None) -> Iterator[ResultStore]:
@@ -98,10 +96,8 @@ class ClusterAnnotator:
             for number, text in enumerate(texts):
                 if isinstance(text, TextReference):
                     yield text
-                elif error := text_error(text, number, self.is_split_into_words):
+                elif error := text_error(text, number):
                     yield error
-                elif self.is_split_into_words:
-                    yield [*map(str.__str__, text)]
                 else:
                     yield str.__str__(text)
                 if self.client.status != "running":  # A slow stream can take longer than the client is connected.
@@ -243,6 +239,6 @@ def cluster_source(
         warn(message)
     settings = ready[0].settings
     chunk_characters = min(ready_worker.chunk_characters for ready_worker in ready)
-    annotator = ClusterAnnotator(client, run_spec, chunk_characters, settings["delimiter"] is not None)
+    annotator = ClusterAnnotator(client, run_spec, chunk_characters)
     label = WorkerList(tuple(ready_worker.info for ready_worker in ready)).label
     return name, references, AnnotationSource(annotator.annotate, settings, label, known_labels=ready[0].known_labels)

@@ -39,7 +39,7 @@ CORPUS = (
 PIECES = 400
 """How many tokens a vocabulary has at most."""
 
-LENGTH = 48
+LENGTH = 128
 """How many tokens a model takes, special tokens included."""
 
 PREFIXED = ("O", "B-DRUG", "I-DRUG", "B-GENE", "I-GENE")

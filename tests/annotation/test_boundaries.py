@@ -3,7 +3,6 @@
 import random
 from dataclasses import astuple
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from openmed_nb.annotation.boundaries import is_ignorable, split_lines, whole_wo
 from openmed_nb.annotation.lexicon import WordTokenCache
 from openmed_nb.annotation.masking import mask_text
 from openmed_nb.annotation.pipeline import AnnotationPipeline
-from openmed_nb.annotation.tokens import encode_in_parts, tokenize
+from openmed_nb.annotation.tokens import tokenize
 
 STRATEGIES = ("simple", "first", "average", "max")
 KINDS = (
@@ -181,16 +180,6 @@ def test_word_cache_has_the_subwords_of_the_library(own_unk_token):
     assert [column.tolist() for column in astuple(cached)] == [column.tolist() for column in astuple(asked)]
 
 
-def test_words_of_a_long_text_are_those_of_the_text_at_once(architectures):
-    text = "\n".join(architectures.CORPUS) * 30
-    for kind in KINDS:
-        tokenizer = architectures.boundary_tokenizer(kind)
-        (joined,) = [encode_in_parts(tokenizer, text, length=2000, context=200)]
-        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-        changed = np.diff(encoding.word_ids) != 0
-        assert np.array_equal(np.diff(joined.word_ids) != 0, changed), kind
-
-
 LINES = [
     ("No evidence of diabetes\nHypertension, treated", {"diabetes": True, "Hypertension": False}),
     ("Negative for cancer\n\nPneumonia of the left lung", {"cancer": True, "Pneumonia of the left lung": False}),
@@ -299,7 +288,7 @@ def test_entities_equal_transformers_by_its_boundaries(architectures, kind, stra
     choose = random.Random(kind)
     texts = ["".join(choose.choices(PARTS, k=choose.randint(1, 12))) for _ in range(60)]
 
-    architectures.assert_same(ours(texts, truncation=True), theirs(texts))
+    architectures.assert_same(ours(texts), theirs(texts))
 
 
 WORDS = [

@@ -154,13 +154,6 @@ class TestSeries:
         assert list(found) == rounded(pipe(texts))
         assert found.to_frame()["index"].min() >= 1
 
-    def test_split_texts(self, annotated, new_pipe):
-        """A pipeline for split texts takes a list of words for each text, and shows them joined."""
-        split = new_pipe("first", is_split_into_words=True, delimiter=" ")
-        found = annotated(split, [text.split() for text in TEXTS])
-        assert list(found) == split([text.split() for text in TEXTS], is_split_into_words=True, delimiter=" ")
-        assert found.preview_texts == tuple(TEXTS)
-
 
 class TestReading:
     """Texts are read on demand and released."""
@@ -266,10 +259,10 @@ def test_every_text_has_an_answer_or_a_reason(annotated, pipe, texts):
 
 def test_texts_that_are_left():
     """``__length_hint__`` of the inputs is the number of remaining texts, if known."""
-    inputs = _Inputs(["a", "b", "c"], None)
+    inputs = _Inputs(["a", "b", "c"])
     next(inputs)
     assert length_hint(inputs, -1) == 2
-    assert length_hint(_Inputs(iter(["a"]), None), -1) == -1
+    assert length_hint(_Inputs(iter(["a"])), -1) == -1
 
 
 class BrokenStreamError(Exception):

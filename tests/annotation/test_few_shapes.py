@@ -42,12 +42,6 @@ class TestAnswers:
         assert mps_pipe(strategy)(texts) == rounded(new_pipe(strategy)(texts))
         assert mps.call_counts["linear"] > 0
 
-    @pytest.mark.parametrize("options", [{"stride": 8}, {"truncation": True}, {"batch_size": 3}, {"batch_tokens": 70}])
-    def test_options(self, mps_pipe, new_pipe, sentences, rounded, options):
-        """Every way of cutting texts and of limiting batches gives the answers of the CPU."""
-        texts = sentences(20, longest=120)
-        assert mps_pipe("first")(texts, **options) == rounded(new_pipe("first")(texts, **options))
-
 
 class TestCare:
     """Operations that fail silently on MPS are not used."""

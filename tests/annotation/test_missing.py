@@ -83,12 +83,6 @@ class TestMissingValue:
         assert (found.missing, words(found)) == ((1,), [["asthma"], [], ["asthma"]])
         assert file.read_bytes() == written
 
-    def test_is_no_word(self, run, pipe_of, keyword_model, value):
-        """In the place of one word of a text that is split it stays an error, in the place of all words it is missing."""
-        pipe = pipe_of(keyword_model, is_split_into_words=True, delimiter=" ")
-        found = run([["asthma"], value, ["the", value]], pipe, on_error="record")
-        assert (found.missing, list(found.errors)) == ((1,), [2])
-
 
 @pytest.mark.parametrize("value", NO_TEXT, ids=repr)
 def test_other_values_are_errors(run, value):
@@ -178,14 +172,6 @@ class TestResumeAfterRepair:
         again = run(texts, on_error="record", resume=file)
         assert (again.errors, list(again)) == (recorded.errors, list(recorded))
         assert file.read_bytes() == written
-
-    @pytest.mark.parametrize("blank", [None, []], ids=repr)
-    def test_texts_that_are_split(self, run, pipe_of, keyword_model, file, blank):
-        """Texts that come as words are read again as well."""
-        pipe = pipe_of(keyword_model, is_split_into_words=True, delimiter=" ")
-        run([blank, ["the", 5], ["asthma"]], pipe, on_error="record", resume=file)
-        found = run([["asthma"], ["the", "asthma"], ["asthma"]], pipe, resume=file)
-        assert words(found) == [["asthma"]] * 3
 
     @given(data=some.data())
     def test_any_repairs_end_as_one_run(self, run, tmp_path_factory, data):

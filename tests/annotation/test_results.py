@@ -406,15 +406,6 @@ class TestOneOfMany:
         texts = list(TEXTS)
         assert rereadable(texts).texts is texts
 
-    def test_a_split_text_is_joined(self):
-        """Of a text that is split, the words are joined as they were read."""
-        words = [["no", "pain"], ["has", "asthma"]]
-        columns = ResultStore()
-        for text_words in words:
-            columns.add(text_fingerprint(text_words), [])
-        split = Annotations(columns, (), "bundled", "cpu", settings={"delimiter": " "}, texts=words)
-        assert split.show(1).text == "has asthma"
-
     def test_a_hidden_text(self):
         """Hidden results display the offsets of entities, but no text."""
         assert "asthma" not in str(found(show_text=False).show(0))

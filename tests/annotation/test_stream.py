@@ -32,7 +32,6 @@ def test_iter_chunks_preserves_stream(texts, characters):
         (["aaaa", "b", "c", "d"], 8, [["aaaa"], ["b"], ["c", "d"]]),
         ([""] * 7, 4, [[""], ["", ""], ["", "", "", ""]]),
         (["a" * 99, "b"], 8, [["a" * 99], ["b"]]),
-        ([["a", "b"], ["c"]], 8, [[["a", "b"]], [["c"]]]),
     ],
 )
 def test_chunks(texts, characters, expected):
@@ -85,22 +84,20 @@ class UsersString(str):
     __slots__ = ()
 
 
-@given(WHOLE, st.lists(WHOLE, max_size=5))
-def test_text_error_accepts_encodable_texts(text, words):
-    """Every string without half of a surrogate pair can be read, whole or as one of some words."""
-    assert text_error(text, 0, is_split_into_words=False) is None
-    assert text_error(words, 0, is_split_into_words=True) is None
+@given(WHOLE)
+def test_text_error_accepts_encodable_texts(text):
+    assert text_error(text, 0) is None
 
 
 @pytest.mark.parametrize("text", ["", " ", "\0", "\n", UsersString("asthma"), np.str_("asthma")], ids=repr)
 def test_text_error_accepts_unusual_strings(text):
     """Empty strings, control characters and strings of other classes can be read."""
-    assert text_error(text, 0, is_split_into_words=False) is None
+    assert text_error(text, 0) is None
 
 
 def test_text_error_explains_paths():
     """The error of a path in a stream explains how to pass paths."""
-    said = str(text_error(Path("notes/smith.txt"), 3, is_split_into_words=False))
+    said = str(text_error(Path("notes/smith.txt"), 3))
 
     assert said.startswith("Text 3 must be a string, not ")
     assert said.endswith("Path. Pass paths in a list, such as sorted(folder.glob('*.txt')).")
@@ -109,33 +106,17 @@ def test_text_error_explains_paths():
 @given(before=WHOLE, half=st.integers(0xD800, 0xDFFF), after=WHOLE)
 def test_text_error_locates_unpaired_surrogate(before, half, after):
     """A text with half of a surrogate pair is refused by number and place, and its words are not repeated."""
-    error = text_error(f"secret{before}{chr(half)}{after}", 3, is_split_into_words=False)
+    error = text_error(f"secret{before}{chr(half)}{after}", 3)
 
     assert error.message == f"Text 3 contains an unpaired surrogate at character {len('secret' + before)}."
     assert "secret" not in str(error)
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ("asthma", "Text 7 must be a list of words, not str."),
-        (("asthma",), "Text 7 must be a list of words, not tuple."),
-        (None, "Text 7 must be a list of words, not NoneType."),
-        (["the", None], "A word of text 7 must be a string, not NoneType."),
-        (["the", "\udc00"], "A word of text 7 contains an unpaired surrogate at character 0."),
-        (["the", ["asthma"]], "A word of text 7 must be a string, not list."),
-    ],
-    ids=ascii,
-)
-def test_text_error_rejects_invalid_word_lists(words, what):
-    assert text_error(words, 7, is_split_into_words=True).message == what
 
 
 def test_text_error_keeps_read_error():
     """In the place of a text that could not be read stands why, and that is the answer."""
     failure = InvalidTextError("Text 3: its file cannot be read.", "Make it readable.")
 
-    assert text_error(failure, 3, is_split_into_words=False) is failure
+    assert text_error(failure, 3) is failure
 
 
 def test_slow_stream_does_not_delay_results(new_pipe):

@@ -86,7 +86,7 @@ def test_interleaved_streams(new_pipe, sentences, rounded):
 def test_arguments_apply_to_one_thread(new_pipe, sentences, rounded, at_once):
     """Arguments of a call do not affect concurrent calls of other threads."""
     pipe, texts = new_pipe(), sentences(20, longest=90)
-    several = [{"aggregation_strategy": "none"}, {"stride": 8}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
+    several = [{"aggregation_strategy": "none"}, {"batch_size": 2}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
     expected = [new_pipe()(texts, **arguments) for arguments in several]
     answers = at_once([lambda arguments=arguments: pipe(texts, **arguments) for arguments in several])
     assert answers == [rounded(result) for result in expected]

@@ -6,26 +6,20 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as some
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
+from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
 from openmed_nb.annotation.tokens import (
-    MAX_PART_CHARACTERS,
-    JoinedEncoding,
     SpecialTokens,
-    Truncation,
     build_tokens,
-    encode,
-    encode_in_parts,
     lacks_leading_space,
     plan_windows,
     tokenize,
-    tokenize_words,
 )
-from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
 
 KINDS = ("bert", "roberta", "modernbert", "xlm-roberta")
 """One architecture for each kind of tokenizer."""
@@ -87,39 +81,6 @@ class TestParts:
         pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
         assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
 
-    NOTE = "No asthma — naïve façade; type 2 diabetes mellitus, 糖尿病 and hypothyroidism.\n"
-
-    @staticmethod
-    def whole(tokenizer, text):
-        """Return the tokens of a text that is read at once."""
-        (encoding,) = encode(tokenizer, [text])
-        return list(encoding.ids), [list(pair) for pair in encoding.offsets]
-
-    WORDS = some.lists(some.one_of(some.text(max_size=9), some.sampled_from(["asthma", " ", "糖尿病", "é" * 70])))
-
-    @given(some.sampled_from(KINDS), WORDS)
-    @example("bert", ["é" * 70])  # one word in all parts
-    @example("roberta", ["asthma", "hypo" * 40])  # a word that is longer than the context
-    def test_encode_in_parts_equals_whole_text(self, architectures, name, words):
-        """The tokens of a text that is read in parts are those of the whole text."""
-        text, tokenizer = " ".join(words) * 9, architectures.tokenizer_of(name)
-        found = encode_in_parts(tokenizer, text, length=100, context=80)
-
-        assert (list(found.ids), [list(pair) for pair in found.offsets]) == self.whole(tokenizer, text)
-
-    @pytest.mark.parametrize(
-        "name", ["roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "roberta")]
-    )
-    def test_tokenize_splits_long_text(self, architectures, name):
-        """A text that is longer than a part is really read in parts, and is no other text for that."""
-        text, tokenizer = self.NOTE * (MAX_PART_CHARACTERS // len(self.NOTE) + 9), architectures.tokenizer_of(name)
-        tokens = tokenize(tokenizer, [text, "asthma"])
-
-        assert isinstance(encode_in_parts(tokenizer, text), JoinedEncoding)
-        ids, offsets = self.whole(tokenizer, text)
-        assert tokens.ids[: tokens.sequence_offsets[1]].tolist() == ids
-        assert np.stack([tokens.starts, tokens.ends], 1)[: tokens.sequence_offsets[1]].tolist() == offsets
-
 
 @dataclass
 class Pieces:
@@ -161,7 +122,7 @@ class TestSubwords:
     def test_is_subword_follows_pieces(self, architectures, pieces, expected):
         """Without a prefix, a token continues the piece of the previous token. Tokens without a piece form one."""
         encoding = Pieces([5, 6, 7], [(0, 1), (1, 2), (2, 3)], pieces)
-        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], np.zeros(1, np.int64), ["abc"])
+        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], ["abc"])
         assert tokens.is_subword.tolist() == expected
 
     @pytest.mark.parametrize(
@@ -176,7 +137,7 @@ class TestSubwords:
     def test_is_subword_ends_at_separators(self, architectures, text, offsets, expected):
         """A token at a separator starts a word, unless it shares a character with the previous token."""
         encoding = Pieces([5, 6, 7], offsets, [0, 0, 0])
-        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], np.zeros(1, np.int64), [text])
+        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], [text])
         assert tokens.is_subword.tolist() == expected
 
     @pytest.mark.parametrize(
@@ -206,44 +167,13 @@ class TestSubwords:
         assert lacks_leading_space(texts, starts, owners).tolist() == expected
 
 
-class TestWords:
-    """Texts that come as lists of words."""
-
-    @pytest.mark.parametrize(
-        ("words", "delimiter", "expected"),
-        [
-            (["He", "has"], " ", [(0, 2), (3, 6)]),
-            (["He", "has"], "", [(0, 2), (2, 5)]),
-            (["He", "has"], "::", [(0, 2), (4, 7)]),
-            (["", "He", "", "has"], " ", [(1, 3), (5, 8)]),
-            (["He has", "no"], "\n", [(0, 2), (3, 6), (7, 9)]),
-            ([], " ", []),
-            (["", " "], " ", []),
-        ],
-    )
-    def test_tokenize_words_offsets(self, architectures, words, delimiter, expected):
-        """Offsets count in the words joined by the delimiter, also with empty words and words with spaces."""
-        tokens = tokenize_words(architectures.tokenizer_of("bert"), [words], delimiter)
-        assert list(zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)) == expected
-
-
-class TestTruncation:
-    """Pieces of long texts, as the tokenizers library cuts them."""
-
-    def test_truncation_does_not_affect_next_call(self, architectures):
-        tokenizer = architectures.tokenizer_of("bert")
-        tokenize(tokenizer, ["no asthma " * 9], Truncation(SpecialTokens.from_tokenizer(tokenizer), 4, 1, "right"))
-        assert len(encode(tokenizer, ["no asthma " * 9])[0]) == 18
-
-
 def test_tokens_have_fixed_dtypes(architectures):
     """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
     for kind in KINDS:
         tokenizer = architectures.tokenizer_of(kind)
         for texts in (["no asthma", "", "患者"], [""], []):
-            for tokens in (tokenize(tokenizer, texts), tokenize_words(tokenizer, [[text] for text in texts], " ")):
-                types = {name: array.dtype.name for name, array in vars(tokens).items()}
-                assert types == {**dict.fromkeys(types, "int64"), "is_subword": "bool"}, (kind, texts)
+            types = {name: array.dtype.name for name, array in vars(tokenize(tokenizer, texts)).items()}
+            assert types == {**dict.fromkeys(types, "int64"), "is_subword": "bool"}, (kind, texts)
 
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -364,13 +294,5 @@ class TestLongTexts:
             assert f" {text} "[entity["end"] + 1] == " "
 
     def test_long_texts_are_processed_in_full(self, keywords):
-        """A disease beyond the model's limit is found, also in a text that is split into words."""
-        pipe = keywords()
-        assert words_of(pipe(LONG_TEXT)) == ["hypertension"]
-        assert [words_of(answer) for answer in pipe(LONG_TEXT.split(), is_split_into_words=True)] == [["hypertension"]]
-
-    def test_truncation_drops_the_rest(self, keywords, tiny):
-        """With ``truncation=True`` what is beyond the limit is dropped, as transformers' own pipeline always does."""
-        tokenizer = tiny.tokenizer(model_max_length=tiny.POSITIONS)
-        assert TokenClassificationPipeline(model=tiny.keyword_bert(), tokenizer=tokenizer, device=-1)(LONG_TEXT) == []
-        assert keywords()(LONG_TEXT, truncation=True) == []
+        """A disease beyond the model's limit is found."""
+        assert words_of(keywords()(LONG_TEXT)) == ["hypertension"]

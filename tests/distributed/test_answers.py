@@ -42,7 +42,6 @@ pytestmark = [
     pytest.mark.usefixtures("quick_workers"),
 ]
 posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="the signals need POSIX")
-SPLIT = {"is_split_into_words": True, "delimiter": " "}
 THREADS_OPTIONS = {"threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
 
 
@@ -164,19 +163,10 @@ class TestResults:
     def test_pipeline_arguments_apply_on_workers(self, are_results_equal, random_model, sentences, strategy):
         assert are_results_equal(sentences(50), random_model, aggregation_strategy=strategy, batch_tokens=64)
 
-    @pytest.mark.parametrize(
-        ("texts", "options"),
-        [
-            ([], {}),
-            ([["no", "asthma"], ["diabetes", "mellitus"]], SPLIT),
-            ([Text("asthma"), np.str_("no diabetes")], {}),
-            ([[Text("no"), Text("asthma")]], SPLIT),
-        ],
-        ids=["none", "words", "custom texts", "custom words"],
-    )
-    def test_words_and_custom_strings_are_supported(self, are_results_equal, texts, options):
+    @pytest.mark.parametrize("texts", [[], [Text("asthma"), np.str_("no diabetes")]], ids=["none", "custom texts"])
+    def test_custom_strings_are_supported(self, are_results_equal, texts):
         """A text of a custom class is sent as a built-in string."""
-        assert are_results_equal(texts, **options)
+        assert are_results_equal(texts)
 
     def test_display_and_progress_name_the_workers(self, on_pool, numbered):
         events = []
@@ -432,15 +422,14 @@ class TestErrors:
             on_pool(texts)
         assert len(caught.value.annotations) == 77
 
-    @pytest.mark.parametrize("split", [{}, SPLIT], ids=["texts", "words"])
-    def test_values_that_cannot_be_sent_are_recorded(self, on_pool, locally, split):
+    def test_values_that_cannot_be_sent_are_recorded(self, on_pool, locally):
         """The errors are the same as on one machine."""
         lock = threading.Lock()
         unpicklable = Unpicklable()
         invalid = [lock, (text for text in ()), lambda: 1, unpicklable, [lock], ["no", unpicklable], 5, None]
-        texts = [["asthma"] if split else "asthma", *invalid, ["diabetes"] if split else "diabetes"]
-        found = on_pool(texts, on_error="record", **split)
-        expected = locally(texts, on_error="record", **split)
+        texts = ["asthma", *invalid, "diabetes"]
+        found = on_pool(texts, on_error="record")
+        expected = locally(texts, on_error="record")
         assert found.errors == expected.errors
         assert list(found.errors) == list(range(1, 8))
         assert found.missing == expected.missing == (8,)

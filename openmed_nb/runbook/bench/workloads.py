@@ -420,7 +420,7 @@ def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | Non
     name = spec.reference.name
 
     def build(device: str) -> AnnotationBenchmark:
-        annotator = pipeline_from_files(spec, device).default_annotator().without_truncation()
+        annotator = pipeline_from_files(spec, device).default_annotator()
         return AnnotationBenchmark(name, annotator, texts, length)
 
     return BenchmarkTarget(name, ANNOTATION, build, spec)
@@ -446,7 +446,7 @@ def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[object], len
         import torch
 
         torch_device = torch.device(device)
-        annotator = pipe.default_annotator().without_truncation()
+        annotator = pipe.default_annotator()
         if torch_device.type != pipe.device.type or torch_device.index not in {None, pipe.device.index}:
             if is_quantized(pipe.model):
                 raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the name of the model.")

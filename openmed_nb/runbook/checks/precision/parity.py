@@ -208,7 +208,7 @@ def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = No
     # Building a pipeline runs the model once. Only the reference is built, so that a failure of the candidate is a
     # finding of the report, not an error.
     pipe = build_pipeline(load_from_spec(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
-    reference = pipe.default_annotator().without_truncation()
+    reference = pipe.default_annotator()
     budget = replace(budget_for_device(model.device, model), allow_padding=reference.budget.allow_padding)
     candidate = replace(reference.with_model(model), budget=budget)
     return ModelPair(spec.reference.name, reference, candidate, spec.dtype)
@@ -226,7 +226,7 @@ def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
     if dtype not in TOLERANCES:
         message = f"{name} in {dtype} cannot be compared because no tolerance is defined for this dtype."
         raise ConfigurationError(message, "Call .float() on the model.")
-    candidate = pipe.default_annotator().without_truncation()
+    candidate = pipe.default_annotator()
     notes: tuple[str, ...] = ()
     if dtype != "float32":
         rounded = f"The reference uses the weights of this pipeline, which are rounded to {dtype}."
