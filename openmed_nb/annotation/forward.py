@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,9 +50,6 @@ Inputs = dict[str, np.ndarray]
 
 # The same inputs as tensors on the device.
 DeviceInputs = dict[str, "torch.Tensor"]
-
-# Labels and scores of each batch, or all probabilities.
-Outputs = Sequence[tuple["Batch", Sequence[np.ndarray]]]
 
 
 @dataclass(frozen=True)
@@ -200,17 +197,21 @@ class TokenClassifier:
         locations = ((module._parameters, name) for module in self.model.modules() for name in module._parameters)  # noqa: SLF001
         return next((parameters, name) for parameters, name in locations if parameters[name] is not None)
 
-    def __call__(self, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-        """Start a forward pass and return labels and scores, or all probabilities, as tensors ``(rows, length, …)``."""
-        with evaluation_mode(self.model):
-            return self.forward_on_device(*self.copy_to_device([inputs]))
+    def forward_on_device(
+        self, inputs: DeviceInputs, on_logits: Callable[[torch.Tensor], None] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Start a forward pass over inputs on the device. The model must be in evaluation mode.
 
-    def forward_on_device(self, inputs: DeviceInputs) -> tuple[torch.Tensor, ...]:
-        """Start a forward pass over inputs on the device. The model must be in evaluation mode."""
+        Returns:
+            Labels and scores, or all probabilities, as tensors ``(rows, length, …)``.
+        """
         import torch
 
         with torch.no_grad():
-            return self.postprocess_logits(self._forward_logits(inputs))
+            logits = self._forward_logits(inputs)
+            if on_logits:
+                on_logits(logits)
+            return self._postprocess_logits(logits)
 
     def build_inputs(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None = None) -> Inputs:
         """Return the arrays that the model takes, each an int64 array of shape ``(rows, length)``."""
@@ -248,7 +249,7 @@ class TokenClassifier:
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
 
-    def postprocess_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _postprocess_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return labels and scores, or all probabilities if they are requested or few."""
         import torch
 
@@ -266,103 +267,174 @@ class TokenClassifier:
 
 @dataclass
 class ForwardRun:
-    """Forward passes over the windows of one chunk, until their outputs are collected.
+    """Forward passes over the windows of one chunk.
 
     Attributes:
+        network: The model.
         tokens: Tokens of the chunk.
         windows: Windows over these tokens.
         synchronizers: Function that waits for the work on each device. Another thread may move the model during a run.
         pending: Batches that have not been started. The inputs are ``None`` if the batches did not fit on the device together.
-        outputs: Outputs of the started batches. They may not have reached the host yet.
+        outputs: Outputs of the started batches, on the host after :meth:`collect`.
         window_errors: Errors of windows that do not fit in memory even alone, by window id.
         error: Error that ended the run early.
         max_fitting_tokens: Largest number of tokens per batch that may fit in memory.
         on_progress: Called after each batch with the completed fraction of the windows and of the tokens. Only used on the CPU.
+        on_logits: Called after each batch with its logits ``(rows, length, labels)`` on the device.
     """
 
+    network: TokenClassifier
     tokens: Tokens
     windows: Windows
     synchronizers: dict[torch.device, Callable[[], None]] = field(default_factory=dict)
     pending: deque[tuple[Batch, DeviceInputs | None]] = field(default_factory=deque)
-    outputs: list[tuple[Batch, list[torch.Tensor]]] = field(default_factory=list)
+    outputs: list[tuple[Batch, list[Any]]] = field(default_factory=list)
     window_errors: dict[int, OpenMedError] = field(default_factory=dict)
     error: Exception | None = None
     max_fitting_tokens: int = sys.maxsize
     on_progress: Callable[[float, float], None] | None = None
+    on_logits: Callable[[Batch, torch.Tensor], None] | None = None
 
+    def copy_batches(self, batches: Sequence[Batch]) -> None:
+        """Copy batches to the model's device in one transfer, if they fit, and start them if it is an accelerator."""
+        network = self.network
+        with TENSOR_LOCK:
+            try:
+                inputs = network.copy_to_device([self._pad(batch) for batch in batches])
+                self.pending.extend(zip(batches, inputs, strict=True))
+            except Exception as error:  # noqa: BLE001 - collect raises the errors of the device
+                if is_out_of_memory(error):
+                    empty_cache(str(network.device))
+                    self.pending.extend((batch, None) for batch in batches)
+                else:
+                    self.error = error
+        if get_device(network.device).is_accelerator:
+            self.start_pending()
 
-def start_run(network: TokenClassifier, tokens: Tokens, windows: Windows, batches: Sequence[Batch]) -> ForwardRun:
-    """Copy batches to the model's device in one transfer, if they fit, and start them if it is an accelerator."""
-    run = ForwardRun(tokens, windows)
-    with TENSOR_LOCK:
+    def start_pending(self) -> None:
+        """Start all pending batches on the model's device. An error is stored, and :meth:`collect` raises it."""
+        if not self.pending:
+            return
+        device = get_device(self.network.device)
+        with evaluation_mode(self.network.model):  # Once for all batches, because it visits every module.
+            try:
+                sizes = [batch.num_rows * batch.length for batch, _ in self.pending]
+                done = 0
+                total = sum(sizes)
+                num_windows = 0
+                for size in sizes:
+                    batch, inputs = self.pending.popleft()
+                    self._start_batch(batch, inputs)
+                    done += size
+                    num_windows += len(batch.window_ids)
+                    # An accelerator has only started the work at this point.
+                    if self.on_progress and done < total and not device.is_accelerator:
+                        self.on_progress(num_windows / len(self.windows.starts), done / total)
+                self.synchronizers[self.network.device] = device.record_event()
+            except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
+                self.error = error
+                self.pending.clear()
+
+    def _start_batch(self, batch: Batch, inputs: DeviceInputs | None = None) -> None:
+        """Start one batch, or its halves if memory is insufficient.
+
+        If a single window does not fit, the error is stored in ``window_errors``.
+        """
+        network = self.network
         try:
-            inputs = network.copy_to_device([pad_batch(tokens, windows, batch, network) for batch in batches])
-            run.pending.extend(zip(batches, inputs, strict=True))
-        except Exception as error:  # noqa: BLE001 - collect raises the errors of the device
-            if is_out_of_memory(error):
-                empty_cache(str(network.device))
-                run.pending.extend((batch, None) for batch in batches)
-            else:
-                run.error = error
-    if get_device(network.device).is_accelerator:
-        start_pending(network, run)
-    return run
+            # Another thread may have moved the model after the inputs were copied.
+            if inputs is None or inputs["input_ids"].device != network.device:
+                (inputs,) = network.copy_to_device([self._pad(batch)])
+            outputs = network.forward_on_device(inputs, self.on_logits and functools.partial(self.on_logits, batch))
+            self.outputs.append((batch, [copy_to_host_async(tensor) for tensor in outputs]))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            device = str(network.device)
+            description = f"A window of {batch.length} tokens"
+            # Continue outside of the handler, because the frames of the error keep references to tensors.
+            window_error = out_of_memory_error(description, device, error, get_device(device).unload_remedy)
+        else:
+            return
+        empty_cache(device)
+        size = batch.num_rows * batch.length
+        # Larger batches may have been planned before this limit was known.
+        if batch.num_rows > 1 and size <= self.max_fitting_tokens:
+            self.max_fitting_tokens = size // 2
+        halves = batch.split(self.windows.lengths + network.special_tokens.num_special_tokens)
+        for half in halves:
+            self._start_batch(half)
+        if not halves:
+            self.window_errors[int(batch.window_ids[0])] = window_error
 
+    def _pad(self, batch: Batch) -> Inputs:
+        return pad_batch(self.tokens, self.windows, batch, self.network)
 
-def start_pending(network: TokenClassifier, run: ForwardRun) -> None:
-    """Start all pending batches on the model's device. An error is stored, and :func:`collect` raises it."""
-    if not run.pending:
-        return
-    device = get_device(network.device)
-    with evaluation_mode(network.model):  # Once for all batches, because it visits every module.
+    def collect(self) -> None:
+        """Wait for the started batches, and copy their outputs to the host."""
+        outputs = self.outputs
+        self.outputs = []
         try:
-            sizes = [batch.num_rows * batch.length for batch, _ in run.pending]
-            done = 0
-            total = sum(sizes)
-            num_windows = 0
-            for size in sizes:
-                batch, inputs = run.pending.popleft()
-                _start_batch(network, run, batch, inputs)
-                done += size
-                num_windows += len(batch.window_ids)
-                # An accelerator has only started the work at this point.
-                if run.on_progress and done < total and not device.is_accelerator:
-                    run.on_progress(num_windows / len(run.windows.starts), done / total)
-            run.synchronizers[network.device] = device.record_event()
-        except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
-            run.error = error
-            run.pending.clear()
+            with TENSOR_LOCK:
+                for wait in self.synchronizers.values():
+                    wait()
+                self.outputs = [(batch, [to_numpy(tensor) for tensor in tensors]) for batch, tensors in outputs]
+        except Exception as error:  # noqa: BLE001 - some device errors are raised only when the host waits
+            self.error = self.error or error
+        if isinstance(self.error, InvalidModelError):
+            raise self.error
+        if self.error is not None:
+            device = self.network.device
+            message = f"The model could not run on {device}: {describe_error(self.error)}."
+            remedy = f"Restart the kernel, or use {get_device(device).alternative_devices}."
+            raise DeviceUnavailableError(message, remedy) from self.error
 
+    def predictions(self) -> tuple[Predictions, dict[int, OpenMedError]]:
+        """Return the predictions in token order, and the errors of failed texts by text index.
 
-def _start_batch(network: TokenClassifier, run: ForwardRun, batch: Batch, inputs: DeviceInputs | None = None) -> None:
-    """Start one batch, or its halves if memory is insufficient.
+        The prediction of each token comes from the window that owns it.
+        """
+        model = self.network.model
+        count = len(self.tokens)
+        labels = np.zeros(count, np.int64)
+        scores = np.zeros(count, np.float32)
+        probabilities = None
+        if self.network.return_all_probabilities:
+            probabilities = np.zeros((count, model.config.num_labels), np.float32)
+        targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
+        for batch, arrays in self.outputs:
+            owned, inside = self.owned_positions(batch)
+            values = arrays if len(arrays) == len(targets) else (arrays[0].argmax(-1), arrays[0].max(-1))
+            for target, array in zip(targets, values, strict=True):
+                target[owned] = array.reshape(batch.num_rows * batch.length, *array.shape[2:])[inside]
+        if probabilities is not None and count:
+            labels = probabilities.argmax(1)
+            scores = probabilities.max(1)
+        errors = {
+            int(self.tokens.text_ids(self.windows.starts[window])): error
+            for window, error in self.window_errors.items()
+        }
+        nan_positions = np.flatnonzero(np.isnan(scores))
+        if not len(nan_positions):
+            return Predictions(labels, scores, probabilities), errors
+        device = next(iter(self.synchronizers), self.network.device)  # The model may have been moved after the run.
+        for text_id in {*self.tokens.text_ids(nan_positions).tolist()}:
+            message = f"The model produces NaN on {device} in {model.dtype}."
+            check = "Load it in float32" if model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
+            remedy = f"{check}, or use {get_device(device).alternative_devices}."
+            errors.setdefault(text_id, InvalidModelError(message, remedy))
+        scores[nan_positions] = 0  # Decoding compares scores, and NaN does not equal itself.
+        return Predictions(labels, scores, probabilities), errors
 
-    If a single window does not fit, the error is stored in ``run.window_errors``.
-    """
-    try:
-        # Another thread may have moved the model after the inputs were copied.
-        if inputs is None or inputs["input_ids"].device != network.device:
-            (inputs,) = network.copy_to_device([pad_batch(run.tokens, run.windows, batch, network)])
-        run.outputs.append((batch, [copy_to_host_async(tensor) for tensor in network.forward_on_device(inputs)]))
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        device = str(network.device)
-        description = f"A window of {batch.length} tokens"
-        # Continue outside of the handler, because the frames of the error keep references to tensors.
-        window_error = out_of_memory_error(description, device, error, get_device(device).unload_remedy)
-    else:
-        return
-    empty_cache(device)
-    size = batch.num_rows * batch.length
-    # Larger batches may have been planned before this limit was known.
-    if batch.num_rows > 1 and size <= run.max_fitting_tokens:
-        run.max_fitting_tokens = size // 2
-    halves = batch.split(run.windows.lengths + network.special_tokens.num_special_tokens)
-    for half in halves:
-        _start_batch(network, run, half)
-    if not halves:
-        run.window_errors[int(batch.window_ids[0])] = window_error
+    def owned_positions(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions of the tokens that the windows of a batch own, and their positions in the flattened batch."""
+        windows = self.windows
+        starts = windows.owned_starts[batch.window_ids]
+        ends = windows.owned_ends[batch.window_ids]
+        num_prefix_tokens = len(self.network.special_tokens.prefix_ids)
+        row_starts = np.arange(len(batch.window_ids)) * batch.length + num_prefix_tokens
+        batch_starts = row_starts + starts - windows.starts[batch.window_ids]
+        return expand_ranges(starts, ends), expand_ranges(batch_starts, batch_starts + ends - starts)
 
 
 def pad_batch(tokens: Tokens, windows: Windows, batch: Batch, network: TokenClassifier) -> Inputs:
@@ -392,79 +464,6 @@ def pad_batch(tokens: Tokens, windows: Windows, batch: Batch, network: TokenClas
         types[positions] = special.suffix_type_ids[index]
     mask = np.arange(batch.length) < (counts + special.num_special_tokens)[:, None]
     return network.build_inputs(ids.reshape(mask.shape), mask, types.reshape(mask.shape))
-
-
-def collect(run: ForwardRun, network: TokenClassifier) -> Outputs:
-    """Wait for a run and return the outputs of its batches, for :func:`assemble_predictions`."""
-    outputs: Outputs = []
-    try:
-        with TENSOR_LOCK:
-            for wait in run.synchronizers.values():
-                wait()
-            outputs = [(batch, [to_numpy(tensor) for tensor in tensors]) for batch, tensors in run.outputs]
-    except Exception as error:  # noqa: BLE001 - some device errors are raised only when the host waits
-        run.error = run.error or error
-    run.outputs.clear()
-    if isinstance(run.error, InvalidModelError):
-        raise run.error
-    if run.error is not None:
-        message = f"The model could not run on {network.device}: {describe_error(run.error)}."
-        remedy = f"Restart the kernel, or use {get_device(network.device).alternative_devices}."
-        raise DeviceUnavailableError(message, remedy) from run.error
-    return outputs
-
-
-def assemble_predictions(
-    run: ForwardRun, network: TokenClassifier, outputs: Outputs
-) -> tuple[Predictions, dict[int, OpenMedError]]:
-    """Return the predictions in token order, and the errors of failed texts by text index.
-
-    The prediction of each token comes from the window that owns it.
-    """
-    count = len(run.tokens)
-    labels = np.zeros(count, np.int64)
-    scores = np.zeros(count, np.float32)
-    probabilities = (
-        np.zeros((count, network.model.config.num_labels), np.float32) if network.return_all_probabilities else None
-    )
-    targets: tuple[np.ndarray, ...] = (labels, scores) if probabilities is None else (probabilities,)
-    for batch, arrays in outputs:
-        owned, inside = owned_token_positions(run.windows, batch, network.special_tokens)
-        values = arrays if len(arrays) == len(targets) else (arrays[0].argmax(-1), arrays[0].max(-1))
-        for target, array in zip(targets, values, strict=True):
-            target[owned] = array.reshape(batch.num_rows * batch.length, *array.shape[2:])[inside]
-    if probabilities is not None and count:
-        labels = probabilities.argmax(1)
-        scores = probabilities.max(1)
-    errors = {
-        int(run.tokens.text_ids(run.windows.starts[window])): error for window, error in run.window_errors.items()
-    }
-    nan_positions = np.flatnonzero(np.isnan(scores))
-    if not len(nan_positions):
-        return Predictions(labels, scores, probabilities), errors
-    device = next(iter(run.synchronizers), network.device)  # The model may have been moved after the run.
-    for text_id in {*run.tokens.text_ids(nan_positions).tolist()}:
-        message = f"The model produces NaN on {device} in {network.model.dtype}."
-        check = "Load it in float32" if network.model.dtype.itemsize < 4 else "Check its weights for NaN"  # noqa: PLR2004
-        remedy = f"{check}, or use {get_device(device).alternative_devices}."
-        errors.setdefault(text_id, InvalidModelError(message, remedy))
-    scores[nan_positions] = 0  # Decoding compares scores, and NaN does not equal itself.
-    return Predictions(labels, scores, probabilities), errors
-
-
-def owned_token_positions(
-    windows: Windows, batch: Batch, special_tokens: SpecialTokens
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the tokens that the windows of a batch own, and their positions in the flattened batch."""
-    starts = windows.owned_starts[batch.window_ids]
-    ends = windows.owned_ends[batch.window_ids]
-    batch_starts = (
-        np.arange(len(batch.window_ids)) * batch.length
-        + len(special_tokens.prefix_ids)
-        + starts
-        - windows.starts[batch.window_ids]
-    )
-    return expand_ranges(starts, ends), expand_ranges(batch_starts, batch_starts + ends - starts)
 
 
 @contextlib.contextmanager

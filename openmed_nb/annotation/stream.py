@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,17 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from .._utils.text import short_type_name
 from ..devices.registry import get_device
 from ..errors import InvalidTextError, OpenMedError
-from .decoding import Decoder, Predictions
+from .decoding import Decoder
 from .forward import (
     Batch,
     ForwardRun,
     TokenBudget,
     TokenClassifier,
-    assemble_predictions,
-    collect,
     plan_batches,
-    start_pending,
-    start_run,
 )
 from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
 from .references import effective_length, read_text
@@ -37,6 +33,7 @@ from .results import Entity, ResultStore, TextResult
 from .tokens import Tokens, Windows, plan_windows, tokenize
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -242,8 +239,8 @@ class Annotator:
         """
         chunks = iter_chunks(texts, chunk_characters(self.budget))
         with contextlib.closing(self._tokenize(chunks, in_memory)) as tokenized_chunks:
-            for tokenized, outputs in self._forward(tokenized_chunks, on_progress):
-                yield self.decode(tokenized, outputs)
+            for tokenized, run in self._forward(tokenized_chunks, on_progress):
+                yield self.decode(tokenized, run)
 
     def _tokenize(self, chunks: Iterator[Chunk], in_memory: bool) -> Generator[TokenizedChunk | Exception]:
         """Yield tokenized chunks, followed by the error of the stream, if any.
@@ -285,10 +282,9 @@ class Annotator:
 
     def _forward(
         self, chunks: Iterator[TokenizedChunk | Exception], on_progress: ProgressCallback | None
-    ) -> Iterator[tuple[TokenizedChunk, tuple[Predictions, dict[int, OpenMedError]]]]:
+    ) -> Iterator[tuple[TokenizedChunk, ForwardRun]]:
         """Yield chunks with the predictions of the model. An asynchronous device already processes the next chunk by then."""
-        network = self.network
-        device = network.device
+        device = self.network.device
         budget = self.budget
         current: tuple[TokenizedChunk, ForwardRun] | None = None
         for next_chunk in itertools.chain(chunks, [None]):
@@ -297,16 +293,16 @@ class Annotator:
                 tokenized, run = current
                 if on_progress:
                     run.on_progress = functools.partial(on_progress, len(tokenized.texts))
-                start_pending(network, run)  # On the CPU, all batches are pending.
+                run.start_pending()  # On the CPU, all batches are pending.
                 budget = budget.capped_at(run.max_fitting_tokens)
             if isinstance(next_chunk, TokenizedChunk) and (current is None or get_device(device).supports_async_copies):
                 following = next_chunk, self._start_chunk(next_chunk, budget)
             if current:
-                outputs = collect(run, network)
+                run.collect()
                 # A copy to MPS waits for all queued work, so the next chunk is started only after the outputs are collected.
                 if isinstance(next_chunk, TokenizedChunk) and following is None:
                     following = next_chunk, self._start_chunk(next_chunk, budget)
-                yield tokenized, assemble_predictions(run, network, outputs)
+                yield tokenized, run
             if isinstance(next_chunk, Exception):
                 raise next_chunk
             current = following
@@ -314,15 +310,33 @@ class Annotator:
     def annotate_chunk(self, chunk: Chunk, budget: TokenBudget) -> tuple[ResultStore, TokenBudget]:
         """Return the results of one chunk, and the budget of the next chunk, which is smaller if memory was insufficient."""
         tokenized = self.tokenize(chunk)
-        run = self._start_chunk(tokenized, budget)
-        start_pending(self.network, run)
-        outputs = assemble_predictions(run, self.network, collect(run, self.network))
-        return self.decode(tokenized, outputs), budget.capped_at(run.max_fitting_tokens)
+        run = self.predict(tokenized, self.plan_batches(tokenized, budget))
+        return self.decode(tokenized, run), budget.capped_at(run.max_fitting_tokens)
+
+    def predict(
+        self,
+        tokenized: TokenizedChunk,
+        batches: Sequence[Batch],
+        on_logits: Callable[[Batch, torch.Tensor], None] | None = None,
+    ) -> ForwardRun:
+        """Return the finished run of the batches of a chunk; :meth:`decode` returns its results.
+
+        Args:
+            tokenized: The chunk.
+            batches: Batches of its windows.
+            on_logits: Called after each batch with its logits ``(rows, length, labels)`` on the device.
+        """
+        run = ForwardRun(self.network, tokenized.tokens, tokenized.windows, on_logits=on_logits)
+        run.copy_batches(batches)
+        run.start_pending()
+        run.collect()
+        return run
 
     def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> ForwardRun:
         """Return the run of a chunk, which is started on an accelerator and only planned on the CPU."""
-        batches = self.plan_batches(tokenized, budget)
-        return start_run(self.network, tokenized.tokens, tokenized.windows, batches)
+        run = ForwardRun(self.network, tokenized.tokens, tokenized.windows)
+        run.copy_batches(self.plan_batches(tokenized, budget))
+        return run
 
     def entities(self, texts: Iterable[object]) -> list[list[Entity]]:
         """Return the entities of texts, or raise the error of the first failed text."""
@@ -365,9 +379,9 @@ class Annotator:
         windows = plan_windows(tokens.text_offsets, tokens.word_starts, settings.max_tokens)
         return TokenizedChunk(chunk.first_index, texts, errors, tokens, windows)
 
-    def decode(self, tokenized: TokenizedChunk, outputs: tuple[Predictions, dict[int, OpenMedError]]) -> ResultStore:
-        """Return the results of all texts of a chunk. Only the host is used."""
-        predictions, text_errors = outputs
+    def decode(self, tokenized: TokenizedChunk, run: ForwardRun) -> ResultStore:
+        """Return the results of all texts of a chunk from its finished run. Only the host is used."""
+        predictions, text_errors = run.predictions()
         store = self.decoder.entities(tokenized.texts, tokenized.tokens, predictions)
         errors = dict(tokenized.errors)
         for text_id, error in text_errors.items():

@@ -530,7 +530,7 @@ class AnnotationBenchmark:
         If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows.
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies.
         """
-        from ...annotation.forward import ForwardRun, assemble_predictions, collect, pad_batch, start_pending
+        from ...annotation.forward import ForwardRun, pad_batch
         from ...annotation.stream import Chunk
 
         annotator = self.annotator
@@ -550,20 +550,20 @@ class AnnotationBenchmark:
                 yield PaddedTexts(chunk, batches, arrays)
 
         def transfer(padded: PaddedTexts) -> tuple[TokenizedChunk, ForwardRun]:
-            run = ForwardRun(padded.chunk.tokens, padded.chunk.windows)
+            run = ForwardRun(annotator.network, padded.chunk.tokens, padded.chunk.windows)
             run.pending.extend(zip(padded.batches, annotator.network.copy_to_device(padded.arrays), strict=True))
             return padded.chunk, run
 
         def forward(started: tuple[TokenizedChunk, ForwardRun]) -> tuple[TokenizedChunk, ForwardRun]:
-            start_pending(annotator.network, started[1])
+            started[1].start_pending()
             return started
 
         def decode(started: tuple[TokenizedChunk, ForwardRun]) -> ResultStore:
             chunk, run = started
             for error in run.window_errors.values():
                 raise error
-            outputs = collect(run, annotator.network)
-            return annotator.decode(chunk, assemble_predictions(run, annotator.network, outputs))
+            run.collect()
+            return annotator.decode(chunk, run)
 
         phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
         return self._workload(size, None, batches, phases, budget.max_tokens)

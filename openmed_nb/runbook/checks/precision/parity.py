@@ -417,29 +417,15 @@ def _predict(
     """
     import numpy as np
 
-    from ....annotation.forward import (
-        assemble_predictions,
-        collect,
-        owned_token_positions,
-        start_pending,
-        start_run,
+    recorded: list[tuple[Batch, np.ndarray]] = []
+    run = annotator.predict(
+        tokenized, batches, lambda batch, logits: recorded.append((batch, to_numpy(logits.float())))
     )
-
-    network = annotator.network
-    recorded: list[np.ndarray] = []
-
-    def record(_model: object, _args: object, output: Any) -> None:
-        logits = output["logits"] if isinstance(output, dict) else output[0]
-        recorded.append(to_numpy(logits.float()))
-
-    with network.model.register_forward_hook(record):
-        run = start_run(network, tokenized.tokens, tokenized.windows, batches)
-        start_pending(network, run)
-        outputs = collect(run, network)
     for error in run.window_errors.values():
         raise error
-    logits = np.zeros((len(tokenized.tokens), recorded[0].shape[-1] if recorded else 1), np.float32)
-    for (batch, _arrays), array in zip(outputs, recorded, strict=True):
-        owned, inside = owned_token_positions(tokenized.windows, batch, network.special_tokens)
-        logits[owned] = array.reshape(-1, array.shape[-1])[inside]
-    return logits, annotator.decode(tokenized, assemble_predictions(run, network, outputs)).outcomes()
+    num_labels = recorded[0][1].shape[-1] if recorded else 1
+    token_logits = np.zeros((len(tokenized.tokens), num_labels), np.float32)
+    for batch, array in recorded:
+        owned, inside = run.owned_positions(batch)
+        token_logits[owned] = array.reshape(-1, num_labels)[inside]
+    return token_logits, annotator.decode(tokenized, run).outcomes()
