@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
-from ._annotate import annotate_text
+from ._annotate import annotate_in_session
 from ._events.activity import ProgressEvent
 from ._render.values import Json
 from ._utils.text import describe_error, parser_problem, short_type_name
@@ -100,7 +100,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--json", action="store_true", help="print JSON")
     options = command.parse_args(arguments)
     text = read_note(options.note)
-    annotation = annotate_text(SESSION, text, options.model, options.device)
+    annotation = annotate_in_session(SESSION, text, {"model": options.model}, {"device": options.device})
     choice = SESSION.device(options.device)
     if options.json:
         return str(Json.of({"choice": choice.to_dict(), **annotation.to_dict()})), 0

@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
@@ -43,7 +44,7 @@ from .session import SESSION, Session
 
 if TYPE_CHECKING:
     from .annotation.pipeline import AnnotationPipeline
-    from .annotation.stream import AnnotationSource, ProgressCallback
+    from .annotation.stream import AnnotationSource
 
 
 # Seconds between two events of a chunk in progress. A batch can take less.
@@ -134,8 +135,6 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         >>> [entity["word"] for entity in annotate("She has asthma.", "bundled_small", device="cpu")]
         ['asthma']
     """
-    # All arguments are checked before a model is loaded.
-    is_single = isinstance(texts, str)
     check_choice("on_error", on_error, ("raise", "record"))
     check_bool("show_text", show_text)
     # Options that were passed, for a run that resumes this one.
@@ -144,40 +143,76 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         "ids": ids,
         "text_column": text_column,
         "id_column": id_column,
-        "batch_tokens": batch_tokens,
+        "batch_tokens": check_optional_integer("batch_tokens", batch_tokens),
         "on_error": None if on_error == "raise" else on_error,
         "show_text": None if show_text else False,
     }
     options = {name: value for name, value in options.items() if value is not None}
+    return annotate_in_session(SESSION, texts, options, arguments, client=client, progress=progress, resume=resume)
+
+
+def annotate_in_session(  # noqa: C901, PLR0913, PLR0915 - one run, from its arguments to its results
+    session: Session,
+    texts: Any,
+    options: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    *,
+    client: object = None,
+    progress: bool = True,
+    resume: object = None,
+) -> Annotations | AnnotatedText:
+    """Annotate one or many texts in a session; see :func:`annotate`.
+
+    Args:
+        session: The session.
+        texts: The texts.
+        options: Options of :func:`annotate` that a resumed run shares.
+        arguments: Options of :func:`load_pipeline`.
+        client: As in :func:`annotate`.
+        progress: As in :func:`annotate`.
+        resume: As in :func:`annotate`.
+    """
+    earlier: _InterruptedRun | None = None
+    path: str | None = None
     if resume is True:
-        return _resume_interrupted_run(texts, options, arguments, client=client, progress=progress)
-    batch_tokens = check_optional_integer("batch_tokens", batch_tokens)
-    if resume is not None and not isinstance(resume, (str, os.PathLike, _InterruptedRun)):
+        earlier = session.interrupted_run
+        if earlier is None:
+            message = "This kernel has no interrupted run."
+            raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
+        if "model" not in options:  # Options of one model may not apply to another one.
+            arguments = {**earlier.arguments, **arguments}
+        options = {**earlier.options, **options}
+        path = earlier.path or None
+    elif isinstance(resume, (str, os.PathLike)):
+        path = os.fspath(resume)
+    elif resume is not None:
         message = f"Invalid type for resume: {short_type_name(resume)}."
         raise ConfigurationError(message, "Pass True, or the name of a file.")
-    notes = read_inputs(texts, ids, text_column, id_column)
-    earlier = resume if isinstance(resume, _InterruptedRun) else None
-    path = os.fspath(resume) if isinstance(resume, (str, os.PathLike)) else None
+    model = options.get("model")
+    batch_tokens = options.get("batch_tokens")
+    show_text = options.get("show_text", True)
+    is_single = isinstance(texts, str)
+    notes = read_inputs(texts, options.get("ids"), options.get("text_column"), options.get("id_column"))
     file: ResultsFile | None = None
     run: _AnnotationRun | None = None
-    with SESSION.operation(progress):
+    with session.operation(progress):
         try:
             texts = [texts] if is_single else notes.texts
             if client is None:
-                name, texts, source = _local_source(texts, model, arguments, batch_tokens)
+                name, texts, source = _local_source(session, texts, model, arguments, batch_tokens)
             else:
                 from .distributed.stream import cluster_source
 
-                SESSION.notify(ProgressEvent("Asking", "the workers"))
+                session.notify(ProgressEvent("Asking", "the workers"))
                 name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
             inputs = _Inputs(texts, notes.resolve_ids(texts))
-            run = _AnnotationRun(inputs, source, name, notes)
+            run = _AnnotationRun(session, inputs, source, name, notes)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 run.restore(file, earlier)
-                run.run(on_error)
+                run.run(options.get("on_error", "raise"))
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
-            _forget_finished_run(annotations, earlier, path)
+            _forget_finished_run(session, annotations, earlier, path)
             return replace(annotations.at(0), seconds=annotations.seconds) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
             completed = Annotations(ResultStore(), (), "no model", "no device")
@@ -220,72 +255,22 @@ class _InterruptedRun:
     num_texts: int
 
 
-def _resume_interrupted_run(
-    texts: Any, options: Mapping[str, Any], arguments: Mapping[str, Any], **new_options: Any
-) -> Annotations | AnnotatedText:
-    """Annotate the remaining texts of the interrupted run of the session, with the options of its call."""
-    interrupted: _InterruptedRun | None = SESSION.interrupted_run
-    if interrupted is None:
-        message = "This kernel has no interrupted run."
-        raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
-    if "model" not in options:  # Options of one model may not apply to another one.
-        arguments = {**interrupted.arguments, **arguments}
-    options = {**interrupted.options, **options, **new_options}
-    result: Annotations | AnnotatedText = annotate(
-        texts, resume=interrupted.path or interrupted, **options, **arguments
-    )
-    return result
-
-
-def _forget_finished_run(annotations: Annotations, earlier: _InterruptedRun | None, path: str | None) -> None:
+def _forget_finished_run(
+    session: Session, annotations: Annotations, earlier: _InterruptedRun | None, path: str | None
+) -> None:
     """Release the interrupted run of the session if a run has resumed it, or has repeated it from the start."""
-    interrupted: _InterruptedRun | None = SESSION.interrupted_run
+    interrupted: _InterruptedRun | None = session.interrupted_run
     if interrupted is None or len(annotations) < interrupted.num_texts:
         return
     is_resumed = interrupted is earlier or (path is not None and interrupted.path == os.path.realpath(path))
     fingerprints = {*interrupted.results.fingerprints}
     is_repeated = fingerprints and fingerprints <= {*annotations.results.fingerprints}
     if is_resumed or (is_repeated and not changed_settings(annotations.settings, interrupted.settings)):
-        SESSION.interrupted_run = None
-
-
-def annotate_text(  # noqa: PLR0913, PLR0917 - the options of the front ends
-    session: Session,
-    text: str,
-    name: str | None = None,
-    device: str | None = None,
-    strategy: str | None = None,
-    show_text: bool = True,
-) -> AnnotatedText:
-    """Annotate one text. ``show_text`` specifies whether the result displays the text."""
-    with session.operation():
-        from .annotation.stream import text_error, unwrap_result
-
-        if error := text_error(text, 0):
-            raise error
-        pipe = create_pipeline(session, name, OpenMedConfig(), aggregation_strategy=strategy, device=device)
-        model = name or "bundled"
-        session.notify(ProgressEvent("Annotating", model_label(model)))
-        start = current_time()
-        annotator = pipe.default_annotator()
-        (store,) = annotator.annotate([text])
-        (result,) = store.outcomes()
-        entities = tuple(unwrap_result(result))
-        dropped = store.dropped.get(0, ())
-        return AnnotatedText(
-            text,
-            entities,
-            model,
-            format_device(str(pipe.device)),
-            show_text,
-            dropped=dropped,
-            known_labels=annotator.decoder.entity_labels,
-            seconds=current_time() - start,
-        )
+        session.interrupted_run = None
 
 
 def _local_source(
-    texts: object, model: object, arguments: Mapping[str, Any], batch_tokens: int | None
+    session: Session, texts: object, model: object, arguments: Mapping[str, Any], batch_tokens: int | None
 ) -> tuple[str, Iterable[object], AnnotationSource]:
     """Return the model name, the texts, and the local source of their results."""
     from .annotation.stream import AnnotationSource
@@ -295,19 +280,13 @@ def _local_source(
     check_iterable(references)
     if is_model_name(model):
         name = "bundled" if model is None else str(model)
-        pipe = create_pipeline(SESSION, name, OpenMedConfig(), **arguments)
+        pipe = create_pipeline(session, name, OpenMedConfig(), **arguments)
     else:
         pipe = validate_pipeline(model, arguments)
         name = type(pipe.model).__name__
     annotator = pipe.default_annotator(batch_tokens)
-    in_memory = isinstance(references, Sequence)
-
-    def annotate_stream(texts: Iterator[object], on_progress: ProgressCallback | None = None) -> Iterator[ResultStore]:
-        stores: Iterator[ResultStore] = annotator.annotate(texts, in_memory, on_progress)
-        return stores
-
     source = AnnotationSource(
-        annotate_stream,
+        partial(annotator.annotate, in_memory=isinstance(references, Sequence)),
         run_settings(pipe, annotator),
         format_device(str(pipe.device)),
         annotator.decoder.entity_labels,
@@ -443,7 +422,10 @@ class _AnnotationRun:
         rows: Index in ``results`` of each completed text.
     """
 
-    def __init__(self, inputs: _Inputs, source: AnnotationSource, model: str, notes: NoteInputs) -> None:
+    def __init__(
+        self, session: Session, inputs: _Inputs, source: AnnotationSource, model: str, notes: NoteInputs
+    ) -> None:
+        self.session = session
         self.inputs = inputs
         self.source = source
         self.model = model
@@ -573,12 +555,12 @@ class _AnnotationRun:
         count = len(self.rows) - len(self.inputs.retries) + num_further
         name = f"{model_label(self.model)} on {self.source.device}"
         size = self._completed_size + further_size
-        SESSION.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "note", size, self._total_size))
+        self.session.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "note", size, self._total_size))
 
     def remember(self, options: Mapping[str, Any], arguments: Mapping[str, Any], path: str | None) -> None:
         """Store the run in the session if it has results, so that it can be resumed."""
         if self._is_restored and len(self.results):
-            SESSION.interrupted_run = _InterruptedRun(
+            self.session.interrupted_run = _InterruptedRun(
                 options,
                 arguments,
                 self.source.settings,

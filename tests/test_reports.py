@@ -13,7 +13,6 @@ import pytest
 
 import openmed_nb as nb
 from helpers.html import read
-from openmed_nb._annotate import annotate_text
 from openmed_nb._render.display import UNKNOWN, drop_empty_tables
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
@@ -104,7 +103,7 @@ def make_reports():
         "inventory": (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1],
         "annotations": nb.annotate(TEXTS, MODEL, device="cpu", progress=False),
         "annotations_only": nb.annotate(TEXTS, MODEL, device="cpu", progress=False).filter("disease", min_score=0.5),
-        "annotated_text": annotate_text(SESSION, TEXTS[1], MODEL, "cpu"),
+        "annotated_text": nb.annotate(TEXTS[1], MODEL, device="cpu"),
         "doctor": nb.doctor(),
         "signals": nb.system_status(),
         "sweep": sweep,

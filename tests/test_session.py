@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import openmed_nb as nb
 from helpers import simulated_computers as computers
 from helpers.listeners import RecordingListener
-from openmed_nb._annotate import annotate_text
+from openmed_nb._annotate import annotate_in_session
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices.backend import inspect_imported_torch
 from openmed_nb.devices.environment import (
@@ -25,7 +25,6 @@ from openmed_nb.devices.environment import (
 from openmed_nb.errors import (
     ConfigurationError,
     DeviceUnavailableError,
-    InvalidTextError,
     OpenMedError,
     TorchImportError,
     UnknownDeviceError,
@@ -127,7 +126,7 @@ FAILURES: dict[str, tuple[type[OpenMedError], Callable[[Session], object]]] = {
         ConfigurationError,
         lambda session: create_pipeline(session, None, OpenMedConfig(device="cpu"), aggregation_strategy="best"),
     ),
-    "no text": (InvalidTextError, lambda session: annotate_text(session, 7)),
+    "no text": (ConfigurationError, lambda session: annotate_in_session(session, 7, {}, {"device": "cpu"})),
 }
 
 

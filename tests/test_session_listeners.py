@@ -9,7 +9,7 @@ import pytest
 import openmed_nb as nb
 from helpers import simulated_computers as computers
 from helpers.listeners import RecordingListener, is_idle_for_others
-from openmed_nb._annotate import annotate_text
+from openmed_nb._annotate import annotate_in_session
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError
 from openmed_nb.models.config import OpenMedConfig
@@ -41,7 +41,7 @@ OPERATIONS: dict[str, Callable[[Session], object]] = {
     "keep a curve": lambda session: session.set_last_curve(MemoryCurve("cpu")),
     "load": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu")),
     "pipeline": lambda session: create_pipeline(session, SMALL, OpenMedConfig(device="cpu")),
-    "annotate a text": lambda session: annotate_text(session, NOTE, SMALL, "cpu"),
+    "annotate a text": lambda session: annotate_in_session(session, NOTE, {"model": SMALL}, {"device": "cpu"}),
 }
 
 QUERIES: dict[str, Callable[[Session], object]] = {
@@ -108,9 +108,10 @@ def test_loading_sends_events(session):
 
 def test_annotating_text_sends_events(session):
     listener = RecordingListener(session)
-    annotate_text(session, NOTE, SMALL)
+    annotate_in_session(session, NOTE, {"model": SMALL}, {})
 
-    assert listener.events == ["Importing: torch", f"Loading: {SMALL}", f"Annotating: {SMALL}", None]
+    annotating = f"Annotating: {SMALL} on cpu"
+    assert listener.events == ["Importing: torch", f"Loading: {SMALL}", annotating, annotating, None]
 
 
 @pytest.mark.parametrize(

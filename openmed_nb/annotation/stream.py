@@ -227,15 +227,15 @@ class Annotator:
     def annotate(
         self,
         texts: Iterable[object],
-        in_memory: bool = False,
         on_progress: ProgressCallback | None = None,
+        in_memory: bool = False,
     ) -> Iterator[ResultStore]:
         """Yield the results of texts chunk by chunk.
 
         Args:
             texts: The texts.
-            in_memory: Whether the texts are in memory, so that several chunks can be prefetched.
             on_progress: Called after each batch, if the model runs on the CPU.
+            in_memory: Whether the texts are in memory, so that several chunks can be prefetched.
         """
         chunks = iter_chunks(texts, chunk_characters(self.budget))
         with contextlib.closing(self._tokenize(chunks, in_memory)) as tokenized_chunks:

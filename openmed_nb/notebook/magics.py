@@ -392,13 +392,10 @@ class OpenMedMagics(Magics):
             raise MagicError(f"{describe_value(out)} cannot be used as a variable name.", "Use a name such as 'found'.")
         model = self.default_model if arguments.model is None else arguments.model
         strategy = self.aggregation_strategy if arguments.strategy is None else arguments.strategy
-        from .._annotate import annotate, annotate_text
+        from .._annotate import annotate
 
-        if isinstance(texts, str):
-            result: object = annotate_text(SESSION, texts, model, arguments.device, strategy, self.show_text)
-        else:
-            options = {"aggregation_strategy": strategy, "device": arguments.device}
-            result = annotate(texts, model, show_text=self.show_text, **options)
+        options = {"aggregation_strategy": strategy, "device": arguments.device}
+        result = annotate(texts, model, show_text=self.show_text, **options)
         if out is None:
             return result
         self.shell.push({out: result})

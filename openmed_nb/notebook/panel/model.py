@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from traitlets import HasTraits, Instance
 
-from ..._annotate import annotate_text
+from ..._annotate import annotate_in_session
 from ..._events.activity import ProgressEvent
 from ..._render.display import Report
 from ..._utils.text import short_type_name
@@ -256,7 +256,8 @@ class PanelModel(HasTraits):
     def _annotate_text(self, text: str) -> StateChanges:
         if isinstance(text, str) and not text.strip():
             return {"annotation": None, "result": Report(NO_TEXT)}
-        return {"annotation": annotate_text(self.session, text, self._name, show_text=self._show_text)}
+        options = {"model": self._name, "show_text": self._show_text}
+        return {"annotation": annotate_in_session(self.session, text, options, {})}
 
 
 def _report_moved(names: tuple[str, ...]) -> StateChanges:
