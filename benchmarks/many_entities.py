@@ -47,7 +47,7 @@ def make_calls(count: int, folder: Path) -> dict[str, Callable[[], object]]:
         "score": lambda: found.score(gold),
         "show": one._repr_html_,
         "text": lambda: str(one),
-        "mask": lambda: found.mask("[{label} {number}]"),
+        "mask": lambda: found.mask("[{label}]"),
         "mask with a rule": lambda: found.mask(rules={"WORD": "Known"}),
         "with_context": lambda: found.with_context("all"),
         "filter": lambda: found.filter("disease", min_score=0.5),
@@ -57,7 +57,7 @@ def make_calls(count: int, folder: Path) -> dict[str, Callable[[], object]]:
     }
     for suffix in ("jsonl", "csv", "parquet", "html"):
         calls[f"save {suffix}"] = lambda suffix=suffix: found.save(folder / f"{count}.{suffix}")
-    for name in ("brat", "conll", "doccano", "label-studio", "spacy"):
+    for name in ("brat", "conll", "doccano", "label-studio"):
         path = folder / f"{count}-{name}"
         calls[f"export {name}"] = lambda name=name, path=path: found.export(name, path)
         calls[f"read {name}"] = lambda name=name, path=path: read_annotations(path, name, predictions=True)

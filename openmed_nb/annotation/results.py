@@ -1655,13 +1655,13 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         save_annotations(path, self)
 
     def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
-        """Write notes and entities in the format of an annotation tool or another library.
+        """Write notes and entities in the format of an annotation tool.
 
         Notes without a text are omitted and counted: missing and failed notes, notes that have changed, and those from a
         generator. :func:`read_annotations` reads the files.
 
         Args:
-            format: ``"brat"``, ``"conll"``, ``"doccano"``, ``"label-studio"`` or ``"spacy"``.
+            format: ``"brat"``, ``"conll"``, ``"doccano"`` or ``"label-studio"``.
             path: File, or a new folder for brat. Files are readable by their owner only.
 
         Returns:
@@ -1697,7 +1697,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             >>> annotate(["She has asthma."], "bundled_small", device="cpu").to_arrow().column_names
             ['note_index', 'entity_group', 'score', 'word', 'span_text', 'start', 'end']
         """
-        from .export.files import to_arrow
+        from .export.formats import to_arrow
 
         return to_arrow(self.to_frame_with_ids())
 
@@ -1721,7 +1721,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             >>> [doc.ents for doc in found.to_spacy(spacy.blank("en"))]
             [(asthma,)]
         """
-        from .export.files import iter_docs
+        from .export.formats import iter_docs
 
         return iter_docs(nlp, self._iter_exported_notes())
 

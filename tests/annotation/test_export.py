@@ -19,20 +19,18 @@ from hypothesis import strategies as st
 
 import openmed_nb as nb
 from helpers.leaks import MARKER, catch_rejection
-from openmed_nb.annotation.export.files import MISALIGNED, SPAN_GROUP, UNLABELED
-from openmed_nb.annotation.export.notes import CHANGED_LABELS, TRIMMED, WITHOUT_TEXT
+from openmed_nb.annotation.export.formats import SPAN_GROUP
+from openmed_nb.annotation.export.notes import CHANGED_LABELS, OVERLAPPING, TRIMMED, WITHOUT_TEXT
 from openmed_nb.annotation.export.registry import FORMATS
-from openmed_nb.annotation.export.tools import OVERLAPPING
 from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 EXPORTS = [name for name, form in FORMATS.items() if form.write]
-READABLE = [name for name in EXPORTS if FORMATS[name].read]
 # Saved tables, and what reads them.
 TABLES = {"a.csv": lambda path: pd.read_csv(path, keep_default_na=False), "a.parquet": pd.read_parquet}
 
-EXTENSIONS = {"brat": "", "conll": ".conll", "doccano": ".jsonl", "label-studio": ".json", "spacy": ".spacy"}
+EXTENSIONS = {"brat": "", "conll": ".conll", "doccano": ".jsonl", "label-studio": ".json"}
 
 # Emoji (also of several code points), CRLF, other line breaks, combining marks, tabs, quotes, markup.
 PIECES = ["asthma", "a", "7", " ", "  ", "\r\n", "\n", "\u2028", "\x85", "\t", "😀", "👩🏽‍⚕️", "e\u0301", "李明", "#", "-", '"', "\\n", "<b>", "&", "\u00a0", "\ufeff", ",", "\r"]  # fmt: skip
@@ -86,8 +84,8 @@ IGNORED = pytest.mark.filterwarnings("ignore:.*inside a word", "ignore:No annota
 @pytest.mark.parametrize(
     ("name", "examples"),
     [
-        *((name, 30) for name in READABLE),
-        *(pytest.param(name, 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)]) for name in READABLE),
+        *((name, 30) for name in EXPORTS),
+        *(pytest.param(name, 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)]) for name in EXPORTS),
     ],
 )
 def test_round_trip_changes_only_the_counted_losses(name, examples, tmp_path):
@@ -178,26 +176,31 @@ def test_files_follow_the_rules_of_their_tools(note):
         ]
 
 
-def test_spacy_reads_documents(found, tmp_path):
-    report = export(found, "spacy", tmp_path)
-    docs = read_spacy(report.path)
+def test_to_spacy_yields_documents_and_warns_about_omitted_entities(found):
+    nlp = spacy.blank("en")
+    with pytest.warns(OpenMedWarning, match="^1 entities without a label, or that do not start and end"):
+        docs = [*found.to_spacy(nlp)]
     assert [[(span.text, span.label_) for span in doc.ents] for doc in docs] == [
         [("asthma", "DISEASE"), ("Mild\r\ncough", "DISEASE")],
         [],
         [("Ann", "NAME")],
     ]
-    assert (report.losses, [doc.user_data["note_index"] for doc in docs]) == ({MISALIGNED: 1}, [0, 1, 2])
-
-
-def test_to_spacy_warns_about_misaligned_entities(found):
-    nlp = spacy.blank("en")
-    with pytest.warns(OpenMedWarning, match="1 entities that do not start and end"):
-        assert [len(doc.ents) for doc in found.to_spacy(nlp)] == [2, 0, 1]
+    assert [doc.user_data["note_index"] for doc in docs] == [0, 1, 2]
     overlapping = annotate([("a b c", [(0, 3, "A"), (2, 5, "B"), (0, 3, "C")])])
     (doc,) = overlapping.to_spacy(nlp)
     assert len(doc.ents) + len(doc.spans[SPAN_GROUP]) == 3
+    with pytest.warns(OpenMedWarning, match="^1 entities without a label"):
+        assert [doc.ents for doc in annotate([("ab", [(0, 2, "")])]).to_spacy(nlp)] == [()]
     with pytest.raises(ConfigurationError):
         next(found.to_spacy(MARKER))
+
+
+@pytest.mark.timeout(20)
+def test_to_spacy_takes_linear_time():
+    """Comparing each of the 20,000 entities with each other takes longer than the limit."""
+    spans = [(2 * index, 2 * index + 1, "NAME") for index in range(20_000)]
+    (doc,) = annotate([("a " * 20_000, spans)]).to_spacy(spacy.blank("en"))
+    assert len(doc.ents) == 20_000
 
 
 @pytest.mark.parametrize("keys", [None, ["007", "b", 3]])
@@ -245,32 +248,9 @@ def test_saved_tables_have_the_index_of_a_series_as_ids(name, index, tmp_path):
     assert found.score(saved).total.strict.correct == 2
 
 
-def read_spacy(path):
-    """Return the documents of a file."""
-    return [*spacy.tokens.DocBin(store_user_data=True).from_disk(path).get_docs(spacy.blank("xx").vocab)]
-
-
-def test_export_to_spacy_counts_entities_without_a_label(tmp_path):
-    report = annotate([("ab cd", [(0, 2, ""), (3, 5, "NAME")])]).export("spacy", tmp_path / "notes.spacy")
-    assert report.losses == {UNLABELED: 1}
-    assert [entity.text for entity in read_spacy(report.path)[0].ents] == ["cd"]
-
-
-@pytest.mark.timeout(20)
-def test_export_to_spacy_takes_linear_time(tmp_path):
-    """Comparing each of the 20,000 entities with each other takes longer than the limit."""
-    spans = [(2 * index, 2 * index + 1, "NAME") for index in range(20_000)]
-    assert annotate([("a " * 20_000, spans)]).export("spacy", tmp_path / "notes.spacy").losses == {}
-
-
 def test_export_to_label_studio_says_that_its_entities_are_predictions(found, tmp_path):
     assert "predictions until" in str(found.export("label-studio", tmp_path / "a.json"))
     assert "predictions until" not in str(found.export("doccano", tmp_path / "a.jsonl"))
-
-
-def test_export_to_spacy_keeps_ids_of_many_digits(tmp_path):
-    report = with_ids(annotate([("ab", [(0, 2, "NAME")])]), [10**30]).export("spacy", tmp_path / "notes.spacy")
-    assert read_spacy(report.path)[0].user_data["id"] == str(10**30)
 
 
 def test_empty_results_can_be_saved(tmp_path):
@@ -306,8 +286,6 @@ def test_notes_without_text_are_omitted_and_counted(incomplete, name, tmp_path):
     assert (report.notes, report.entities, report.losses) == (1, 1, {WITHOUT_TEXT: 3})
     generated = dataclasses.replace(incomplete, texts=None)
     assert export(generated, name, tmp_path).losses == {WITHOUT_TEXT: 4}
-    if name not in READABLE:
-        return
     gold = nb.read_annotations(report.path, predictions=True)
     assert [(note.id, note.position) for note in gold] == [(None, 3)]
     scores = incomplete.score(gold)
@@ -382,7 +360,7 @@ def test_files_are_private_and_replaced_atomically(found, tmp_path):
     assert found.export("brat", tmp_path / "empty").notes == 3
 
 
-@pytest.mark.parametrize("name", READABLE)
+@pytest.mark.parametrize("name", EXPORTS)
 def test_ids_are_kept_and_not_shown(name, tmp_path):
     found = with_ids(annotate([(MARKER, [(0, 5, "NAME")]), ("a", [])]), [f"{MARKER}/1", 17])
     report = export(found, name, tmp_path)

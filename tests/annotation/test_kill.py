@@ -150,13 +150,18 @@ def test_kills_while_notes_are_repaired(  # noqa: PLR0913, PLR0917 - fixtures
     ]
 
 
-@pytest.mark.parametrize("kills", [7, pytest.param(50, marks=pytest.mark.slow)])
-def test_next_export_removes_files_of_killed_exports(tmp_path, kills):
-    process = run_python(Path(__file__).parent / "export_runs.py", tmp_path, kills)
-    killed, left, hidden = json.loads(process.stdout)
+def test_next_export_removes_files_of_killed_export(tmp_path):
+    program = (
+        "import os, sys; from pathlib import Path; from openmed_nb._utils.temporary import temporary_folder\n"
+        "with temporary_folder(Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'export').write_text('a note')\n"
+        "    os.kill(os.getpid(), 9)"
+    )
+    run_python("-c", program, tmp_path)
 
-    assert (killed, hidden) == (kills, [])
-    assert left > 0
+    (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert remove_abandoned(tmp_path) == [folder]
+    assert not any(tmp_path.iterdir())
 
 
 def test_export_keeps_files_of_living_exports(tmp_path):

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
 
-from ..._render.display import Displayable, TextSegment
-from ...errors import ConfigurationError
 from ..boundaries import is_inside_word
 from ..gold import GoldSpan, GoldText, parse_span
 from ..inputs import NOTE_COLUMN
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Descriptions of the information that several formats lose, as the end of a sentence.
 WITHOUT_TEXT = "notes without a text (missing, failed, changed, or from a generator), which were omitted"
 CHANGED_LABELS = "labels with spaces, which were replaced by underscores"
 TRIMMED = "entities with white space at their ends, which was removed"
-INVALID_UNICODE_REMEDY = "Pass other ids, or rename files whose names are not UTF-8."
+OVERLAPPING = "entities that were omitted because they overlap another entity"
 
-# Descriptions of what is doubtful in a file, as the end of a sentence.
-DISCONTINUOUS = "discontinuous entities were read as one entity per part"
+# Description of what is doubtful in a file, as the end of a sentence.
 CUT_WORDS = "starts or ends of entities are inside a word, where the tool may have shifted them"
 
 # Unit in which a tool counts offsets. In joined line ends, CR and LF count as one character, as in the text of a web page.
@@ -94,44 +87,18 @@ class Export:
         return tag
 
 
-class Saveable(Protocol):
-    """Results that can be saved, and displayed in pages."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return model, device and texts as JSON-compatible data."""
-        ...
-
-    def to_frame_with_ids(self) -> pd.DataFrame:
-        """Return one row per entity, with the ids of the notes as a column."""
-        ...
-
-    def iter_records(self) -> Iterator[dict[str, Any]]:
-        """Yield a JSON-compatible object per note."""
-        ...
-
-    def summary(self) -> Displayable:
-        """Return a summary of the results."""
-        ...
-
-    def iter_named_segments(
-        self, start: int, stop: int, max_characters: int | None = ...
-    ) -> Iterator[tuple[str, list[TextSegment]]]:
-        """Yield index and id of each note, and its segments."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
 class RawEntity(NamedTuple):
     """An entity of a file.
 
     Attributes:
-        fragments: Start and end of each part, in the unit of the tool.
+        start: Start in the unit of the tool.
+        end: End in the unit of the tool.
         label: Label.
-        surface: Recorded text, or ``None``. Parts are separated by a space.
+        surface: Recorded text, or ``None``.
     """
 
-    fragments: Sequence[tuple[int, int]]
+    start: int
+    end: int
     label: str
     surface: Any = None
 
@@ -141,14 +108,12 @@ class Version(NamedTuple):
 
     Attributes:
         entities: The entities.
-        annotators: Names of the annotator or model.
-        is_ground_truth: Whether the tool marks this version as the true one.
+        annotators: Names of the annotator.
         is_prediction: Whether it is from a model.
     """
 
     entities: Sequence[RawEntity]
     annotators: tuple[Any, ...] = ()
-    is_ground_truth: bool = False
     is_prediction: bool = False
 
 
@@ -190,9 +155,8 @@ def read_utf8(path: Path, encoding: str = "utf-8-sig") -> str:
     return path.read_bytes().decode(encoding)
 
 
-def read_records(path: Path) -> Iterator[Any]:
+def read_records(text: str) -> Iterator[Any]:
     """Yield the records of a file: the items of a JSON list, one JSON object, or one JSON value per line."""
-    text = read_utf8(path)
     lines = [line for line in text.split("\n") if line.strip()]
     if len(lines) > 1 and lines[0].rstrip().endswith("}"):
         yield from map(json.loads, lines)
@@ -222,34 +186,19 @@ def create_entities(entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> li
         span = parse_span(entity)
         if span is None:
             raise InvalidNoteError(f"has an invalid entity at index {index}")
-        created.append(RawEntity([span[:2]], span.label, surfaces[index] if surfaces else None))
+        created.append(RawEntity(*span, surfaces[index] if surfaces else None))
     return created
-
-
-def import_library(name: str) -> Any:
-    """Import an optional library, or raise an error with the command that installs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        message = f"This format needs {package}."
-        raise ConfigurationError(message, f"Install it: python -m pip install {package}.") from error
 
 
 def select_version(versions: Sequence[Version], annotator: str | int | None, predictions: bool) -> Version | None:
     """Return the version of a note that is gold, or ``None`` if there is none."""
-    candidates = [version for version in versions if not version.is_prediction] or [*versions]
+    candidates = [version for version in versions if predictions or not version.is_prediction]
     if annotator is not None:
         candidates = [version for version in candidates if str(annotator) in map(str, version.annotators)]
-    ground_truth = [version for version in candidates if version.is_ground_truth]
-    if len(ground_truth) == 1:
-        candidates = ground_truth
-    if not candidates or (candidates[0].is_prediction and not predictions):
-        return None
     if len(candidates) > 1:
         remedy = "Select an annotator with annotator=, or keep one annotation of each note."
         raise InvalidNoteError("has several annotations", remedy)
-    return candidates[0]
+    return candidates[0] if candidates else None
 
 
 def create_gold_text(note: RawNote, version: Version, counts: Counter[str]) -> GoldText:
@@ -262,45 +211,43 @@ def create_gold_text(note: RawNote, version: Version, counts: Counter[str]) -> G
     """
     text = note.text
     if text is None:
-        entities = version.entities
-    elif isinstance(text, str):
-        results = [_convert(text, version.entities, unit) for unit in note.units]
-        problem = results[0]
-        agreed = next((result for result in results if not isinstance(result, str)), None)
-        if agreed is None:
-            remedy = "Export the entities again with the texts that were annotated."
-            raise InvalidNoteError(f"{problem} in all units of the tool", remedy)
-        entities = agreed
-    else:
+        spans = [GoldSpan(*entity[:3]) for entity in version.entities]
+        return GoldText(note.id, None, tuple(spans), note.position)
+    if not isinstance(text, str):
         raise InvalidNoteError("does not have a text")
-    spans: list[GoldSpan] = []
-    for entity in entities:
-        parts = _join(text, entity)
-        counts[DISCONTINUOUS] += len(parts) > 1
-        if text and entity.surface is None and note.units != ("characters",):
-            ends = (end for part in parts for end in part[:2])
-            counts[CUT_WORDS] += sum(0 < end < len(text) and is_inside_word(text, end) for end in ends)
-        spans += parts
-    return GoldText(note.id, text, tuple(spans), note.position)
+    problem = ""
+    for unit in note.units:
+        converted = _convert(text, version.entities, unit)
+        if not isinstance(converted, str):
+            break
+        problem = problem or converted
+    else:
+        remedy = "Export the entities again with the texts that were annotated."
+        raise InvalidNoteError(f"{problem} in all units of the tool", remedy)
+    if note.units != ("characters",):
+        for span, entity in zip(converted, version.entities, strict=True):
+            if entity.surface is None:
+                counts[CUT_WORDS] += sum(0 < end < len(text) and is_inside_word(text, end) for end in span[:2])
+    return GoldText(note.id, text, tuple(converted), note.position)
 
 
-def _convert(text: str, entities: Sequence[RawEntity], unit: Unit) -> Sequence[RawEntity] | str:
-    """Return entities with offsets in characters, or the problem if they do not agree with the text."""
+def _convert(text: str, entities: Sequence[RawEntity], unit: Unit) -> list[GoldSpan] | str:
+    """Return spans in characters, or the problem of entities that do not agree with the text."""
     indices = _index_characters(text, unit)
-    converted = []
+    spans = []
     for number, entity in enumerate(entities):
-        fragments = []
-        for fragment in entity.fragments:
-            start, end = (indices[offset] if offset < len(indices) else None for offset in fragment)
-            if start is None or end is None or start >= end:
-                return f"has an invalid entity at index {number}"
-            fragments.append((start, end))
-        # Label Studio records a line break as a backslash and "n", brat as a space.
-        words = " ".join(text[start:end] for start, end in fragments).replace("\\n", " ").split()
-        if entity.surface is not None and entity.surface.replace("\\n", " ").split() != words:
+        start, end = (indices[offset] if offset < len(indices) else None for offset in entity[:2])
+        if start is None or end is None or start >= end:
+            return f"has an invalid entity at index {number}"
+        if entity.surface is not None and not is_surface(entity.surface, text[start:end]):
             return f"has a different text at the offsets of entity {number}"
-        converted.append(entity._replace(fragments=fragments))
-    return converted
+        spans.append(GoldSpan(start, end, entity.label))
+    return spans
+
+
+def is_surface(surface: str, words: str) -> bool:
+    r"""Return whether a recorded text is that of an entity. Label Studio records a line break as ``\n``, brat as a space."""
+    return surface.replace("\\n", " ").split() == words.replace("\\n", " ").split()
 
 
 def _index_characters(text: str, unit: Unit) -> Sequence[int | None]:
@@ -315,14 +262,3 @@ def _index_characters(text: str, unit: Unit) -> Sequence[int | None]:
         if unit == "UTF-16 code units" and character > "\uffff":
             indices.append(None)
     return [*indices, len(text)]
-
-
-def _join(text: str | None, entity: RawEntity) -> list[GoldSpan]:
-    """Return the spans of an entity. Parts with only white space between them are one span."""
-    spans: list[GoldSpan] = []
-    for start, end in entity.fragments:
-        if spans and text and text[spans[-1].end : start].isspace():
-            spans[-1] = spans[-1]._replace(end=end)
-        else:
-            spans.append(GoldSpan(start, end, entity.label))
-    return spans

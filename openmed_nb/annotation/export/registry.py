@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.temporary import temporary_folder
@@ -17,8 +17,11 @@ from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
 from ..gold import GoldText, GoldTexts, rename_labels, validate_labels
 from ..references import describe_read_error
-from . import files, tools
-from .notes import INVALID_UNICODE_REMEDY, Export, InvalidNoteError, RawNote, Saveable, create_gold_text, select_version
+from . import formats
+from .notes import Export, InvalidNoteError, RawNote, create_gold_text, select_version
+
+if TYPE_CHECKING:
+    from ..results import Annotations
 
 ResultT = TypeVar("ResultT")
 
@@ -36,19 +39,18 @@ class Format(NamedTuple):
     read: Callable[[Path], Iterable[RawNote]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
-    save: Callable[[Path, Saveable], None] | None = None
+    save: Callable[[Path, Annotations], None] | None = None
 
 
 FORMATS: Mapping[str, Format] = {
-    "jsonl": Format(files.read_jsonl, (".jsonl", ".ndjson"), save=files.save_jsonl),
-    "parquet": Format(suffixes=(".parquet",), save=files.save_parquet),
-    "csv": Format(suffixes=(".csv",), save=files.save_csv),
-    "html": Format(suffixes=(".html",), save=files.save_html),
-    "brat": Format(tools.read_brat, write=tools.write_brat),
-    "conll": Format(tools.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv"), write=tools.write_conll),
-    "doccano": Format(tools.read_doccano, write=tools.write_doccano),
-    "label-studio": Format(tools.read_label_studio, write=tools.write_label_studio),
-    "spacy": Format(write=files.write_spacy),
+    "jsonl": Format(formats.read_json, (".jsonl", ".ndjson"), save=formats.save_jsonl),
+    "parquet": Format(suffixes=(".parquet",), save=formats.save_parquet),
+    "csv": Format(suffixes=(".csv",), save=formats.save_csv),
+    "html": Format(suffixes=(".html",), save=formats.save_html),
+    "brat": Format(formats.read_brat, write=formats.write_brat),
+    "conll": Format(formats.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv"), write=formats.write_conll),
+    "doccano": Format(formats.read_json, write=formats.write_doccano),
+    "label-studio": Format(formats.read_json, (".json",), write=formats.write_label_studio),
 }
 
 PREDICTIONS_NOTICE = "The entities are predictions until an annotator submits them in Label Studio. nb.read_annotations(path) reads submitted ones only."
@@ -99,7 +101,7 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
 
-def save_annotations(path: Any, found: Saveable) -> None:
+def save_annotations(path: Any, found: Annotations) -> None:
     """Write all results to a file whose suffix selects the format.
 
     Raises:
@@ -128,7 +130,7 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
             return result
     except UnicodeEncodeError:
         problem = "an id or a label is not valid Unicode"
-        remedy = INVALID_UNICODE_REMEDY
+        remedy = formats.INVALID_UNICODE_REMEDY
     except OSError as error:
         problem = describe_read_error(error)
         remedy = "Use a new file or folder where you can write."
@@ -182,10 +184,6 @@ def read_annotations(
         raise invalid_type("annotator", annotator, "Pass the number, name or mail of an annotator.")
     if not source.exists():
         raise ConfigurationError("The file of annotations does not exist.", "Pass the path of an existing file.")
-    if not (source.is_file() or source.is_dir()):
-        raise ConfigurationError(
-            "The path of the annotations is not a regular file.", "Pass the path of a file or folder."
-        )
     if format is not None:
         check_choice("format", format, [key for key, form in FORMATS.items() if form.read])
     counts: Counter[str] = Counter()
@@ -241,20 +239,17 @@ def _read_file(
 
 def _detect_format(source: Path, name: str | None) -> str:
     """Return the format of a file or folder."""
-    if source.is_dir() and name is None:
-        return "brat"
+    readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
+    if name is None and source.is_dir():
+        name = "brat"
+    if name is None:
+        name = next((key for key in readable if source.suffix.lower() in readable[key]), None)
+    if name is None:
+        message = "The suffix of the file does not select a format of annotations."
+        remedy = f"Pass format, one of {', '.join(readable)}. For a table, pass a DataFrame to score()."
+        raise ConfigurationError(message, remedy)
     if source.is_dir() != (name == "brat"):
         raise ConfigurationError(
             "Annotations of brat are in a folder, others in a file.", "Pass another path or format."
         )
-    if name is not None:
-        return name
-    suffix = source.suffix.lower()
-    readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
-    detected = "jsonl" if suffix == ".json" else next((key for key in readable if suffix in readable[key]), None)
-    if detected is not None:
-        return detected
-    message = "The suffix of the file does not select a format of annotations."
-    raise ConfigurationError(
-        message, f"Pass format, one of {', '.join(readable)}. For a table, pass a DataFrame to score()."
-    )
+    return name
