@@ -20,7 +20,7 @@ from ._annotate import annotate_in_session
 from ._events.activity import ProgressEvent
 from ._render.values import Json
 from ._utils.text import describe_error, parser_problem, short_type_name
-from .annotation.references import FileReference, raise_if_error, read_text, table_reader
+from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
@@ -177,8 +177,8 @@ def read_note(path: Path) -> str:
         ConfigurationError: If the file is a table.
         InvalidTextError: If the file is not UTF-8 text.
     """
-    if reader := table_reader(str(path)):
-        raise ConfigurationError("The note is a table.", f"Pass its column of texts to annotate(), as in {reader}.")
+    if is_table(str(path)):
+        raise ConfigurationError("The note is a table.", TABLE_REMEDY)
     text: str = raise_if_error(read_text(FileReference.from_path(str(path)), 0))
     return text
 

@@ -121,7 +121,7 @@ def test_main_refuses_table_with_the_line_that_reads_it(tmp_path, capsys):
 
     assert main([str(table)]) == 2
 
-    assert "pandas.read_csv(path)['text']" in capsys.readouterr().err
+    assert "text_column='text'" in capsys.readouterr().err
 
 
 def test_doctor_prints_its_report_and_how_it_is(capsys):

@@ -26,15 +26,10 @@ ResultT = TypeVar("ResultT")
 
 _SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
 
-# The pandas call that reads a table, by file suffix.
-_TABLE_READERS = {
-    ".csv": "read_csv(path)",
-    ".tsv": r"read_csv(path, sep='\t')",
-    ".parquet": "read_parquet(path)",
-    ".xlsx": "read_excel(path)",
-    ".jsonl": "read_json(path, lines=True)",
-    ".ndjson": "read_json(path, lines=True)",
-}
+# Suffixes of tables, which have many notes.
+_TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".ndjson"})
+
+TABLE_REMEDY = "Read the table with pandas, and pass its column of texts, as in annotate(table, text_column='text')."
 
 # A character class with one letter or digit is useless in a pattern, but common in a name: ``note[1].txt`` never matches
 # ``note1.txt``.
@@ -50,15 +45,14 @@ _FILE_NAME_PATTERN = re.compile(
 )
 
 
-def table_reader(path: str) -> str | None:
-    """Return the code that reads the texts of a table, or ``None`` if the file name is not that of a table.
+def is_table(path: str) -> bool:
+    """Return whether a file name is that of a table.
 
     Example:
-        >>> table_reader("notes.CSV"), table_reader("notes.txt")
-        ("pandas.read_csv(path)['text']", None)
+        >>> is_table("notes.CSV"), is_table("notes.txt")
+        (True, False)
     """
-    reader = _TABLE_READERS.get(PurePath(path).suffix.lower())
-    return f"pandas.{reader}['text']" if reader else None
+    return PurePath(path).suffix.lower() in _TABLE_SUFFIXES
 
 
 class TextReference(abc.ABC):
@@ -121,24 +115,19 @@ class FileReference(TextReference):
 
     def read(self) -> str:
         """Return the contents of the file. Line endings are not converted, so that offsets match the file."""
-        mode = os.stat(self.path).st_mode
-        if not stat.S_ISREG(mode):  # Reading from a pipe could block forever.
-            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENOTSUP
-            raise OSError(code, os.strerror(code))
+        if not stat.S_ISREG(os.stat(self.path).st_mode):  # Reading from a pipe could block forever.
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
         with open(self.path, "rb") as file:
             data = file.read()
         text = data.decode()
-        if (position := data.find(b"\0")) >= 0:  # UTF-16 without a byte order mark is valid UTF-8 that contains zeros.
-            raise _InvalidContentError(f"is not text: byte {position} is zero, as in UTF-16", _SAVE_AS_UTF8)
+        position = data.find(b"\0")
+        if position >= 0:  # UTF-16 without a byte order mark is valid UTF-8 that contains zeros.
+            raise UnicodeDecodeError("utf-8", data, position, position + 1, "zero byte")
         return text
 
     def refresh(self) -> FileReference:
         """Return a reference with the current size and modification time."""
         return self.from_path(self.path)
-
-
-class _InvalidContentError(Exception):
-    """The contents of a file are not one text. The arguments are the problem and the remedy, without any contents."""
 
 
 # Types whose only value is a missing value.
@@ -204,9 +193,6 @@ def read_text(text: Any, index: int) -> Any:
     except UnicodeDecodeError as error:
         message = f"Text {index}: the {text.kind} on {socket.gethostname()} is not valid UTF-8 at byte {error.start}."
         return InvalidTextError(message, _SAVE_AS_UTF8)
-    except _InvalidContentError as error:
-        problem, remedy = error.args
-        return InvalidTextError(f"Text {index}: the {text.kind} on {socket.gethostname()} {problem}.", remedy)
     except Exception as error:  # noqa: BLE001 - the reader may raise anything
         reason = describe_read_error(error)
         message = f"Text {index}: the {text.kind} cannot be read on {socket.gethostname()}: {reason}."
@@ -241,14 +227,12 @@ def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
 
 
 def warn_if_file_name(text: str, index: int) -> bool:
-    """Warn if a text is or looks like a file name, and return whether a warning was issued."""
-    looks_like_name = len(text) <= _MAX_NAME_LENGTH and _FILE_NAME_PATTERN.fullmatch(text) is not None
-    is_named = any(map(str.isalnum, text)) and os.path.exists(os.path.expanduser(text))  # "." and "/" are directories.
-    if not (looks_like_name or is_named):
+    """Warn if a text looks like a file name, and return whether a warning was issued."""
+    if len(text) > _MAX_NAME_LENGTH or not _FILE_NAME_PATTERN.fullmatch(text):
         return False
     remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
-    if reader := table_reader(text):
-        remedy = f"Pass the column of texts of a table, as in {reader}."
+    if is_table(text):
+        remedy = TABLE_REMEDY
     warn(f"Text {index} looks like a file name, but is processed as text. {remedy}")
     return True
 
@@ -262,11 +246,10 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
     """Return the files on this host that match paths and patterns.
 
     A path that exists is not treated as a pattern. The files of a pattern have the order of ``sorted(paths)``, which compares
-    directory by directory. Files that match an earlier entry are not repeated.
+    directory by directory.
     """
     host = socket.gethostname()
     paths: list[str] = []
-    seen: set[str] = set()
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
         name = os.path.basename(path)
@@ -277,45 +260,37 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
         except OSError as error:
             message = f"{subject} on {host}: a folder in the search cannot be listed: {describe_read_error(error)}."
             return ConfigurationError(message, "Make it readable, or pass the paths of the files.")
-        if reader := next(filter(None, map(table_reader, matches)), None):
-            message = f"{subject} on {host} is a table." if exists else f"{subject} on {host} also matches a table."
-            return ConfigurationError(message, f"Pass its column of texts, as in {reader}.")
+        if any(map(is_table, matches)):
+            return ConfigurationError(
+                f"{subject} on {host} {'is' if exists else 'also matches'} a table.", TABLE_REMEDY
+            )
         if os.path.isdir(path) or not matches:
             message = f"{subject} {'is a folder' if matches else 'was not found'} on {host}."
             return ConfigurationError(message, "Pass paths of existing files, such as Path('notes') / '*.txt'.")
-        paths += [match for match in matches if exists or match not in seen]
-        seen.update(matches)
+        paths += matches
     return tuple(map(FileReference.from_path, paths))
 
 
 def _find_matches(pattern: str) -> list[str]:
-    """Return the paths of files that match a pattern. The part of it that exists is not treated as a pattern.
-
-    A link is ignored if its target matches too. Two links to a target that does not match are both returned, because a
-    content-addressed store holds equal notes of two patients only once.
-    """
+    """Return the paths of files that match a pattern. The part of it that exists is not treated as a pattern."""
     root, name = os.path.split(pattern)
     names = [name]
     while not os.path.isdir(root):
         root, name = os.path.split(root)
         names.insert(0, name)
-    matches = {match: os.path.realpath(match) for match in _iter_matches(root, names, os.path.realpath(root))}
-    real_root = os.path.realpath(root)
-    own = {real for match, real in matches.items() if real == real_root + match[len(root) :]}
-    is_own = {match: real not in own or real == real_root + match[len(root) :] for match, real in matches.items()}
-    return sorted(filter(is_own.__getitem__, matches), key=PurePath)
+    return sorted({*_iter_matches(root, names)}, key=PurePath)
 
 
-def _iter_matches(folder: str, names: Sequence[str], real_root: str) -> Iterator[str]:
+def _iter_matches(folder: str, names: Sequence[str]) -> Iterator[str]:
     """Yield the paths of files in a directory that match the parts of a pattern.
 
-    Unlike :func:`glob.glob`, an error is raised if a directory cannot be listed. Hidden entries match only a part that starts with
-    a dot. ``**`` follows a link only if its target is elsewhere, because it reaches the other targets without the link.
+    Unlike :meth:`pathlib.Path.glob`, an error is raised if a directory cannot be listed, and hidden entries match only a part that
+    starts with a dot. ``**`` does not follow links.
     """
     name, *rest = names
     pattern = _ONE_IN_BRACKETS_PATTERN.sub(r"[[]\1]", name)
     if name == "**" and rest:
-        yield from _iter_matches(folder, rest, real_root)
+        yield from _iter_matches(folder, rest)
     with os.scandir(folder) as entries:
         for entry in entries:
             if not fnmatch.fnmatch(entry.name, pattern) or (entry.name.startswith(".") and not name.startswith(".")):
@@ -323,18 +298,11 @@ def _iter_matches(folder: str, names: Sequence[str], real_root: str) -> Iterator
             if not os.path.isdir(entry.path):  # Unlike entry.is_dir(), it raises no error for a link to itself.
                 if not rest:
                     yield entry.path
-            elif name == "**":
-                if not entry.is_symlink() or _is_elsewhere(entry.path, folder, real_root):
-                    yield from _iter_matches(entry.path, names, real_root)
-            elif rest:
-                yield from _iter_matches(entry.path, rest, real_root)
-
-
-def _is_elsewhere(link: str, folder: str, real_root: str) -> bool:
-    """Return whether the target of a link is neither below the root of the search nor a parent of the link."""
-    target = PurePath(os.path.realpath(link))
-    parents = (PurePath(real_root), PurePath(os.path.realpath(folder)))
-    return not (target.is_relative_to(real_root) or any(parent.is_relative_to(target) for parent in parents))
+            elif name != "**":
+                if rest:
+                    yield from _iter_matches(entry.path, rest)
+            elif not entry.is_symlink():
+                yield from _iter_matches(entry.path, names)
 
 
 def iter_texts(texts: Any) -> Iterator[Any]:
