@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._render.display import WARNING, Displayable, Report, Table, TextSegment, pluralize
@@ -15,7 +15,8 @@ from .._utils.text import shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, split_lines, whole_words
-from .inputs import ID_COLUMN, make_id_column
+from .gold import parse_span
+from .inputs import make_id_column
 from .matching import NoteKeys
 from .presentation import note_name
 
@@ -31,41 +32,26 @@ MASKING_DISCLAIMER = (
     "Review the text before you share it."
 )
 
-# Categories of identifying data, each with the model labels that belong to it, as upper-case letters only.
+# Categories of identifying data, each with the model labels that belong to it, as upper-case words.
 IDENTIFIER_LABELS = {
-    "names": (
-        "NAME", "PERSON", "PER", "PATIENT", "DOCTOR", "PHYSICIAN", "PROVIDER", "CLINICIAN", "STAFF", "HCW",
-        "FIRSTNAME", "GIVENNAME", "MIDDLENAME", "LASTNAME", "SURNAME", "FAMILYNAME", "FULLNAME", "HUMANNAME",
-        "PERSONNAME", "PERSONALNAME", "PATIENTNAME", "NAMEPATIENT", "DOCTORNAME", "NAMEDOCTOR", "STAFFNAME",
-    ),
-    "dates": (
-        "DATE", "DATES", "DATETIME", "DOB", "DATEOFBIRTH", "BIRTHDATE", "BIRTHDAY", "ADMISSIONDATE", "DISCHARGEDATE",
-    ),
-    "places": (
-        "LOCATION", "LOC", "PLACE", "GPE", "ADDRESS", "STREET", "STREETADDRESS", "CITY", "TOWN", "STATE", "COUNTY",
-        "COUNTRY", "ZIP", "ZIPCODE", "POSTCODE", "POSTALCODE", "HOSPITAL", "HOSP", "LOCATIONOTHER", "LOCATIONCITY",
-    ),
-    "numbers": (
-        "ID", "IDNUM", "IDNUMBER", "NUMBER", "PHONE", "PHONENUMBER", "TELEPHONE", "TELEPHONENUM", "TELEPHONENUMBER",
-        "FAX", "FAXNUMBER", "MRN", "MEDICALRECORD", "MEDICALRECORDNUMBER", "PATIENTID", "NATIONALID", "NHSNUMBER",
-        "SSN", "SOCIALSECURITYNUMBER", "PASSPORT", "PASSPORTNUMBER", "ACCOUNT", "ACCOUNTNUMBER", "IDCARDNUM",
-    ),
-}  # fmt: skip
+    "names": "NAME PERSON PER PATIENT DOCTOR PHYSICIAN PROVIDER CLINICIAN STAFF HCW FIRSTNAME GIVENNAME MIDDLENAME LASTNAME "
+    "SURNAME FAMILYNAME FULLNAME HUMANNAME PERSONNAME PERSONALNAME PATIENTNAME NAMEPATIENT DOCTORNAME NAMEDOCTOR STAFFNAME",
+    "dates": "DATE DATES DATETIME DOB DATEOFBIRTH BIRTHDATE BIRTHDAY ADMISSIONDATE DISCHARGEDATE",
+    "places": "LOCATION LOC PLACE GPE ADDRESS STREET STREETADDRESS CITY TOWN STATE COUNTY COUNTRY ZIP ZIPCODE POSTCODE "
+    "POSTALCODE HOSPITAL HOSP LOCATIONOTHER LOCATIONCITY",
+    "numbers": "ID IDNUM IDNUMBER NUMBER PHONE PHONENUMBER TELEPHONE TELEPHONENUM TELEPHONENUMBER FAX FAXNUMBER MRN "
+    "MEDICALRECORD MEDICALRECORDNUMBER PATIENTID NATIONALID NHSNUMBER SSN SOCIALSECURITYNUMBER PASSPORT PASSPORTNUMBER "
+    "ACCOUNT ACCOUNTNUMBER IDCARDNUM",
+}
 
 # Prefixes that some models add to each of their labels.
 LABEL_PREFIXES = ("PRIVATE", "PERSONAL", "PII", "PHI")
-
-MAX_DISPLAYED_LABELS = 12
 
 # A browser does not render longer texts in reasonable time.
 MAX_SHOWN_TEXT_CHARACTERS = 100_000
 
 # Seconds after which the search for the matches of a rule in a text fails, because a pattern may take exponential time.
 RULE_TIMEOUT_SECONDS = 1.0
-
-# Maximum length of the pattern of a rule, multiplied by its repetitions, which the package regex writes out. A pattern of this length takes
-# about half a second to compile. Ten times the length takes minutes, or ends the process.
-MAX_RULE_LENGTH = 100_000
 
 # The end of a possessive, such as "'s", which stays in the text.
 _POSSESSIVE = re.compile(r"(?<=[^\s'\u2019])(?:['\u2019]s|(?<=s)['\u2019])\Z", re.IGNORECASE)
@@ -196,19 +182,17 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
         counts = Counter((span.label, span.source) for masked in self for span in masked.spans)
         return dict(sorted(counts.items()))
 
-    def to_frame(self, table: pd.DataFrame | None = None) -> pd.DataFrame:
-        """Return the masked texts as a DataFrame with one row per text.
+    def to_frame(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a copy of the table of the notes with the column ``masked_text``.
+
+        A missing text is missing, and so is a text with an error.
 
         Args:
-            table: Table of the notes. If specified, a copy of it with the column ``masked_text`` is returned. Its rows are matched by
-                the column of the ids if there is one, otherwise by the index, and their texts are compared.
-
-        Returns:
-            A table with the ids, if there are ids, the ``masked_text``, and the number of ``replacements``, with the index of the Series
-            of the texts. A missing text is missing; so is a text with an error, which is in the column ``error``.
+            table: Table of the notes. Its rows are matched by the column of the ids if there is one, otherwise by the index, and their
+                texts are compared.
 
         Raises:
-            ConfigurationError: If pandas is not installed, or if the table already has the column ``masked_text``.
+            ConfigurationError: If the table already has the column ``masked_text``.
             UnmatchedIdsError: If a row of the table is not one of the notes.
 
         Example:
@@ -216,29 +200,15 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
             >>> from openmed_nb import annotate
             >>> notes = pd.DataFrame({"note": ["She has asthma."], "ward": [3]})
             >>> found = annotate(notes, "bundled_small", device="cpu", text_column="note")
-            >>> found.mask().to_frame(table=notes)["masked_text"].tolist()
+            >>> found.mask().to_frame(notes)["masked_text"].tolist()
             ['She has [DISEASE].']
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
+        notes = self.keys.find_notes(table)
+        if "masked_text" in table.columns:
+            raise ConfigurationError("The table already has a column 'masked_text'.", "Rename that column.")
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
-        if table is not None:
-            notes = self.keys.find_notes(table)
-            if "masked_text" in table.columns:
-                raise ConfigurationError("The table already has a column 'masked_text'.", "Rename that column.")
-            return table.assign(masked_text=pd.Series([texts[note] for note in notes], dtype=object).to_numpy())
-        columns: dict[str, Any] = {
-            "masked_text": pd.Series(texts, dtype=object).to_numpy(),
-            "replacements": [len(masked.spans) for masked in self],
-            "error": [masked.error or None for masked in self],
-        }
-        if self.keys.ids is not None:
-            id_name = ID_COLUMN if self.keys.id_name in columns else self.keys.id_name
-            columns = {id_name: make_id_column(self.keys.ids), **columns}
-        row_index = self.keys.row_index
-        return pd.DataFrame(columns, index=None if row_index is None else row_index[: len(self)])
+        column = make_id_column([texts[note] for note in notes])
+        return table.assign(masked_text=column)
 
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [masked.to_dict() for masked in self]}
@@ -290,9 +260,6 @@ def validate_policy(replacement: Any) -> Policy:
             raise ConfigurationError(
                 "Unknown placeholder in the replacement.", f"Use {{label}}, as in {REPLACEMENT!r}."
             )
-    if len({label.casefold() for label in templates}) < len(templates):
-        message = "The replacement contains a label twice; labels are not case-sensitive."
-        raise ConfigurationError(message, "Specify each label once.")
     return replacement
 
 
@@ -340,30 +307,18 @@ def compile_rules(rules: Any) -> tuple[MaskingRule, ...]:
         raise invalid_type("rules", rules, r"Pass a mapping of labels to patterns, such as {'MRN': r'\d{8}'}.")
     compiled = []
     for position, (label, pattern) in enumerate(rules.items(), 1):
-        problem = None
-        if not (isinstance(label, str) and isinstance(pattern, str)):
-            problem = "is not a label with a pattern"
-        elif len(pattern) * _count_repetitions(pattern[:MAX_RULE_LENGTH]) > MAX_RULE_LENGTH:
-            problem = f"is longer than {MAX_RULE_LENGTH:,} characters with its repetitions written out"
-        else:
-            try:
-                compiled.append(MaskingRule(label, regex.compile(pattern)))
-            except regex.error as error:
-                problem = f"is not a valid regular expression: {error.msg} at position {error.pos}"
-            except ValueError:
-                problem = "has flags that exclude each other"
-            except (RecursionError, MemoryError):
-                problem = "has too many groups"
+        try:
+            compiled.append(MaskingRule(label, regex.compile(pattern)))
+            problem = "" if isinstance(label, str) else "has no label"
+        except regex.error as error:
+            problem = f"is not a valid regular expression: {error.msg} at position {error.pos}"
+        except (TypeError, ValueError, RecursionError, MemoryError):
+            problem = "is not a valid regular expression"
         # Raised outside of the handler, so that the original error, which contains the pattern, is not the context.
         if problem:
             remedy = r"Pass a pattern of the package regex, such as r'\bMRN[:# ]*\d{6,}\b'."
             raise ConfigurationError(f"Rule {position} {problem}.", remedy)
     return tuple(compiled)
-
-
-def _count_repetitions(pattern: str) -> int:
-    """Return an upper bound of how often a part of a pattern is repeated, such as 2,000 for ``(ab{2}){1000}``."""
-    return math.prod(max(1, int(count)) for count in re.findall(r"\{(\d{1,20})", pattern))
 
 
 def find_rule_spans(text: str, rules: Iterable[MaskingRule]) -> list[LabeledSpan]:
@@ -397,7 +352,9 @@ def _find_uncovered_categories(labels: Iterable[str]) -> tuple[str, ...]:
     normalized = {re.sub(r"[^A-Z]", "", label.upper()) for label in labels}
     for prefix in LABEL_PREFIXES:
         normalized |= {label.removeprefix(prefix) for label in normalized}
-    return tuple(category for category, identifiers in IDENTIFIER_LABELS.items() if normalized.isdisjoint(identifiers))
+    return tuple(
+        category for category, identifiers in IDENTIFIER_LABELS.items() if normalized.isdisjoint(identifiers.split())
+    )
 
 
 def are_identifying(labels: Collection[str]) -> bool:
@@ -424,14 +381,11 @@ def describe_limits(labels: Sequence[str] | None, filters: Sequence[str] = (), n
     """
     sentences = [*filters]
     categories: tuple[str, ...] = ()
-    if labels:
-        names = [*map(shorten, labels[:MAX_DISPLAYED_LABELS])]
-        if len(labels) > MAX_DISPLAYED_LABELS:
-            names.append(f"{len(labels) - MAX_DISPLAYED_LABELS} more")
-        plural = "" if len(labels) == 1 else "s"
-        sentences.append(f"Only entities with the label{plural} {_join_names(names)} are replaced.")
     if labels is not None:
         categories = _find_uncovered_categories(labels)
+    if labels:
+        plural = "" if len(labels) == 1 else "s"
+        sentences.append(f"Only entities with the label{plural} {_join_names([*map(shorten, labels)])} are replaced.")
     if num_rules:
         sentences.append(f"Matches of {pluralize(num_rules, 'rule')} are replaced too.")
     suffix = f"; {_join_names(categories)} are not masked" if categories else ""
@@ -529,18 +483,9 @@ def _merge_overlapping(spans: Iterable[LabeledSpan]) -> list[LabeledSpan]:
 
 def _continues_character(text: str, position: int) -> bool:
     """Return whether a character continues the previous character, as a combining mark or through a joiner."""
+    if position in {0, len(text)}:
+        return False
     return unicodedata.category(text[position]).startswith("M") or JOINER in text[position - 1 : position + 1]
-
-
-def _expand_to_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span extended so that it does not separate a letter from its combining marks."""
-    start = max(0, start)
-    end = min(len(text), end)
-    while 0 < start < len(text) and _continues_character(text, start):
-        start -= 1
-    while 0 < end < len(text) and _continues_character(text, end):
-        end += 1
-    return start, end
 
 
 # Patterns of entities by a word in their label. A span that is too long is reduced to the match.
@@ -579,21 +524,18 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         raise invalid_type("entities", entities, ENTITIES_REMEDY)
     refined = []
     for entity in entities:
-        score = None
-        try:
-            label = str(entity.get("entity_group") or entity.get("entity") or "")
-            entity_start = int(entity["start"])
-            entity_end = int(entity["end"])
-            score = float(entity["score"])
-        except (AttributeError, LookupError, TypeError, ValueError, OverflowError):
-            pass
-        # Raised outside of the handler, so that Python's error, which quotes the value, is not the context.
-        if score is None:
-            raise ConfigurationError("An entity has no numeric start, end or score.", ENTITIES_REMEDY)
-        if not 0 <= entity_start <= entity_end <= len(text):
-            message = f"An entity from {entity_start} to {entity_end} is not within a text of {len(text)} characters."
-            raise ConfigurationError(message, ENTITIES_REMEDY)
-        start, end = _strip_span(text, *_expand_to_words(text, entity_start, entity_end))
+        parsed = parse_span(entity)
+        score = entity.get("score") if isinstance(entity, Mapping) else None
+        if parsed is None or parsed.end > len(text) or not isinstance(score, Real):
+            raise ConfigurationError("An entity has no label, score, start and end within the text.", ENTITIES_REMEDY)
+        label = parsed.label
+        start = parsed.start
+        end = parsed.end
+        while _continues_character(text, start):
+            start -= 1
+        while _continues_character(text, end):
+            end += 1
+        start, end = _strip_span(text, start, end)
         span = text[start:end]
         matches = (pattern.search(span) for name, pattern in LABEL_PATTERNS.items() if name in label.lower())
         if match := next(filter(None, matches), None):
@@ -601,7 +543,9 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
             start += match.start()
         elif label:
             start, end = _strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
-        refined.append({"entity_group": label, "score": score, "word": text[start:end], "start": start, "end": end})
+        refined.append(
+            {"entity_group": label, "score": float(score), "word": text[start:end], "start": start, "end": end}
+        )
     return refined
 
 

@@ -1250,7 +1250,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
                 are replaced too. A text for which a rule takes more than a second has an error.
 
         Returns:
-            A sequence that displays the first texts, with ``to_frame()`` and ``counts`` by label and source. Each item has the masked
+            A sequence that displays the first texts, with ``to_frame(table)`` and ``counts`` by label and source. Each item has the masked
             ``text``, and ``spans`` with offsets in both texts. Spans are extended to whole words. A failed text has an ``error`` and
             no text. A missing value is ``missing``.
 

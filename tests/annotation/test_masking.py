@@ -2,7 +2,6 @@
 
 import json
 import traceback
-import warnings
 
 import pandas as pd
 import pytest
@@ -14,6 +13,11 @@ from openmed_nb._render.display import to_plain_data
 from openmed_nb.annotation.masking import MASKING_DISCLAIMER, mask_text, refine_spans, validate_policy
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
+
+
+def annotate(texts, **options):
+    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
+
 
 STAY = "names, dates, places and numbers are not masked"  # By a model that knows diseases alone.
 
@@ -52,7 +56,7 @@ def test_entities_are_replaced(text, spans, policy, left):
 
 @pytest.mark.parametrize(
     "replacement",
-    [3, {"A": None}, {1: "x"}, "{name}", "{label", ["x"], {"A": "", "a": ""}, "\ud800"],
+    [3, {"A": None}, {1: "x"}, "{name}", "{label", ["x"], "\ud800"],
 )
 def test_a_replacement_that_cannot_be_used_is_refused(replacement):
     """A replacement is a text with no field but its label, or a mapping of labels to such texts."""
@@ -60,26 +64,20 @@ def test_a_replacement_that_cannot_be_used_is_refused(replacement):
         validate_policy(replacement)
 
 
-@pytest.mark.parametrize("label", ["disease", "DISEASE"])
-@pytest.mark.parametrize("text", ["She has asthma.", "No complaints."])
-def test_mask_ignores_the_case_of_labels(label, text):
-    """Also a label that the model knows, but has not found, is no reason for a warning."""
-    found = nb.annotate([text], "bundled_small", device="cpu", progress=False)
-
-    for masked in (found.mask({label: "***"})[0], found.show(0).mask({label: "***"})):
-        assert masked.text == text.replace("asthma", "***")
+@pytest.fixture(scope="module")
+def found():
+    return annotate(["She has asthma, MRN 1234567.", None, "No number."], ids=["a", "b", "c"])
 
 
-@pytest.mark.parametrize("label", ["diseas", "Mr Smith of Leeds"])
-def test_mask_warns_of_a_label_that_no_entity_has(label):
-    """The warning is that of ``filter``, and quotes no label with a space."""
-    found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)
-    calls = (lambda: found.mask({label: "X"}), lambda: found.show(0).mask({label: "X"}), lambda: found.filter(label))
-
-    for call in calls:
-        with pytest.warns(OpenMedWarning, match="No entity has the label") as caught:
-            call()
-        assert "Smith" not in str(caught[0].message)
+def test_mask_warns_of_a_label_that_no_entity_has(found):
+    """The warning quotes no label with a space, and a label of another case is not unknown."""
+    assert found.mask({"disease": "***"})[0].text == found.show(0).mask("***").text
+    assert annotate(["Fine."]).mask({"disease": "***"})[0].text == "Fine."
+    for label in ("diseas", "Mr Smith of Leeds"):
+        for mask in (found.mask, found.show(0).mask):
+            with pytest.warns(OpenMedWarning, match="No entity has the label") as caught:
+                mask({label: "X"})
+            assert "Smith" not in str(caught[0].message)
 
 
 PLAIN = st.text(alphabet="abc .,-\n<>&\"'", max_size=12)
@@ -156,39 +154,23 @@ class TestManyTexts:
     """All texts of a run are masked, from what they were read from."""
 
     def test_more_texts_than_are_kept_are_read_again(self):
-        """All texts of a list are masked, not only those that are displayed."""
         texts = [f"Patient {number} has asthma." for number in range(9)]
-        found = nb.annotate(texts, "bundled_small", device="cpu")
-
+        found = annotate(texts)
         assert [item.text for item in found.mask()] == [f"Patient {number} has [DISEASE]." for number in range(9)]
-
-    def test_texts_that_are_gone_are_an_error(self):
-        """The error names the first text of a generator that was not stored."""
-        found = nb.annotate((f"{number} has asthma." for number in range(9)), "bundled_small", device="cpu")
-
-        with pytest.raises(ConfigurationError, match="Text 5 came from a generator"):
-            found.mask()
-
-    def test_a_text_that_changed_is_an_error(self):
-        """A text that is not the one that was annotated is not masked with its places."""
-        texts = ["She has asthma."] * 8
-        found = nb.annotate(texts, "bundled_small", device="cpu")
-        texts[7] = "Somebody else."
-
+        texts[7] = "Another text."
         with pytest.raises(ConfigurationError, match="Text 7 has changed"):
             found.mask()
+        with pytest.raises(ConfigurationError, match="Text 5 came from a generator"):
+            annotate(iter(texts)).mask()
 
-    def test_a_text_without_an_answer_is_not_returned(self):
-        """The contents of a text that could not be processed are unknown, so they are not returned."""
-        found = nb.annotate(["She has asthma.", 5], "bundled_small", device="cpu", on_error="record")
-        whole, failed = found.mask()
+    def test_failed_text_is_not_returned(self):
+        whole, failed = annotate(["She has asthma.", 5], on_error="record").mask()
 
         assert (whole.text, failed.text) == ("She has [DISEASE].", "")
         assert "Text 1" in failed.error
 
-    def test_entities_that_are_left_out_stay(self):
-        """Masking replaces what the annotations have: ``filter`` chooses among them."""
-        found = nb.annotate(["She has asthma."], "bundled_small", device="cpu").filter(min_score=1.0)
+    def test_entities_that_the_filter_excluded_stay(self):
+        found = annotate(["She has asthma."]).filter(min_score=1.0)
         masked = found.mask()
 
         assert masked[0].text == "She has asthma."
@@ -196,78 +178,40 @@ class TestManyTexts:
             assert "Filter: score of at least 1." in result.to_report().sentences
         assert found.show(0).mask() == masked[0]
 
-    def test_the_first_texts_are_shown(self):
-        """All masked texts together show how much was replaced, once what that does not promise, and the first of them."""
-        found = nb.annotate(["She has asthma.", 5] * 4, "bundled_small", device="cpu", on_error="record")
-        masked = found.mask()
+    def test_display_has_the_first_texts_and_the_limits_once(self):
+        masked = annotate(["She has asthma.", 5] * 4, on_error="record").mask()
 
-        assert str(masked).splitlines()[:6] == [
-            f"4 entities masked in 8 texts; {STAY}",
-            "  Only entities with the label DISEASE are replaced.",
-            f"  {MASKING_DISCLAIMER}",
-            "  Displayed: the first 5 texts.",
-            "0: She has [DISEASE].",
-            f"1: {masked[1].error}",
-        ]
-        assert repr(masked) == str(masked)
+        lines = str(masked).splitlines()
+        assert lines[0] == f"4 entities masked in 8 texts; {STAY}"
+        assert lines[4:6] == ["0: She has [DISEASE].", f"1: {masked[1].error}"]
         assert masked._repr_html_().count(MASKING_DISCLAIMER) == 1
         assert [item["text"] for item in to_plain_data(masked)["texts"]][:2] == ["She has [DISEASE].", ""]
 
     def test_hidden_texts_stay_hidden(self):
-        """Where texts are not to be shown, masked ones are not shown either."""
-        found = nb.annotate(["She has asthma."], "bundled_small", device="cpu", show_text=False)
+        masked = annotate(["She has asthma."], show_text=False).mask()
 
-        assert "She" not in str(found.mask()[0]) + str(found.mask())
-
-    def test_an_empty_run_masks_nothing(self):
-        """Without a text there is none to mask."""
-        masked = Annotations(ResultStore(), (), "m", "cpu").mask()
-
-        assert ([*masked], str(masked).splitlines()[0]) == ([], "0 entities masked in 0 texts")
-
-
-# Texts with greedy spans, as privacy filters give them.
-GREEDY = [
-    ("Mail ann.lee@hospital.org and call.", "private_email", " ann.lee@hospital.org and"),
-    ("Call (555) 123-4567 now", "private_phone", "Call (555) 123-4567"),
-    ("To Ann Lee and Bob", "private_person", " Ann Lee and"),
-    ("no mail here", "private_email", "no mail"),
-    ("Jose\u0301 Ruiz", "private_person", "Jose"),
-    ("李明 医生", "private_person", "李明 "),
-    ("x", "", "x"),
-    ("   ", "private_person", "   "),
-]
-
-
-@pytest.mark.parametrize(("text", "label", "span"), GREEDY)
-def test_spans_are_refined_as_openmed_does(text, label, span):
-    """White space, a last conjunction, and what is around an address or a number goes, as in OpenMed's own pipeline."""
-    openmed = pytest.importorskip("openmed.torch.privacy_filter")
-    start = text.index(span)
-    entity = {"entity_group": label, "score": 0.5, "word": span, "start": start, "end": start + len(span)}
-
-    assert refine_spans(text, [entity]) == [openmed.PrivacyFilterTorchPipeline._normalize_entity(entity, text)]
+        assert "She" not in f"{masked[0]} {masked}"
 
 
 WORDS = st.sampled_from(
-    ("ann@x.org", "and", "or", "Ann", "555-123-4567", "www.x.org", "(555)", "é", "e\u0301", ",", " ", "\n")
+    ("ann@x.org", "and", "or", "Ann", "555-123-4567", "www.x.org", "(555)", "é", "e\u0301", ",", " ", "\n", "李明")
 )
+REFINED_LABELS = st.sampled_from(("private_email", "private_url", "private_phone", "private_person", ""))
 
 
-@given(st.lists(WORDS, min_size=1, max_size=8).map(" ".join), st.data())
-def test_any_span_is_refined_as_openmed_does(text, data):
-    """Any span of any label in such a text has OpenMed's borders."""
+@given(st.lists(WORDS, min_size=1, max_size=8).map(" ".join), REFINED_LABELS, st.data())
+def test_refine_spans_equals_openmed(text, label, data):
     openmed = pytest.importorskip("openmed.torch.privacy_filter")
     start = data.draw(st.integers(0, len(text) - 1))
     end = data.draw(st.integers(start + 1, len(text)))
-    label = data.draw(st.sampled_from(("private_email", "private_url", "private_phone", "private_person")))
     entity = {"entity_group": label, "score": 0.5, "word": text[start:end], "start": start, "end": end}
-    theirs = openmed.PrivacyFilterTorchPipeline._normalize_entity(entity, text)
 
-    assert refine_spans(text, [entity])[0]["word"] == theirs["word"]
+    (refined,) = refine_spans(text, [entity])
+    assert refined["word"] == openmed.PrivacyFilterTorchPipeline._normalize_entity(entity, text)["word"]
+    assert text[refined["start"] : refined["end"]] == refined["word"]
 
 
-@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("strategy", ["none", "first"])
 def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path, strategy):
     """A model of that architecture, loaded here and refined, gives what OpenMed's own pipeline gives, by every strategy."""
     openmed = pytest.importorskip("openmed.torch.privacy_filter")
@@ -305,8 +249,7 @@ def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, 
         assert not says or says in masked._repr_html_()
 
 
-def test_headline_of_masked_texts_counts_what_the_filter_leaves_out():
-    """A label that was filtered out is not masked."""
+def test_headline_of_masked_texts_counts_filtered_labels():
     found = Annotations(ResultStore(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
 
     assert str(found.mask()).splitlines()[0] == "0 entities masked in 0 texts"
@@ -334,12 +277,7 @@ def test_filter_knows_the_labels_of_tokens():
 class TestRules:
     """Matches of regular expressions are masked in addition to the entities of the model."""
 
-    NOTES = ("She has asthma, MRN 1234567.", None, "No number.")
     RULES = {"MRN": r"\bMRN[:# ]*\d{6,}\b"}  # noqa: RUF012 - not modified
-
-    @pytest.fixture
-    def found(self):
-        return nb.annotate(list(self.NOTES), "bundled_small", device="cpu", progress=False, ids=["a", "b", "c"])
 
     def test_matches_have_a_label_and_a_source(self, found):
         masked = found.mask(rules=self.RULES)
@@ -347,11 +285,7 @@ class TestRules:
         assert [span.source for span in masked[0].spans] == ["model", "rule"]
         assert masked.counts == {("DISEASE", "model"): 1, ("MRN", "rule"): 1}
         assert found.show(0).mask(rules=self.RULES).text == masked[0].text
-
-    def test_label_of_a_rule_has_its_own_replacement(self, found):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert found.mask({"mrn": "#"}, rules=self.RULES)[0].text == "She has [DISEASE], #."
+        assert found.mask({"mrn": "#"}, rules=self.RULES)[0].text == "She has [DISEASE], #."
 
     def test_longest_span_gives_label_and_source(self):
         spans = [(0, 4, "NAME"), (0, 9, "ID", False, "rule")]
@@ -364,13 +298,9 @@ class TestRules:
             {"MRN": "(secret"},
             {"MRN": "(" * 5000 + "secret" + ")" * 5000},
             {"MRN": "(?iLmsux)secret"},
-            {"MRN": r"(?:\bsecret){100000000}"},
-            {"MRN": "(?:(?:secret|s[)]){1000}){1000}"},
-            {"MRN": "secret" * 20_000},
             {"secret": 5},
             {5: "x"},
             ["secret"],
-            "secret",
         ],
     )
     def test_invalid_rules_are_rejected_without_being_quoted(self, found, rules):
@@ -378,55 +308,25 @@ class TestRules:
             found.mask(rules=rules)
         assert "secret" not in "".join(traceback.format_exception(caught.value)).partition("ConfigurationError")[2]
 
-    def test_text_with_a_rule_that_needs_too_much_memory_has_an_error(self, found):
-        masked = found.mask(rules={"ANY": "(?R)?|"})[0]
-        assert masked.error
-        assert masked.text == ""
-
     def test_text_with_a_slow_rule_has_an_error_and_no_text(self):
-        notes = ["a" * 40 + "!", "fine"]
-        found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
-        slow, fine = found.mask(rules={"SLOW": r"(?:a|a|aa)+$"})
+        slow, fine = annotate(["a" * 40 + "!", "fine"]).mask(rules={"SLOW": r"(?:a|a|aa)+$"})
         assert slow.error
         assert slow.text == ""
         assert "SLOW" not in slow.error
         assert fine.text == "fine"
 
 
-class TestFrame:
-    """Masked texts as a table, alone or with the original columns."""
+def test_frame_is_a_copy_of_the_table_with_a_column():
+    table = pd.DataFrame({"key": [7, 8, 9], "note": ["She has asthma.", None, "Fine."]}, index=[5, 5, 6])
+    masked = annotate(table, text_column="note", id_column="key").mask()
+    before = table.copy()
+    frame = masked.to_frame(table=table)
 
-    @pytest.fixture
-    def table(self):
-        return pd.DataFrame({"key": [7, 8, 9], "note": ["She has asthma.", None, "Fine."]}, index=[5, 5, 6])
-
-    @pytest.fixture
-    def masked(self, table):
-        options = {"device": "cpu", "progress": False, "text_column": "note", "id_column": "key"}
-        return nb.annotate(table, "bundled_small", **options).mask()
-
-    def test_one_row_per_text_with_ids_and_index(self, masked, table):
-        frame = masked.to_frame()
-        assert frame.index.equals(table.index)
-        assert frame["key"].tolist() == [7, 8, 9]
-        assert frame["masked_text"].iloc[[0, 2]].tolist() == ["She has [DISEASE].", "Fine."]
-        assert frame["masked_text"].isna().tolist() == [False, True, False]
-        assert frame["replacements"].tolist() == [1, 0, 0]
-
-    def test_column_is_added_to_a_copy_of_the_table(self, masked, table):
-        before = table.copy()
-        frame = masked.to_frame(table=table)
-        assert list(frame.columns) == ["key", "note", "masked_text"]
-        assert frame["masked_text"].iloc[0] == "She has [DISEASE]."
-        pd.testing.assert_frame_equal(table, before)
-
-    def test_ids_with_the_name_of_another_column_are_renamed(self, table):
-        options = {"device": "cpu", "progress": False, "text_column": "note", "id_column": "error"}
-        frame = nb.annotate(table.rename(columns={"key": "error"}), "bundled_small", **options).mask().to_frame()
-        assert frame["note_id"].tolist() == [7, 8, 9]
-
-    def test_table_that_does_not_fit_is_rejected(self, masked, table):
-        for wrong_table in (pd.DataFrame({"secret": [1]}), table.assign(masked_text="secret"), pd.Series([1, 2, 3])):
-            with pytest.raises(ConfigurationError) as caught:
-                masked.to_frame(table=wrong_table)
-            assert "secret" not in str(caught.value)
+    assert list(frame.columns) == ["key", "note", "masked_text"]
+    assert frame["masked_text"].iloc[[0, 2]].tolist() == ["She has [DISEASE].", "Fine."]
+    assert frame["masked_text"].isna().tolist() == [False, True, False]
+    pd.testing.assert_frame_equal(table, before)
+    for wrong_table in (pd.DataFrame({"secret": [1]}), table.assign(masked_text="secret"), pd.Series([1, 2, 3])):
+        with pytest.raises(ConfigurationError) as caught:
+            masked.to_frame(table=wrong_table)
+        assert "secret" not in str(caught.value)
