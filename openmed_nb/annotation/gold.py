@@ -14,12 +14,10 @@ from .._utils.validation import as_integer, invalid_type, is_hashable
 from .._utils.warning import warn
 from ..errors import ConfigurationError, UnmatchedIdsError
 from .inputs import ID_COLUMN, NOTE_COLUMN
-from .matching import MAX_NAMED_IDS, are_positions, id_value, match_ids
+from .matching import MAX_NAMED_IDS, are_positions, match_ids
 from .references import get_row_index
 
-GOLD_REMEDY = (
-    "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group."
-)
+GOLD_REMEDY = "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group. Convert a Series with to_dict()."
 IDS_REMEDY = "Pass the gold of these notes by their ids, or for notes without ids, in the same order."
 TABLE_REMEDY = "A table of entities has the columns start, end, label, and note_id, id or note_index."
 
@@ -136,35 +134,24 @@ def align_gold(
     wanted_ids = [text.id for text in gold]
     wanted_positions = [text.position for text in gold if text.position is not None]
     has_ids = any(note_id is not None for note_id in wanted_ids)
-    has_positions = len(wanted_positions) == len(gold) > 0
     in_order = len(gold) == count and not gold.is_table
     partners: Sequence[int] | None = None
     if not gold and gold.is_table:
         partners = ()
     elif has_ids and ids is not None:
-        # A table of these results has both. The positions tell notes with the same id apart, if the caller can compare the texts.
-        is_unique = len({*wanted_positions}) == len(gold)
-        is_own = is_unique and all(
-            position in range(count) and id_value(ids[position]) == id_value(text.id) and text.span_texts
-            for position, text in zip(wanted_positions, gold, strict=True)
-        )
-        partners = wanted_positions if is_own else match_ids(wanted_ids, ids, "ids of the gold", IDS_REMEDY)
+        partners = match_ids(wanted_ids, ids, "ids of the gold", IDS_REMEDY)
     elif has_ids:
         if in_order and all(
             text.text is not None and text.text == note for text, note in zip(gold, texts, strict=False)
         ):
             partners = range(count)
     elif ids is None or are_positions(ids):
-        if has_positions:
+        if len(wanted_positions) == len(gold) > 0:
             partners = match_ids(wanted_positions, range(count), "positions of the gold", IDS_REMEDY)
         elif in_order and not wanted_positions:
             partners = range(count)
     if partners is None:
-        keys = "positions" if has_positions and not has_ids else "ids"
-        message = (
-            f"The gold has {pluralize(len(gold), 'text')} {'with' if has_ids or has_positions else 'without'} {keys}"
-        )
-        message += f", but there are {pluralize(count, 'note')} {'without' if ids is None else 'with'} ids."
+        message = f"The gold of {pluralize(len(gold), 'text')} cannot be matched with {pluralize(count, 'note')}."
         remedy = "Pass predictions=True to read_annotations." if gold.num_predicted and not gold else IDS_REMEDY
         raise UnmatchedIdsError(message, remedy, wanted_ids[:MAX_NAMED_IDS] if has_ids else ())
     aligned = dict(zip(partners, gold, strict=True))
@@ -173,108 +160,86 @@ def align_gold(
     return aligned
 
 
-def read_gold(
-    gold: Any, labels: Mapping[str, str] | None = None, id_name: str = ID_COLUMN, has_ids: bool = False
-) -> GoldTexts:
+def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str = ID_COLUMN) -> GoldTexts:
     """Return gold entities of any accepted form. An entity that is marked twice counts once, with a warning.
 
     Args:
         gold: The result of :func:`read_annotations`, a mapping of ids to the entities of each text, a DataFrame with one row per
-            entity, a Series of the entities of each text, or an iterable of them. An entity is ``(start, end, label)``, or a
-            mapping with ``start``, ``end`` and ``label``, ``entity_group`` or ``entity``.
+            entity, or an iterable of the entities of each text. An entity is ``(start, end, label)``, or a mapping with ``start``,
+            ``end`` and ``label``, ``entity_group`` or ``entity``.
         labels: New names of labels.
         id_name: Name of the column of a DataFrame with the ids.
-        has_ids: Whether the notes have ids. Otherwise, the index of a Series that numbers its rows is ignored.
 
     Raises:
         ConfigurationError: If ``gold`` or ``labels`` is not valid.
     """
+    names = {} if labels is None else labels
+    if not isinstance(names, Mapping) or not all(isinstance(name, str) for pair in names.items() for name in pair):
+        raise invalid_type("labels", labels, 'Pass a mapping of names, such as labels={"Disease": "DISEASE"}.')
     if isinstance(gold, GoldTexts):
         parsed = gold
     elif hasattr(gold, "columns") and hasattr(gold, "itertuples"):
         parsed = _gold_from_frame(gold, id_name)
     else:
-        parsed = GoldTexts(tuple(_parse_texts(gold, has_ids)))
+        parsed = GoldTexts(tuple(_parse_texts(gold)))
     num_repeated = 0
     texts = []
-    for text in rename_labels(parsed, labels):
-        spans = tuple(dict.fromkeys(text.spans))
+    for text in parsed:
+        spans = dict.fromkeys(span._replace(label=names.get(span.label, span.label)) for span in text.spans)
         num_repeated += len(text.spans) - len(spans)
-        texts.append(text._replace(spans=spans))
+        texts.append(text._replace(spans=tuple(spans)))
     if num_repeated:
         warn(f"{pluralize(num_repeated, 'gold entity is', 'gold entities are')} marked twice, and counted once.")
     return replace(parsed, texts=tuple(texts))
 
 
-def rename_labels(gold: GoldTexts, labels: Any) -> GoldTexts:
-    """Return gold with new names of labels, or raise an error if ``labels`` is not a mapping of strings."""
-    names = validate_labels(labels)
-    texts = (
-        text._replace(spans=tuple(span._replace(label=names.get(span.label, span.label)) for span in text.spans))
-        for text in gold
-    )
-    return replace(gold, texts=tuple(texts))
-
-
-def validate_labels(labels: Any) -> Mapping[str, str]:
-    """Validate and return new names of labels."""
-    if labels is None:
-        return {}
-    if not isinstance(labels, Mapping) or not all(isinstance(name, str) for pair in labels.items() for name in pair):
-        raise invalid_type("labels", labels, 'Pass a mapping of names, such as labels={"Disease": "DISEASE"}.')
-    return labels
-
-
 def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
     """Return the entities of a DataFrame with one row per entity, such as that of ``found.to_frame()``."""
-    columns = {str(name): frame.iloc[:, index].tolist() for index, name in enumerate(frame.columns)}
-    if len(columns) < len(frame.columns):
-        raise ConfigurationError("The table of gold entities has several columns of the same name.", TABLE_REMEDY)
-    id_key = next((name for name in (id_name, ID_COLUMN, "id") if name in columns), None)
-    label_key = next((name for name in LABEL_KEYS if name in columns), None)
-    has_positions = NOTE_COLUMN in columns
-    if not (id_key or has_positions) or label_key is None or not {"start", "end"} <= columns.keys():
-        raise ConfigurationError("The table of gold entities does not have the required columns.", TABLE_REMEDY)
-    for name in {NOTE_COLUMN, "start", "end"} & columns.keys():
-        # pandas stores integers as floats if a value of the column was missing.
-        columns[name] = [
-            int(value) if isinstance(value, float) and value.is_integer() else value for value in columns[name]
-        ]
-    nothing = [None] * len(frame)
-    keys = ("start", "end", label_key, id_key, NOTE_COLUMN, "span_text")
+    names = [str(name) for name in frame.columns]
+    id_key = next((name for name in (id_name, ID_COLUMN, "id") if name in names), None)
+    has_positions = NOTE_COLUMN in names
+    has_columns = (id_key or has_positions) and {"start", "end"} <= {*names} and not {*LABEL_KEYS}.isdisjoint(names)
+    if not has_columns or len({*names}) < len(names):
+        message = "The table of gold entities does not have the required columns, or has two of the same name."
+        raise ConfigurationError(message, TABLE_REMEDY)
     spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
     span_texts: dict[tuple[Any, int | None], list[SpanText]] = {}
-    rows = zip(*(columns.get(key or "", nothing) for key in keys), strict=True)
-    for row, (start, end, label, note_id, position, word) in enumerate(rows):
-        span = parse_span((start, end, label))
-        index = as_integer(position)
-        if span is None or not is_hashable(note_id) or (has_positions and index is None):
+    for row, values in enumerate(frame.itertuples(index=False, name=None)):
+        # pandas stores integers as floats if a value of the column was missing.
+        entity = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in zip(names, values, strict=True)
+        }
+        span = parse_span(entity)
+        note_id = entity.get(id_key or "")
+        position = as_integer(entity.get(NOTE_COLUMN))
+        if span is None or not is_hashable(note_id) or (has_positions and position is None):
             raise ConfigurationError(f"Row {row} of the table is not an entity of a text.", TABLE_REMEDY)
-        spans.setdefault((note_id, index), []).append(span)
-        if isinstance(word, str) and word:
-            span_texts.setdefault((note_id, index), []).append(SpanText(span.start, span.end, word))
+        key = (note_id, position)
+        spans.setdefault(key, []).append(span)
+        words = entity.get("span_text")
+        if isinstance(words, str) and words:
+            span_texts.setdefault(key, []).append(SpanText(span.start, span.end, words))
     texts = tuple(
         GoldText(key[0], None, tuple(of_text), key[1], tuple(span_texts.get(key, ()))) for key, of_text in spans.items()
     )
     return GoldTexts(texts, is_table=True)
 
 
-def _parse_texts(gold: Any, has_ids: bool) -> Iterator[GoldText]:
-    """Yield the gold of each text, with the keys of a mapping or the index of a Series as ids."""
-    row_index = get_row_index(gold)
+def _parse_texts(gold: Any) -> Iterator[GoldText]:
+    """Yield the gold of each text, with the keys of a mapping as ids."""
     ids: Iterable[Any] = itertools.repeat(None)
     if isinstance(gold, Mapping):
         ids = list(gold)
         gold = list(gold.values())
-    elif row_index is not None and (has_ids or not are_positions(row_index)):
-        ids = row_index.tolist()
-    if not _is_series(gold):
+    # The order of a Series may differ from that of the notes.
+    if not _is_iterable(gold) or get_row_index(gold) is not None:
         raise ConfigurationError(f"{short_type_name(gold)} is not a valid type for gold.", GOLD_REMEDY)
     for number, (note_id, entities) in enumerate(zip(ids, gold, strict=False)):
         if isinstance(entities, GoldText):
             yield entities
             continue
-        if not _is_series(entities):
+        if not _is_iterable(entities):
             message = f"{short_type_name(entities)} is not a valid type for the gold of text {number}."
             raise ConfigurationError(message, GOLD_REMEDY)
         spans = [parse_span(entity) for entity in entities]
@@ -298,5 +263,5 @@ def parse_span(entity: Any) -> GoldSpan | None:
     return GoldSpan(start, end, entity[2])
 
 
-def _is_series(value: Any) -> bool:
+def _is_iterable(value: Any) -> bool:
     return hasattr(value, "__iter__") and not isinstance(value, (str, bytes, Mapping))

@@ -1548,7 +1548,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             ids = None
         elif self._is_own_frame(gold):
             ids = None
-        texts = read_gold(gold, labels, self.id_name, has_ids=ids is not None)
+        texts = read_gold(gold, labels, self.id_name)
         aligned = align_gold(texts, ids, self.iter_note_texts(), len(self))
         for index, text in enumerate(self.iter_note_texts()):
             expected = aligned.get(index)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._render.display import Displayable, JsonMixin, Report, Table, format_percent, pluralize
@@ -21,6 +21,8 @@ CONFIDENCE = 0.95
 
 Scheme = Literal["strict", "partial", "type"]
 SCHEMES: tuple[Scheme, ...] = ("strict", "partial", "type")
+
+OUTCOMES = ("correct", "incorrect", "partial", "missed", "spurious")
 
 
 class Interval(NamedTuple):
@@ -40,8 +42,8 @@ _NO_INTERVAL = Interval(0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class MatchCounts(JsonMixin):
-    """Counts of matches between predicted and gold entities, as in SemEval 2013, task 9.1.
+class SchemeScores(JsonMixin):
+    """Counts of matches between predicted and gold entities over all texts, as in SemEval 2013, task 9.1.
 
     Attributes:
         correct: Predicted entities that match a gold entity.
@@ -49,6 +51,7 @@ class MatchCounts(JsonMixin):
         partial: Predicted entities that overlap a gold entity with other boundaries, in the scheme ``partial`` only.
         missed: Gold entities without a prediction.
         spurious: Predicted entities without a gold entity.
+        f1_interval: Interval of F1.
     """
 
     correct: int = 0
@@ -56,6 +59,7 @@ class MatchCounts(JsonMixin):
     partial: int = 0
     missed: int = 0
     spurious: int = 0
+    f1_interval: Interval = _NO_INTERVAL
 
     JSON_PROPERTIES = ("precision", "recall", "f1")
 
@@ -84,16 +88,6 @@ class MatchCounts(JsonMixin):
         """Harmonic mean of precision and recall, or 0 if both are 0."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
-
-
-OUTCOMES = tuple(outcome.name for outcome in fields(MatchCounts))
-
-
-@dataclass(frozen=True)
-class SchemeScores(MatchCounts):
-    """The counts of one scheme over all texts, with the interval of F1."""
-
-    f1_interval: Interval = _NO_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -183,17 +177,9 @@ class Scores(Displayable):
 
 
 def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
-    low, high = scores.f1_interval
-    return (
-        label,
-        scheme,
-        format_percent(scores.precision, ".1f"),
-        format_percent(scores.recall, ".1f"),
-        format_percent(scores.f1, ".1f"),
-        f"{format_percent(low, '.1f')} to {format_percent(high, '.1f')}",
-        f"{scores.gold:,}",
-        f"{scores.predicted:,}",
-    )
+    rates = (scores.precision, scores.recall, scores.f1, *scores.f1_interval)
+    precision, recall, f1, low, high = (format_percent(rate, ".1f") for rate in rates)
+    return label, scheme, precision, recall, f1, f"{low} to {high}", f"{scores.gold:,}", f"{scores.predicted:,}"
 
 
 def _find_overlaps(spans: Sequence[GoldSpan], others: Iterable[GoldSpan]) -> list[list[int]]:
@@ -210,7 +196,7 @@ def _find_overlaps(spans: Sequence[GoldSpan], others: Iterable[GoldSpan]) -> lis
 
 
 def count_matches(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> list[list[int]]:
-    """Return the counts of one text for each scheme, in the order of :class:`MatchCounts`, as nervaluate counts them.
+    """Return the counts of one text for each scheme, in the order of :data:`OUTCOMES`, as nervaluate counts them.
 
     A predicted entity is paired with the first unpaired gold entity that it equals, else with the first that it overlaps. In the
     scheme ``type``, it is paired with the gold entity with the same label and the closest boundaries among those it overlaps.
@@ -253,13 +239,7 @@ def _pair(scheme: Scheme, entity: GoldSpan, candidates: dict[int, GoldSpan]) -> 
     return "incorrect" if scheme == "strict" else "partial", next(iter(candidates))
 
 
-def count_uncovered_characters(predicted: Sequence[GoldSpan], gold: Sequence[GoldSpan]) -> tuple[int, int]:
-    """Return the number of characters in gold entities, and the number of those that are not in a predicted entity."""
-    gold_characters = _count_characters(gold)
-    return gold_characters, _count_characters([*gold, *predicted]) - _count_characters(predicted)
-
-
-def _count_characters(spans: Iterable[GoldSpan]) -> int:
+def count_characters(spans: Iterable[GoldSpan]) -> int:
     """Return the number of characters in spans, each counted once. Gold may end far after the end of a text that is not stored."""
     count = 0
     position = 0
@@ -334,9 +314,8 @@ def score_spans(
                 [span for span in actual if label in {None, span.label}],
                 [span for span in expected if label in {None, span.label}],
             )
-        in_gold, uncovered = count_uncovered_characters(actual, expected)
-        gold_characters += in_gold
-        uncovered_characters += uncovered
+        gold_characters += count_characters(expected)
+        uncovered_characters += count_characters([*expected, *actual]) - count_characters(actual)
         for spans, others, unmatched in ((expected, actual, missed), (actual, expected, added)):
             overlaps = _find_overlaps(spans, others)
             unmatched += [

@@ -1,17 +1,14 @@
 """What belongs together: ids and texts, gold and results, tables and results."""
 
-import datetime as dt
 import io
 import itertools
-import random
 
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts, align_gold
-from openmed_nb.annotation.results import Annotations, ResultStore
+from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
 from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnmatchedIdsError
 
 NOTES = ["She has asthma.", "No complaints.", "Known gout and asthma."]
@@ -60,12 +57,6 @@ class TestIdsOfTexts:
 
 
 class TestTablesOfNotes:
-    def test_column_of_entities_has_no_usual_name(self, table):
-        table.index.name = "date"
-        frame = annotate(table, text_column="note").to_frame()
-        assert {*frame}.isdisjoint({"text", "note", "id", "label", "date", "patient", "note_id"})
-        assert len(table.join(frame)) == 4
-
     def test_ids_have_their_own_name_in_frames_and_files(self, table, tmp_path):
         found = annotate(table, **COLUMNS)
         assert "patient" in found.to_frame()
@@ -124,8 +115,6 @@ class TestTablesOfNotes:
         for pair in (found.mask().to_frame, found.to_frame):
             with pytest.raises(UnmatchedIdsError):
                 pair(table=shuffled)
-        if index != [7, 7, 8] and ids is None:
-            assert found.to_frame(table[["ward"]])["ward"].tolist() == [1, 3, 3]
 
     def test_frame_has_the_row_of_each_note(self, table):
         found = annotate(table[1:], **COLUMNS)
@@ -143,47 +132,19 @@ class TestTablesOfNotes:
         with pytest.raises(UnmatchedIdsError):
             found.score(found.to_frame().reset_index(drop=True))
 
-    @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
-    def test_frame_of_a_run_in_another_order_is_no_gold(self):
-        table = pd.DataFrame({"note": ["She has asthma.", "No complaints.", "He had asthma."], "mrn": ["p", "q", "p"]})
-        for options in ({}, {"id_column": "mrn"}):
-            found = annotate(table, text_column="note", **options)
-            other = annotate(table.iloc[::-1], text_column="note", **options)
+    def test_frame_of_a_run_in_another_order_is_no_gold(self, table):
+        for options in ({"text_column": "note"}, COLUMNS):
+            found = annotate(table.reset_index(drop=True), **options)
+            other = annotate(table.iloc[::-1].reset_index(drop=True), text_column="note")
             assert found.score(found.to_frame()).total.strict.f1 == 1.0
             with pytest.raises(ConfigurationError):
                 found.score(other.to_frame())
-
-    def test_series_of_gold_matches_an_index_of_numbers(self):
-        table = pd.DataFrame({"note": NOTES})
-        found = annotate(table, text_column="note")
-        gold = pd.Series([found.note_spans(index) for index in range(3)])
-        assert found.score(gold.iloc[:2]).num_texts == 2
-        assert annotate(table.iloc[[2, 0, 1]], text_column="note").score(gold).total.strict.f1 == 1.0
-
-    def test_review_of_notes_with_numbers_as_ids_goes_by_id(self):
-        found = annotate(NOTES, ids=[3, 1, 2])
-        review = found.review()
-        assert {*review.notes} == {1, 2, 3}
-        review.mark_all(3)
-        review.finish(3)
-        assert review.to_frame()["span_text"].tolist() == ["asthma"]
-        assert (review.gold[0].id, review.score().total.strict.f1) == (3, 1.0)
 
     def test_rows_of_a_list_match_by_position_without_an_index_only(self, table):
         found = annotate(NOTES)
         assert found.to_frame(table.reset_index(drop=True))["ward"].tolist() == [1, 3, 3]
         with pytest.raises(UnmatchedIdsError):
             found.to_frame(table)
-
-    def test_index_that_is_not_unicode_is_rejected(self):
-        found = annotate(pd.Series(NOTES, index=pd.Index(["\ud800", "x", "y"], dtype=object)))
-        with pytest.raises(ConfigurationError, match="not valid Unicode"):
-            found.to_arrow()
-
-    def test_index_with_a_missing_label_can_be_saved(self, tmp_path):
-        found = annotate(pd.Series(NOTES, index=pd.Index([pd.NA, "x", "y"], dtype=object)))
-        found.save(tmp_path / "found.parquet")
-        assert [text["id"] for text in found.to_dict()["texts"]][1:] == ["x", "y"]
 
 
 class TestResultsWithoutEntities:
@@ -212,11 +173,6 @@ class TestOneText:
         assert (tmp_path / "one.csv").read_text() == (tmp_path / "many.csv").read_text()
         assert one.export("doccano", tmp_path / "one.jsonl").entities == 2
 
-    def test_shown_text_keeps_its_id(self, table):
-        one = annotate(table, **COLUMNS).show("c9")
-        assert one.to_frame()["patient"].tolist() == ["c9", "c9"]
-        assert one.score(one.to_frame()).total.strict.f1 == 1.0
-
 
 class TestScores:
     @pytest.mark.filterwarnings("ignore:No annotated note")
@@ -232,9 +188,8 @@ class TestScores:
     def test_score_does_not_depend_on_the_order_of_gold(self):
         found = annotate(["Asthma and gout."])
         spans = [(0, 15, "DISEASE"), (0, 3, "DISEASE"), (0, 6, "OTHER"), (7, 15, "DISEASE")]
-        for chosen in (spans[:2], spans):
-            totals = {repr(found.score([order]).total.to_dict()) for order in itertools.permutations(chosen)}
-            assert len(totals) == 1
+        totals = {repr(found.score([order]).total.to_dict()) for order in itertools.permutations(spans)}
+        assert len(totals) == 1
 
     def test_labels_that_differ_are_renamed_or_stated(self):
         found = annotate(NOTES[:1])
@@ -257,86 +212,3 @@ class TestScores:
         asthma = GoldText("2", "She has asthma.", (GoldSpan(8, 14, "DISEASE"),))
         gold = GoldTexts((asthma, GoldText("10", None, ())))
         assert annotate(tmp_path / "*.txt").score(gold).total.strict.f1 == 1.0
-
-
-def make_ids(draw, count):
-    """Return ids of one of six types."""
-    numbers = draw.sample(range(3 * count), count)
-    day = dt.date(2026, 1, 1)
-    kinds = (
-        [f"n{number}" for number in numbers],
-        numbers,
-        [float(number) for number in numbers],
-        [(number // 3, number % 3) for number in numbers],
-        [day + dt.timedelta(number) for number in numbers],
-        [f"{number:03}" for number in numbers],
-    )
-    return draw.choice(kinds)
-
-
-def pair_by_brute_force(gold, ids, count):
-    """Return the note of each text of the gold, or ``None`` if that is not certain."""
-    partners = []
-    for text in gold:
-        if text.id is None and (ids is None or repr(ids) == repr([*range(count)])):
-            candidates = [text.position] if text.position in range(count) else []
-        elif text.id is None or ids is None:
-            return None
-        else:
-            equal = [index for index in range(count) if type(ids[index]) is type(text.id) and ids[index] == text.id]
-            other = [
-                index for index in range(count) if str(ids[index]).removesuffix(".0") == str(text.id).removesuffix(".0")
-            ]
-            candidates = equal or other
-        if len(candidates) != 1:
-            return None
-        partners += candidates
-    return partners if len({*partners}) == len(partners) else None
-
-
-def make_pair(draw):
-    """Return results and gold, of which the gold may be shuffled, incomplete, repeated, foreign, or without ids."""
-    count = draw.randint(1, 6)
-    ids = draw.choice([None, make_ids(draw, count)])
-    if ids is not None and count > 1 and draw.random() < 0.2:
-        ids[0] = ids[-1]
-    store = ResultStore()
-    truth = []
-    for index in range(count):
-        span = GoldSpan(index, 2 * index + 2, "DISEASE")
-        store.add(index, [{"entity_group": "DISEASE", "score": 1.0, "word": "x", "start": span.start, "end": span.end}])
-        truth.append(span)
-    found = Annotations(store, (), "model", "cpu", ids=ids)
-    chosen = draw.sample(range(count), draw.randint(1, count))
-    form = draw.choice(["same", "text", "foreign", "twice", "position"])
-    texts = []
-    for index in chosen:
-        note_id = None if ids is None else ids[index]
-        position = index if ids is None or form == "position" else None
-        if form == "position":
-            note_id = None
-        if form == "text" and note_id is not None:
-            note_id = str(note_id)
-        texts.append(GoldText(note_id, None, (truth[index],), position))
-    if form == "foreign":
-        texts[0] = texts[0]._replace(id="foreign", position=None)
-    if form == "twice":
-        texts.append(texts[0])
-    return found, GoldTexts(tuple(texts)), truth
-
-
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))])
-def test_gold_is_paired_as_by_brute_force_or_rejected(seed):
-    draw = random.Random(seed)
-    for _ in range(100):
-        found, gold, truth = make_pair(draw)
-        expected = pair_by_brute_force(gold, found.ids, len(found))
-        if expected is None:
-            with pytest.raises(UnmatchedIdsError):
-                align_gold(gold, found.ids, [None] * len(found), len(found))
-            continue
-        aligned = align_gold(gold, found.ids, [None] * len(found), len(found))
-        assert list(aligned) == expected
-        assert all(text.spans == (truth[index],) for index, text in aligned.items())
-        if draw.random() < 0.05:
-            assert found.score(gold).total.strict.f1 == 1.0

@@ -15,7 +15,7 @@ from ..._utils.text import describe_file, describe_names
 from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
-from ..gold import GoldText, GoldTexts, rename_labels, validate_labels
+from ..gold import GoldText, GoldTexts
 from ..references import describe_read_error
 from . import formats
 from .notes import Export, InvalidNoteError, RawNote, create_gold_text, select_version
@@ -143,7 +143,6 @@ def read_annotations(
     path: str | os.PathLike[str],
     format: str | None = None,  # noqa: A002 - public name
     *,
-    labels: Mapping[str, str] | None = None,
     annotator: str | int | None = None,
     predictions: bool = False,
 ) -> GoldTexts:
@@ -156,7 +155,6 @@ def read_annotations(
         path: File, or folder with the files of brat.
         format: ``"jsonl"``, ``"brat"``, ``"conll"``, ``"doccano"`` or ``"label-studio"``. If ``None``, the
             suffix and the keys of JSON select the format.
-        labels: Label for each name of a label in the file, such as ``{"Disease": "DISEASE"}``. Other names are kept.
         annotator: Number, name or mail of the annotator, for a file in which several annotators have annotated a note.
         predictions: Whether to read the predictions of notes without an annotation.
 
@@ -178,7 +176,6 @@ def read_annotations(
         (GoldSpan(start=8, end=14, label='DISEASE'),)
     """
     source = check_path(path, "path")
-    validate_labels(labels)
     check_bool("predictions", predictions)
     if not isinstance(annotator, (str, int, type(None))):
         raise invalid_type("annotator", annotator, "Pass the number, name or mail of an annotator.")
@@ -195,7 +192,7 @@ def read_annotations(
         warn(f"{count:,} {description}.")
     if not any(text.spans for text in gold):
         warn(" ".join(("No annotated note in the file has an entity.", *gold.to_report().sentences)))
-    return rename_labels(gold, labels)
+    return gold
 
 
 def _read_file(

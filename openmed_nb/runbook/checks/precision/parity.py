@@ -144,7 +144,7 @@ def normalize_text(text: object) -> object:
 
 def select_gold(gold: Any, ids: Sequence[Any] | None, texts: Sequence[Any]) -> tuple[tuple[Span, ...], ...]:
     """Return the gold entities of each text, or raise an error if a text has no gold."""
-    aligned = align_gold(read_gold(gold, has_ids=ids is not None), ids, texts, len(texts))
+    aligned = align_gold(read_gold(gold), ids, texts, len(texts))
     remedy = "Pass the gold of the same texts, with the same ids or in the same order."
     if len(texts) != len(aligned):
         message = f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}."
