@@ -114,7 +114,6 @@ ALLOWED = {
     "annotation.pipeline": {"numpy", "torch", "transformers"},
     "notebook.panel.view": {"anywidget", "ipywidgets"},
     "runbook.checks.doctor.silent_errors": {"torch"},
-    "runbook.bench.operator_counter": {"torch"},
     "runbook.checks.operators.recorders": {"torch"},
     "runbook.bench.profile_watch": {"torch"},
     "simulation.device": {"torch"},

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import (
@@ -44,9 +43,16 @@ from .timing import (
     format_rate,
     interleave,
     median_interval,
-    round_up_to_workers,
 )
-from .workloads import ANNOTATION, AnnotationBenchmark, StepReport, Workload, build_benchmarks, make_target
+from .workloads import (
+    ANNOTATION,
+    BATCHES_PER_WORKER,
+    AnnotationBenchmark,
+    StepReport,
+    Workload,
+    build_benchmarks,
+    make_target,
+)
 
 CPU = "cpu"
 
@@ -144,28 +150,27 @@ def _format_rate_per_hour(rate: float) -> str:
 
 
 @dataclass(frozen=True)
-class DeviceMetrics:
+class DeviceMetrics(JsonMixin):
     """Measurements on one device.
 
     Attributes:
         device: Name of the device.
         seconds: Median duration of a step at full speed in seconds, including its data.
-        quartiles: First and third quartile of the duration in seconds.
         rows: Number of texts or rows per step.
         phase_times: Time per phase, measured with a synchronization after each phase.
-        speedup: Speed relative to the CPU with its confidence interval; 1.22 is 22% faster. ``None`` for the CPU itself.
+        speedup: Speed relative to the CPU with its confidence interval; 1.22 is 22% faster. ``None`` for the CPU itself, and for
+            a simulated device, which computes on the CPU.
         utilization: Utilization of the device by the workload, in [0, 1] and without idle load, or ``None`` if it is unknown.
-        simulated: Whether the device is simulated. It then computes on the CPU and cannot be timed.
     """
 
     device: str
     seconds: float
-    quartiles: tuple[float, float]
     rows: int
     phase_times: PhaseTimes
     speedup: Interval | None = None
     utilization: float | None = None
-    simulated: bool = False
+
+    JSON_PROPERTIES = ("rows_per_second",)
 
     @property
     def rows_per_second(self) -> float:
@@ -176,19 +181,6 @@ class DeviceMetrics:
     def phase_fractions(self) -> dict[str, float]:
         """Fraction of a step per phase, in [0, 1]."""
         return self.phase_times.fractions
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible mappings, numbers and strings."""
-        return {
-            "device": self.device,
-            "seconds_per_step": self.seconds,
-            "quartiles": list(self.quartiles),
-            "rows": self.rows,
-            "rows_per_second": self.rows_per_second,
-            "phases": self.phase_times.to_dict(),
-            "speedup": None if self.simulated else self.speedup and self.speedup.to_dict(),
-            "utilization": self.utilization,
-        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -238,7 +230,7 @@ class Comparison(StepReport):
         """Return the finding on the speed of a device relative to the CPU."""
         name = f"speed on {self.device_label(metrics.device)}"
         speedup = metrics.speedup
-        if metrics.simulated or speedup is None:
+        if speedup is None:
             return Finding(name, NOT_APPLICABLE, SIMULATED_SPEED)
         ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f})"
         if speedup.low > 1:
@@ -264,27 +256,18 @@ class Comparison(StepReport):
         bars = []
         speed_rows = []
         for name, metrics in zip(names, self.devices, strict=True):
-            fast_seconds, slow_seconds = metrics.quartiles
             speed_rows.append(
                 (
                     name,
                     f"{1000 * metrics.seconds:.2f}",
-                    f"{1000 * fast_seconds:.2f} to {1000 * slow_seconds:.2f}",
                     f"{metrics.rows_per_second:,.1f}",
-                    NOT_APPLICABLE if metrics.simulated else str(metrics.speedup or ""),
+                    str(metrics.speedup or ""),
                     "" if metrics.utilization is None else format_percent(metrics.utilization),
                 )
             )
-            bars.append(
-                Bar(
-                    name,
-                    metrics.rows_per_second,
-                    f"{format_rate(metrics.rows_per_second)} rows/s",
-                    low=metrics.rows / slow_seconds,
-                    high=metrics.rows / fast_seconds,
-                )
-            )
-        columns = ("device", "ms per step", "quartiles", "rows per second", "speedup over the CPU", "utilization")
+            rate = metrics.rows_per_second
+            bars.append(Bar(name, rate, f"{format_rate(rate)} rows/s"))
+        columns = ("device", "ms per step", "rows per second", "speedup over the CPU", "utilization")
         speeds = Table("Speed", columns, tuple(speed_rows), collapsed=True)
         phase_names = dict.fromkeys(name for metrics in self.devices for name in metrics.phase_times.seconds)
         phase_rows = tuple(
@@ -292,7 +275,7 @@ class Comparison(StepReport):
         )
         phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
         # A bar of a single device shows nothing.
-        chart = Chart("Throughput, with the quartiles of the steps", tuple(bars) if len(bars) > 1 else ())
+        chart = Chart("Throughput", tuple(bars) if len(bars) > 1 else ())
         answer = (*self.break_even.sentences, CPU_ONLY_NOTICE) if self.break_even else ()
         return Report(
             title,
@@ -315,8 +298,6 @@ TRIAL_TIME_FRACTION = 0.4
 UTILIZATION_SECONDS = (
     4.0  # Duration of the sampling per device, before and during its work: enough for MIN_SAMPLES readings.
 )
-# Minimum number of batches per loader worker in a trial. Workers deliver batches in bursts.
-BATCHES_PER_WORKER = 4
 
 
 def compare(  # noqa: PLR0913 - each parameter is an independent option of the public function
@@ -429,10 +410,7 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         workload = workloads[name]
         with workload.open_batches() as batches:
             _warm_up(workload, batches)
-            workload.reach_steady_state(batches)
-            min_steps = BATCHES_PER_WORKER * workload.workers
-            max_steps = round_up_to_workers(max(PHASE_STEPS, min_steps), workload.workers)
-            phase_times[name] = workload.measure_phase_times(batches, max_steps, min_steps)
+            phase_times[name] = workload.measure_phase_times(batches, PHASE_STEPS)
     utilizations: dict[str, float | None] = {}
     if deadline - current_time() > 2 * UTILIZATION_SECONDS * len(workloads):
         for name in SESSION.track("Comparing", f"{baseline.name}, utilization", workloads, "device"):
@@ -456,17 +434,14 @@ def _device_metrics(
 ) -> DeviceMetrics:
     """Return the measurements on a device; the speedup is the median of the ratios of all rounds."""
     seconds = trials[device]
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     ratios = [cpu_seconds / device_seconds for cpu_seconds, device_seconds in zip(trials[CPU], seconds, strict=True)]
     return DeviceMetrics(
         device,
-        median,
-        (low, high),
+        statistics.median(seconds),
         workload.rows,
         phase_times,
-        None if device == CPU else median_interval(ratios),
+        None if device == CPU or get_device(device).is_simulated else median_interval(ratios),
         utilization,
-        simulated=get_device(device).is_simulated,
     )
 
 
@@ -484,7 +459,7 @@ def _time_interleaved(
         steps = _steps_per_trial(step_seconds, max(workload.workers for workload in workloads.values()))
 
         def run_trial(device: str) -> float:
-            workloads[device].reach_steady_state(batches[device])
+            workloads[device].discard_prefetched(batches[device])
             return workloads[device].time_steps(batches[device], steps)
 
         model = next(iter(workloads.values())).name
@@ -509,7 +484,7 @@ def _steps_per_trial(step_seconds: Collection[float], workers: int) -> int:
     quickest = max(1e-6, min(step_seconds))
     slowest = max(1e-6, *step_seconds)
     steps = min(math.ceil(MIN_TRIAL_SECONDS / quickest), max(1, int(MAX_TRIAL_SECONDS / slowest)))
-    return round_up_to_workers(max(steps, BATCHES_PER_WORKER * workers), workers)
+    return max(steps, BATCHES_PER_WORKER * workers)
 
 
 def _measure_utilization(device: str, workload: Workload) -> float | None:
@@ -531,18 +506,16 @@ def _samples_during(
 ) -> list[float]:
     """Repeat ``work`` and return the readings that another thread takes every ``interval`` seconds.
 
-    The thread always ends with the work. Failed readings and readings that complete after the work are ignored. A reader must
-    not use tensors: two threads that use MPS at the same time can crash the process (reported up to torch 2.14: pytorch#197805).
+    The thread always ends with the work. Failed readings are ignored. A reader must not use tensors: two threads that use MPS
+    at the same time can crash the process (reported up to torch 2.14: pytorch#197805).
     """
     samples: list[float] = []
     finished = threading.Event()
 
     def sample() -> None:
-        due = time.monotonic() + interval
-        while not finished.wait(max(0.0, due - time.monotonic())):
-            due = time.monotonic() + interval
+        while not finished.wait(interval):
             value = read()
-            if value is not None and not finished.is_set():
+            if value is not None:
                 samples.append(value)
 
     read()  # psutil reports the CPU utilization since the previous reading.

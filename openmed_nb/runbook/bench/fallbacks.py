@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from ...devices.machine import is_mps_simulated
 from ...devices.profilers import push_modes
 
 if TYPE_CHECKING:
-    from .operator_counter import MpsOperatorCounter
+    from .profile_watch import OperatorCounter
 
 Outcome = Literal["fell back to the CPU", "raised an error"]
 
@@ -57,13 +56,11 @@ class FallbackLog(Displayable):
     """Log of CPU fallbacks. It can be read inside and after the ``with`` block.
 
     Attributes:
-        mps_available: Whether torch had an MPS device when the block started.
-        simulated: Whether that device was simulated.
+        simulated: Whether the MPS device was simulated.
     """
 
-    mps_available: bool
     simulated: bool
-    _counter: MpsOperatorCounter = field(repr=False)
+    _counter: OperatorCounter = field(repr=False)
     _calls: Counter[tuple[str, Outcome]] = field(default_factory=Counter, repr=False)
 
     JSON_EXCLUDE = ("_counter", "_calls")
@@ -87,7 +84,7 @@ class FallbackLog(Displayable):
 
     @property
     def num_mps_operators(self) -> int:
-        """Number of outermost operators that were called with an MPS tensor."""
+        """Number of outermost operators that computed with an MPS tensor."""
         return self._counter.count
 
     @property
@@ -114,15 +111,14 @@ class FallbackLog(Displayable):
 
 @dataclass(frozen=True)
 class _WarningInterceptor:
-    """Replacement of ``warnings.showwarning`` that records the fallbacks of a thread and shows all other warnings."""
+    """Replacement of ``warnings.showwarning`` that records fallbacks and shows all other warnings."""
 
     log: FallbackLog
     original_showwarning: Callable[..., None]
-    thread: int = field(default_factory=threading.get_ident)
 
     def __call__(self, message: Warning | str, *args: object, **kwargs: object) -> None:
         """Record a fallback, or show any other warning. An enclosing fallback log receives both."""
-        match = FALLBACK_PATTERN.search(str(message)) if threading.get_ident() == self.thread else None
+        match = FALLBACK_PATTERN.search(str(message))
         if match:
             self.log._calls[match[1], FELL_BACK] += 1  # noqa: SLF001 - of this module
         if not match or isinstance(self.original_showwarning, _WarningInterceptor):
@@ -135,8 +131,8 @@ def fallbacks() -> Iterator[FallbackLog]:
 
     By default, torch warns only about the first fallback of the process. In the block it warns about each fallback
     (``torch.set_warn_always``), and the log intercepts these warnings, which also name operators inside other operators. Other
-    warnings are not affected. If fallback is disabled, an error of torch that leaves the block is recorded. Only the thread
-    that enters the context manager is recorded. To find the modules that call an operator, use :func:`forecast`.
+    warnings are not affected. If fallback is disabled, an error of torch that leaves the block is recorded. To find the modules
+    that call an operator, use :func:`forecast`.
 
     Yields:
         The log. Its ``entries`` have a ``count`` for each operator. ``verdict`` is a sentence.
@@ -150,10 +146,10 @@ def fallbacks() -> Iterator[FallbackLog]:
         ('aten::mode', 1)
     """
     torch = import_torch()
-    from .operator_counter import MpsOperatorCounter
+    from .profile_watch import OperatorCounter
 
-    counter = MpsOperatorCounter()
-    log = FallbackLog(torch.backends.mps.is_available(), is_mps_simulated(), counter)
+    counter = OperatorCounter("mps")
+    log = FallbackLog(is_mps_simulated(), counter)
     warns_always = torch.is_warn_always_enabled()
     with warnings.catch_warnings(), push_modes(counter):
         warnings.filterwarnings("always", message=FALLBACK_PATTERN.pattern, category=UserWarning)

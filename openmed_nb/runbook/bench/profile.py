@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import tempfile
-from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import (
@@ -30,7 +27,7 @@ from ..._render.display import (
     pluralize,
     worst_status,
 )
-from ..._render.drawing import Bar, Chart, bar_chart
+from ..._render.drawing import Bar, Chart
 from ..._utils.clock import time_call
 from ..._utils.plain import read_json_file, save_text, to_json, utc_timestamp
 from ..._utils.text import describe_file, short_type_name
@@ -39,7 +36,7 @@ from ...devices import profilers
 from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...session import SESSION
-from .fallbacks import Fallback
+from .fallbacks import Fallback, fallbacks
 from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Reason, Synchronization, repeat_measurement
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
 
@@ -49,15 +46,15 @@ SYNCHRONIZATION = "synchronization"
 TINY_BATCH = "tiny batch"
 FALLBACK = "fallback"
 
-# A batch is tiny if kernels run on the GPU for less than this fraction of a step. The GPU then mostly waits for launches.
-# Measured on an H200 with BERT-base and rows of 128 tokens. Forward passes cross the threshold at 1 or 2 rows, and training
-# steps at about 8 rows. Below it, twice the rows took no more time.
-MIN_KERNEL_FRACTION = 0.5
-
-# If torch's profiler records no kernels, a batch is tiny if launch overhead takes more than this fraction of a step: the number of
-# operators times the measured time of an operator on single numbers, which is 25 to 110 microseconds on MPS (pytorch#82707), and
-# 3 to 7 on one CPU. On an H200, the fraction of such a step was above the threshold in all 77 cases with a kernel fraction below
-# one half, and in 8 of 12 other cases.
+# A batch is tiny if launch overhead takes more than this fraction of a step.
+#
+# If torch's profiler records kernels, launch overhead is the time in which none runs. Measured on an H200 with BERT-base and rows
+# of 128 tokens, forward passes cross the threshold at 1 or 2 rows, and training steps at about 8 rows. Below it, twice the rows
+# took no more time.
+#
+# Otherwise, it is the number of operators times the measured time of an operator on single numbers, which is 25 to 110
+# microseconds on MPS (pytorch#82707), and 3 to 7 on one CPU. On an H200, this fraction was above the threshold in all 77 cases in
+# which the kernels ran for less than half of a step, and in 8 of 12 other cases.
 MAX_LAUNCH_FRACTION = 0.5
 
 # Remedies for a wait, by its reason.
@@ -67,7 +64,6 @@ WAIT_REMEDIES: Mapping[Reason, str] = {
 }
 
 MAX_LOCATIONS = 3  # Locations in a finding.
-MAX_CHART_OPERATORS = 5
 MAX_TABLE_OPERATORS = 12
 
 
@@ -87,15 +83,12 @@ class Profile(StepReport):
         compute_only: Median duration of a step with the same batch, in seconds.
         operators: Operators by phase, sorted by descending time.
         operators_per_step: Number of operators that compute per step. Views do not count.
-        device_seconds: Time of the kernels on the GPU per step in seconds, or ``None`` if torch's profiler records no kernels.
-        synchronizations: Calls in a step that wait for the device, except the calls of this package.
+        launch_seconds: Launch overhead of the operators per step in seconds.
+        synchronizations: Calls in a step that wait for the device, except the calls of this package and of library models.
         fallbacks: Operators that fell back from MPS to the CPU.
         fallbacks_per_step: Number of fallbacks to the CPU per step.
         batch_tokens: Maximum number of tokens per batch on the device, or ``None`` if no texts were annotated.
-        operator_seconds: Time of all operators per step on the CPU in seconds, or ``None`` on other devices.
-        launch_seconds: Launch overhead of the operators per step in seconds, or ``None`` if torch's profiler records kernels,
-            which are more precise.
-        created_at: Time of the measurement in UTC, such as ``"2026-11-01T12:00:00Z"``, or an empty string if unknown.
+        created_at: Time of the measurement in UTC, such as ``"2026-11-01T12:00:00Z"``.
     """
 
     device: str
@@ -107,17 +100,15 @@ class Profile(StepReport):
     compute_only: float
     operators: tuple[OperatorTime, ...]
     operators_per_step: float
-    device_seconds: float | None = None
+    launch_seconds: float = 0.0
     synchronizations: tuple[Synchronization, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     fallbacks_per_step: float = 0.0
     batch_tokens: int | None = None
-    operator_seconds: float | None = None
-    launch_seconds: float | None = None
-    created_at: str = ""
+    created_at: str = field(default_factory=utc_timestamp)
 
     SCHEMA = "openmed_nb/profile/1"
-    JSON_PROPERTIES = ("launch_fraction", "kernel_fraction", "fallback_fraction", "findings", "bottlenecks")
+    JSON_PROPERTIES = ("launch_fraction", "fallback_fraction", "findings", "bottlenecks")
 
     @property
     def phase_fractions(self) -> dict[str, float]:
@@ -125,27 +116,28 @@ class Profile(StepReport):
         return self.phase_times.fractions
 
     @property
-    def launch_fraction(self) -> float | None:
-        """Fraction of a step that is launch overhead, without data, in [0, 1], or ``None`` if it is unknown.
-
-        On the CPU, this is the fraction of the time of the operators only, without the Python code of the user.
-        """
-        seconds = self.compute_only if self.operator_seconds is None else self.operator_seconds
-        if self.launch_seconds is None or not self.operators_per_step or seconds <= 0:
-            return None
-        return min(1.0, self.launch_seconds / seconds)
-
-    @property
-    def kernel_fraction(self) -> float | None:
-        """Fraction of a step in which kernels run on the GPU, without data, in [0, 1], or ``None`` if it is unknown."""
-        if self.device_seconds is None or self.compute_only <= 0:
-            return None
-        return min(1.0, self.device_seconds / self.compute_only)
+    def launch_fraction(self) -> float:
+        """Fraction of a step that is launch overhead, without data, in [0, 1]."""
+        return min(1.0, self.launch_seconds / self.compute_only)
 
     @property
     def fallback_fraction(self) -> float:
         """Fraction of the operator calls that fall back to the CPU, in [0, 1]."""
         return min(1.0, self.fallbacks_per_step / self.operators_per_step) if self.operators_per_step else 0.0
+
+    @property
+    def operator_times(self) -> dict[str, float]:
+        """Seconds per step of each operator over all phases, the slowest first: GPU times if they are recorded."""
+        seconds: dict[str, float] = {}
+        for time in self.operators:
+            own_seconds = time.seconds if time.device_seconds is None else time.device_seconds
+            seconds[time.operator] = seconds.get(time.operator, 0.0) + own_seconds
+        return dict(sorted(seconds.items(), key=itemgetter(1), reverse=True))
+
+    @property
+    def hotspots(self) -> tuple[str, ...]:
+        """Names of the slowest operators, the slowest first."""
+        return tuple(self.operator_times)[:NUM_HOTSPOTS]
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -219,8 +211,9 @@ class Profile(StepReport):
     def to_report(self) -> Report:
         """Return a report with the bottlenecks and the measurements."""
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
+        step_time = f"A step takes {format_milliseconds(self.seconds)}."
         method = f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."
-        waits = tuple((wait.call, str(wait.place), f"{wait.count:g}") for wait in self.synchronizations)
+        waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
         # Metrics of a step.
         metrics = [
             ("step at full speed", format_milliseconds(self.seconds)),
@@ -229,12 +222,8 @@ class Profile(StepReport):
         ]
         metrics += [(f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds]
         metrics.append(("operators per step", f"{self.operators_per_step:g}"))
-        for name, seconds, fraction in (
-            ("launch overhead", self.launch_seconds, self.launch_fraction),
-            ("GPU kernels", self.device_seconds, self.kernel_fraction),
-        ):
-            if seconds is not None and fraction is not None:
-                metrics.append((name, f"{format_milliseconds(seconds)} ({format_percent(fraction)})"))
+        launch_overhead = f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"
+        metrics.append(("launch overhead", launch_overhead))
         # Operators.
         operator_rows = tuple(
             (
@@ -247,13 +236,6 @@ class Profile(StepReport):
             for time in self.operators[:MAX_TABLE_OPERATORS]
         )
         operator_columns = ("operator", "phase", "calls per step", "ms on the host", "ms on the GPU")
-        on_gpu = self.device_seconds is not None
-        times = [
-            (f"{time.operator} ({time.phase})", (time.device_seconds or 0.0) if on_gpu else time.seconds)
-            for time in self.operators
-        ]
-        longest = sorted(times, key=itemgetter(1), reverse=True)[:MAX_CHART_OPERATORS]
-        operator_caption = f"Operators with the longest time on the {'GPU' if on_gpu else 'host'} per step"
         # Phases, one after the other.
         bars = []
         start = 0.0
@@ -263,7 +245,7 @@ class Profile(StepReport):
             start += seconds
         return Report(
             title,
-            (f"{self.headline}.", method),
+            (step_time, method),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
@@ -272,22 +254,8 @@ class Profile(StepReport):
                 Table("Time of a step", ("metric", "value"), tuple(metrics), collapsed=True),
                 Table("Operators by self time", operator_columns, operator_rows, collapsed=True),
             ),
-            charts=(
-                Chart("Time per phase, from the start to the end of a step", tuple(bars)),
-                bar_chart(operator_caption, longest, format_milliseconds),
-            ),
+            charts=(Chart("Time per phase, from the start to the end of a step", tuple(bars)),),
         )
-
-    @property
-    def headline(self) -> str:
-        """Sentence that states the duration of a step and its longest phase."""
-        longest = max(self.phase_fractions, key=self.phase_fractions.__getitem__, default="")
-        phase = (
-            f": {format_percent(self.phase_fractions[longest])} of it is {longest}"
-            if longest not in {"", "step"}
-            else ""
-        )
-        return f"A step takes {format_milliseconds(self.seconds)} on {self.device_label(self.device)}{phase}"
 
     def _data_finding(self) -> Finding:
         if self.phase_fractions.get(DATA, 0.0) > MAX_DATA_FRACTION:
@@ -295,37 +263,27 @@ class Profile(StepReport):
         return Finding(DATA_FINDING, OK, "data are ready in time")
 
     def _synchronization_finding(self) -> Finding:
-        user_waits = [wait for wait in self.synchronizations if wait.place.is_user_code]
-        avoidable = [wait for wait in user_waits if wait.reason != "batch"]  # Each step needs its batch.
-        if not avoidable:
-            only_batch = "a step waits only for its batch to be copied to the device"
-            return Finding(
-                SYNCHRONIZATION, OK, only_batch if user_waits else "no line of the step waits for the device"
-            )
-        locations = ", ".join(map(str, avoidable[:MAX_LOCATIONS]))
-        if len(avoidable) > MAX_LOCATIONS:
-            locations += f", and {pluralize(len(avoidable) - MAX_LOCATIONS, 'other')}"
+        waits = self.synchronizations
+        if not waits:
+            return Finding(SYNCHRONIZATION, OK, "no line of the step waits for the device")
+        locations = ", ".join(map(str, waits[:MAX_LOCATIONS]))
+        if len(waits) > MAX_LOCATIONS:
+            locations += f", and {pluralize(len(waits) - MAX_LOCATIONS, 'other')}"
         if not get_device(self.device).is_accelerator:
             evidence = f"the CPU does not wait; on a GPU, these calls would: {locations}"
             return Finding(SYNCHRONIZATION, NOT_APPLICABLE, evidence)
-        remedy = WAIT_REMEDIES[avoidable[0].reason]
+        remedy = WAIT_REMEDIES[waits[0].reason]
         return Finding(SYNCHRONIZATION, WARNING, f"these calls wait for the device: {locations}", remedy)
 
     def _tiny_batch_finding(self) -> Finding:
         """Return the finding on whether most of a step is launch overhead."""
         if self.simulated and get_device(self.device).can_be_simulated:
             return Finding(TINY_BATCH, NOT_APPLICABLE, "a simulated device launches no kernels")
-        if self.kernel_fraction is not None:
-            is_tiny = self.kernel_fraction < MIN_KERNEL_FRACTION
-        else:
-            is_tiny = (self.launch_fraction or 0.0) > MAX_LAUNCH_FRACTION
-            # A custom step may spend its time in Python code. Only operator times on the CPU exclude that.
-            includes_python = self.task == CUSTOM_STEP and self.operator_seconds is None
-            if self.launch_fraction is None or (includes_python and not is_tiny):
-                return Finding(TINY_BATCH, NOT_APPLICABLE, "not known")
-        if is_tiny:
+        if self.launch_fraction > MAX_LAUNCH_FRACTION:
             remedy = "Use a larger batch; nb.sweep() finds the best batch size."
             return Finding(TINY_BATCH, WARNING, "most of a step is launch overhead", remedy)
+        if self.task == CUSTOM_STEP and not get_device(self.device).profiler_times_kernels:
+            return Finding(TINY_BATCH, NOT_APPLICABLE, "not known, because the step may spend its time in Python code")
         return Finding(TINY_BATCH, OK, "most of a step is computation")
 
     def _fallback_finding(self) -> Finding:
@@ -339,42 +297,18 @@ class Profile(StepReport):
 
 
 NUM_HOTSPOTS = 3  # Number of slowest operators that are compared.
-# The stopping rule applies if a step is no faster after this many days. Up to the second limit, the advice is to move the
-# workload; from then on, it is to split it.
-MIN_STOPPING_DAYS = 7
-MIN_SPLIT_DAYS = 14
+MIN_STOPPING_DAYS = 7  # The stopping rule applies if a step is no faster after this many days.
 MIN_CHANGE_FRACTION = 0.1  # Smaller changes also occur from run to run.
 # Fields in which two profiles must agree to be comparable.
-COMPARABLE_FIELDS = (
-    "name",
-    "task",
-    "device",
-    "dtype",
-    "rows",
-    "row_shape",
-    "batch_tokens",
-    "workers",
-    "simulated",
+COMPARABLE_FIELDS = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
+STOPPING_REMEDY = (
+    "Stop optimizing. Move this workload, or accept the step time; "
+    "print(nb.verdict(...).lanes) compares CPU, MPS, MLX and a remote pool."
 )
-LANES_HINT = "print(nb.verdict(...).lanes) compares CPU, MPS, MLX and a remote pool."
 # Names of the findings of a comparison.
 SAME_WORKLOAD = "same workload"
 STEP_TIME = "step time"
 STOPPING_RULE = "stopping rule"
-
-
-class OperatorTimes(NamedTuple):
-    """Self time of an operator per step in two profiles.
-
-    Attributes:
-        operator: Name of the operator.
-        before: Seconds in the earlier profile.
-        after: Seconds in the later profile.
-    """
-
-    operator: str
-    before: float
-    after: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -391,7 +325,7 @@ class ProfileDiff(Displayable):
 
     SCHEMA = "openmed_nb/profile_diff/1"
     JSON_EXCLUDE = ("first", "second")
-    JSON_PROPERTIES = ("days", "differences", "progress", "hotspots", "should_stop", "findings", "status", "simulated")
+    JSON_PROPERTIES = ("days", "differences", "progress", "should_stop", "findings", "status", "simulated")
     SIMULATION_MARKERS = StepReport.SIMULATION_MARKERS
 
     @property
@@ -400,15 +334,11 @@ class ProfileDiff(Displayable):
         return self.first.simulated or self.second.simulated
 
     @property
-    def days(self) -> int | None:
-        """Number of full days between the profiles, or ``None`` if one of them has no date."""
-        try:
-            first, second = (
-                datetime.fromisoformat(profile.created_at.replace("Z", "+00:00"))
-                for profile in (self.first, self.second)
-            )
-        except ValueError:
-            return None
+    def days(self) -> int:
+        """Number of full days between the profiles."""
+        first, second = (
+            datetime.fromisoformat(profile.created_at.replace("Z", "+00:00")) for profile in (self.first, self.second)
+        )
         return (second - first).days
 
     @property
@@ -419,95 +349,59 @@ class ProfileDiff(Displayable):
     @property
     def progress(self) -> float | None:
         """Relative reduction of the step time, negative if a step is slower, or ``None`` if the workload differs."""
-        if self.differences or not self.first.seconds:
-            return None
-        return 1 - self.second.seconds / self.first.seconds
-
-    @property
-    def operators(self) -> tuple[OperatorTimes, ...]:
-        """Operators of both profiles with their times over all phases, sorted by descending time.
-
-        The times are GPU times if both profiles have them, and host times otherwise.
-        """
-        on_gpu = self.first.device_seconds is not None and self.second.device_seconds is not None
-        before = defaultdict[str, float](float)
-        after = defaultdict[str, float](float)
-        for profile, seconds in ((self.first, before), (self.second, after)):
-            for time in profile.operators:
-                seconds[time.operator] += (time.device_seconds or 0.0) if on_gpu else time.seconds
-        times = [OperatorTimes(name, before[name], after[name]) for name in {**before, **after}]
-        return tuple(sorted(times, key=lambda time: max(time.before, time.after), reverse=True))
-
-    @property
-    def hotspots(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the three slowest operators of each profile."""
-        before = sorted(self.operators, key=attrgetter("before"), reverse=True)[:NUM_HOTSPOTS]
-        after = sorted(self.operators, key=attrgetter("after"), reverse=True)[:NUM_HOTSPOTS]
-        return (
-            tuple(times.operator for times in before if times.before),
-            tuple(times.operator for times in after if times.after),
-        )
+        return None if self.differences else 1 - self.second.seconds / self.first.seconds
 
     @property
     def should_stop(self) -> bool:
         """Whether the stopping rule applies: the slowest operators and the step time are unchanged after a week or more."""
-        return self._stopping_finding().status == WARNING
+        return self.findings[-1].name == STOPPING_RULE and self.findings[-1].status == WARNING
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings on the workload, on the times of the step and its operators, and on the stopping rule."""
-        if self.differences:
+        """Findings on the workload, on the time of the step, and on the stopping rule."""
+        if self.progress is None:
             remedy = "Profile the same model again, with the same batch on the same device."
             evidence = f"different {', '.join(self.differences)}; times are not comparable"
             return (Finding(SAME_WORKLOAD, WARNING, evidence, remedy),)
-        return (
-            Finding(SAME_WORKLOAD, OK, "model, batch and device are the same"),
-            self._step_finding(),
-            self._stopping_finding(),
-        )
-
-    def _step_finding(self) -> Finding:
-        progress = self.progress or 0.0
-        if progress < -MIN_CHANGE_FRACTION:
+        same_workload = Finding(SAME_WORKLOAD, OK, "model, batch and device are the same")
+        is_faster = self.progress > MIN_CHANGE_FRACTION
+        step_time = Finding(STEP_TIME, OK, "a step is faster" if is_faster else "a step takes as long as before")
+        if self.progress < -MIN_CHANGE_FRACTION:
             remedy = "Check nb.system_status(), and list the changes with nb.logbook(...).diff(...)."
-            return Finding(STEP_TIME, WARNING, "a step is slower", remedy)
-        is_faster = progress > MIN_CHANGE_FRACTION
-        return Finding(STEP_TIME, OK, "a step is faster" if is_faster else "a step takes as long as before")
+            step_time = Finding(STEP_TIME, WARNING, "a step is slower", remedy)
+        return same_workload, step_time, self._stopping_finding(is_faster)
 
     @property
     def status(self) -> str:
         """Worst status of the findings."""
         return worst_status(self.findings)
 
-    def _stopping_finding(self) -> Finding:
-        first, second = self.hotspots
-        if self.differences or not second:
-            return Finding(STOPPING_RULE, NOT_APPLICABLE, "the workload differs, or no operator was recorded")
-        if set(first) != set(second):
-            return Finding(STOPPING_RULE, OK, f"the slowest operators changed to {', '.join(second)}")
-        if (self.progress or 0.0) > MIN_CHANGE_FRACTION:
+    def _stopping_finding(self, is_faster: bool) -> Finding:
+        hotspots = self.second.hotspots
+        operators = ", ".join(hotspots)
+        if set(hotspots) != set(self.first.hotspots):
+            return Finding(STOPPING_RULE, OK, f"the slowest operators changed to {operators}")
+        if is_faster:
             return Finding(STOPPING_RULE, OK, "the slowest operators are the same, and a step is faster")
-        if self.days is None or self.days < MIN_STOPPING_DAYS:
-            time = "less than a week apart" if self.days is not None else "and one profile has no date"
-            return Finding(STOPPING_RULE, NOT_APPLICABLE, f"the slowest operators are the same, {time}")
-        operators = ", ".join(second)
+        if self.days < MIN_STOPPING_DAYS:
+            evidence = "the slowest operators are the same, less than a week apart"
+            return Finding(STOPPING_RULE, NOT_APPLICABLE, evidence)
         evidence = f"the slowest operators are the same after {self.days} days, and a step is no faster: {operators}"
-        action = "Move this workload" if self.days < MIN_SPLIT_DAYS else "Split off these operators"
-        remedy = f"Stop optimizing. {action}, or accept the step time; {LANES_HINT}"
-        return Finding(STOPPING_RULE, WARNING, evidence, remedy)
+        return Finding(STOPPING_RULE, WARNING, evidence, STOPPING_REMEDY)
 
     def to_report(self) -> Report:
         """Return a report with the findings and the times."""
-        interval = "at two times" if self.days is None else f"{pluralize(self.days, 'day')} apart"
-        result = "stop optimizing" if self.should_stop else self._step_finding().evidence
-        if self.differences:
-            result = "not comparable"
-        step = OperatorTimes("step at full speed", self.first.seconds, self.second.seconds)
+        interval = f"{pluralize(self.days, 'day')} apart"
+        result = "not comparable" if self.differences else self.findings[1].evidence
+        if self.should_stop:
+            result = "stop optimizing"
+        times = [
+            {"step at full speed": profile.seconds, **profile.operator_times} for profile in (self.first, self.second)
+        ]
         rows = tuple(
-            (times.operator, f"{1000 * times.before:.3f}", f"{1000 * times.after:.3f}")
-            for times in (step, *self.operators[:MAX_TABLE_OPERATORS])
+            (name, *(f"{1000 * seconds.get(name, 0.0):.3f}" for seconds in times)) for name in {**times[1], **times[0]}
         )
-        table = Table("Time of a step", ("operator", "ms before", "ms after"), rows)
+        table = Table("Time of a step", ("operator", "ms before", "ms after"), rows[:MAX_TABLE_OPERATORS])
         later = self.second
         return Report(
             f"Two profiles of {later.name} ({later.task}) on {later.device_label(later.device)}, {interval}: {result}",
@@ -520,7 +414,6 @@ class ProfileDiff(Displayable):
 MAX_OPERATORS = 30  # Number of operators that a profile stores.
 DEFAULT_STEPS = 50
 WARM_UP_STEPS = 5
-NUM_STAGES = 6  # Stages of a profile, for its progress.
 
 
 def profile(  # noqa: PLR0913 - each parameter is an independent option of the public function
@@ -576,10 +469,10 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         ModelError: If the model cannot be loaded.
         DeviceError: If the device is unavailable or a batch does not fit in its memory.
 
-    Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are reported with the line of your code. Inside the
-    model of a library, they are reported with the module of the library and without a warning. A copy to the device waits for
-    all work that was launched there (``MPSStream::copy_and_sync`` in torch, ``memcpy_and_sync`` on CUDA). The copy of the batch
-    before a step computes is reported without a warning. On the CPU nothing waits, and the lines that would wait on a GPU are
+    Calls that wait, such as ``.item()``, ``.cpu()`` or printing a tensor, are reported with the line of your code. Calls inside the
+    model of a library are not reported. A copy to the device waits for all work that was launched there
+    (``MPSStream::copy_and_sync`` in torch, ``memcpy_and_sync`` on CUDA). The copy of the batch before a step computes is not
+    reported. On the CPU nothing waits, and the lines that would wait on a GPU are
     reported. torch's profiler does not record kernels of MPS; operator times are host times there. Functions from
     ``torch.compile`` are traced uncompiled. Hooks of your model run in its copy.
 
@@ -592,7 +485,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
     check_bool("signposts", signposts)
     steps = check_integer("steps", steps)
     batch_size = check_optional_integer("batch_size", batch_size)
-    trace_path = _validate_trace_path(trace)
+    trace_path = None if trace is None else _validate_trace_path(trace)
     capture_name = None if metal_capture is None else profilers.capture_name(metal_capture)
     with SESSION.operation():
         target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
@@ -602,11 +495,11 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
             return _run_profile(workload, device_name, steps, trace_path, signposts, capture_name)
 
 
-def _validate_trace_path(trace: object) -> Path | None:
-    """Validate the path of a trace, and return it, or ``None`` for no trace.
+def _validate_trace_path(trace: str | os.PathLike[str]) -> Path:
+    """Validate the path of a trace, and return it.
 
     Raises:
-        ConfigurationError: If the path does not name a JSON file in a writable directory.
+        ConfigurationError: If the path does not name a JSON file in a directory that exists.
 
     Example:
         >>> _validate_trace_path("trace.txt")
@@ -614,20 +507,11 @@ def _validate_trace_path(trace: object) -> Path | None:
         ...
         openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
     """
-    if trace is None:
-        return None
-    name = os.fspath(trace) if isinstance(trace, (str, os.PathLike)) else ""
-    if not str(name).endswith((".json", ".json.gz")):
-        description = describe_file(Path(name)) if name else short_type_name(trace)
-        message = f"A trace cannot be written to {description}."
+    file = check_path(trace, "the trace")
+    if not file.name.endswith((".json", ".json.gz")):
+        message = f"A trace cannot be written to {describe_file(file)}."
         raise ConfigurationError(message, "Use a name that ends in .json or .json.gz.")
-    file = Path(name)
-    try:  # torch's profiler fails silently if it cannot write the file.
-        with tempfile.TemporaryFile(dir=file.parent):
-            writable = os.access(file, os.W_OK) if file.exists() else True
-    except OSError:
-        writable = False
-    if file.is_dir() or not writable:
+    if not file.parent.is_dir():
         message = f"{describe_file(file)} cannot be written there."
         raise ConfigurationError(message, "Create the directory, or use another directory.")
     return file
@@ -644,36 +528,31 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     """Profile a workload."""
     from .profile_watch import MAX_TRACED_STEPS, measure_launch_seconds, profile_operators, trace_steps
 
-    def notify_stage(stage: int) -> None:
-        SESSION.notify(ProgressEvent("Profiling", workload.name, stage, NUM_STAGES, "stage"))
-
-    notify_stage(0)
+    SESSION.notify(ProgressEvent("Profiling", workload.name))
     parsed_device = get_device(device)
     with workload.open_batches() as batches:
         batch = next(batches)
         for _ in range(WARM_UP_STEPS):
             workload.time_steps(batches)
-        workload.reach_steady_state(batches)
-        notify_stage(1)
+        workload.discard_prefetched(batches)
         step_seconds = repeat_measurement(partial(workload.time_steps, batches), steps)
-        workload.reach_steady_state(batches)
-        notify_stage(2)
         phase_times = workload.measure_phase_times(batches, steps)
-        workload.drain_prefetched(batches)
-        notify_stage(3)
+        workload.discard_prefetched(batches)
         data_seconds = repeat_measurement(partial(time_call, partial(next, batches)), steps)
         compute_seconds = repeat_measurement(partial(workload.time_step, batch), steps)
-        seconds_per_launch = measure_launch_seconds(device)
-        notify_stage(4)
         with profilers.signposts() if signposts else contextlib.nullcontext():
             operators = profile_operators(workload, batches, steps, trace)
         if capture_name is not None:
             with profilers.metal_capture(capture_name):
                 workload.run(batch)
-        notify_stage(5)
-        step_trace = trace_steps(workload, batches)
-    notify_stage(NUM_STAGES)
-    records_kernels = parsed_device.profiler_times_kernels
+        with fallbacks() if parsed_device.has_fallbacks else contextlib.nullcontext() as log:
+            step_trace = trace_steps(workload, batches)
+    entries = () if log is None else log.entries
+    compute_only = statistics.median(compute_seconds)
+    if parsed_device.profiler_times_kernels:
+        launch_seconds = max(0.0, compute_only - sum(time.device_seconds or 0.0 for time in operators))
+    else:
+        launch_seconds = step_trace.operators_per_step * measure_launch_seconds(device)
     return Profile(
         **workload.report_fields,
         device=device,
@@ -682,17 +561,12 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         seconds=statistics.median(step_seconds),
         phase_times=phase_times,
         data_only=workload.average(data_seconds),
-        compute_only=statistics.median(compute_seconds),
+        compute_only=compute_only,
         operators=operators[:MAX_OPERATORS],
         operators_per_step=step_trace.operators_per_step,
-        device_seconds=sum(time.device_seconds or 0.0 for time in operators) if records_kernels else None,
+        launch_seconds=launch_seconds,
         synchronizations=step_trace.synchronizations,
-        fallbacks=step_trace.fallbacks,
-        fallbacks_per_step=sum(fallback.count for fallback in step_trace.fallbacks) / MAX_TRACED_STEPS,
+        fallbacks=entries,
+        fallbacks_per_step=sum(entry.count for entry in entries) / MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        operator_seconds=None
-        if parsed_device.is_accelerator
-        else sum(time.seconds for time in operators if time.phase != DATA),
-        launch_seconds=None if records_kernels else step_trace.operators_per_step * seconds_per_launch,
-        created_at=utc_timestamp(),
     )

@@ -5,7 +5,6 @@ This module imports torch for its base classes. It is imported only when steps a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import statistics
@@ -13,7 +12,7 @@ import sys
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple, TypeGuard
@@ -31,8 +30,7 @@ from ...devices.registry import get_device
 from ...devices.request import device_type
 from ...training.holders import INSTALLED_FOLDERS
 from . import workloads
-from .fallbacks import Fallback, fallbacks
-from .timing import DATA, CodeLocation, OperatorTime, Reason, Synchronization, repeat_measurement
+from .timing import DATA, OperatorTime, Reason, Synchronization, repeat_measurement
 from .workloads import Workload
 
 PHASE_PREFIX = "openmed_nb: "  # Prefix of the phase names in a trace.
@@ -95,9 +93,7 @@ def _aggregate_operator_times(
 ) -> tuple[OperatorTime, ...]:
     """Return the time per operator and phase from the events of torch's profiler, sorted by descending time.
 
-    A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases. An operator counts with
-    its median over the steps: on a busy computer, the system occasionally suspends the process, and a step takes a thousand
-    times as long. The sums of ``key_averages`` would then describe other programs.
+    A backward pass on a GPU runs in its own thread, so that only timestamps assign operators to phases.
 
     Args:
         events: Events of ``torch.profiler.profile.events``.
@@ -106,11 +102,9 @@ def _aggregate_operator_times(
     """
     phase = ""
     phase_end = 0.0
-    step = 0
-    # Host seconds of an operator in a phase, by step.
-    seconds = defaultdict[tuple[str, str], Counter[int]](Counter)
-    device_seconds = Counter[tuple[str, str]]()
     counts = Counter[tuple[str, str]]()
+    seconds = defaultdict[tuple[str, str], float](float)
+    device_seconds = defaultdict[tuple[str, str], float](float)
     # In order of time, with the range of a phase before the operators that start with it.
     host_events = sorted(
         filter(is_host_event, events),
@@ -120,23 +114,14 @@ def _aggregate_operator_times(
         if event.name.startswith(PHASE_PREFIX):
             phase = event.name.removeprefix(PHASE_PREFIX)
             phase_end = event.time_range.end
-            if phase == DATA:
-                step += 1
         elif OPERATOR_PATTERN.fullmatch(event.name):
             key = event.name, phase if event.time_range.start <= phase_end else ""
             counts[key] += 1
-            seconds[key][step] += event.self_cpu_time_total * SECONDS_PER_MICROSECOND
-            device_seconds[key] += event.self_device_time_total * SECONDS_PER_MICROSECOND
-
+            seconds[key] += event.self_cpu_time_total * SECONDS_PER_MICROSECOND / steps
+            device_seconds[key] += event.self_device_time_total * SECONDS_PER_MICROSECOND / steps
     times = [
-        OperatorTime(
-            operator=name,
-            phase=phase,
-            count=counts[name, phase] / steps,
-            seconds=statistics.median(by_step.values()) * len(by_step) / steps,
-            device_seconds=device_seconds[name, phase] / steps if records_device else None,
-        )
-        for (name, phase), by_step in seconds.items()
+        OperatorTime(*key, count / steps, seconds[key], device_seconds[key] if records_device else None)
+        for key, count in counts.items()
     ]
     sort_field = "device_seconds" if records_device else "seconds"
     return tuple(sorted(times, key=lambda time: (-getattr(time, sort_field), time.operator, time.phase)))
@@ -152,52 +137,85 @@ class StepTrace(NamedTuple):
     Attributes:
         operators_per_step: Number of operators that compute per step.
         synchronizations: Calls that wait for the device, the most frequent first.
-        fallbacks: Operators that fell back from MPS to the CPU.
     """
 
     operators_per_step: float
     synchronizations: tuple[Synchronization, ...]
-    fallbacks: tuple[Fallback, ...]
 
 
 def trace_steps(workload: Workload, batches: Iterator[object]) -> StepTrace:
-    """Trace the calls of some steps."""
-    recorder = StepRecorder(device_type(workload.device))
-    has_fallbacks = get_device(recorder.device).has_fallbacks
-    with fallbacks() if has_fallbacks else contextlib.nullcontext() as fallback_log:
-        for _ in range(MAX_TRACED_STEPS):
-            batch = next(batches)
-            with _trace_calls(recorder):
-                workload.run(batch)
-    waits = sorted(recorder.waits.items(), key=lambda item: (-item[1], item[0]))
-    synchronizations = tuple(
-        Synchronization(call, location, count / MAX_TRACED_STEPS, reason) for (call, location, reason), count in waits
-    )
-    fallback_entries = () if fallback_log is None else fallback_log.entries
-    return StepTrace(recorder.num_launched / MAX_TRACED_STEPS, synchronizations, fallback_entries)
+    """Trace the calls of some steps.
+
+    Functions from ``torch.compile`` run uncompiled, because compiled code makes no calls that a mode can record.
+    """
+    device = device_type(workload.device)
+    counter = OperatorCounter(device)
+    waits = Counter[Wait]()
+    for _ in range(MAX_TRACED_STEPS):
+        batch = next(batches)
+        recorder = WaitRecorder(device, counter, waits, counter.count)
+        with torch.compiler.set_stance("force_eager"), push_modes(counter, recorder):
+            workload.run(batch)
+    synchronizations = [Synchronization(*wait, count / MAX_TRACED_STEPS) for wait, count in waits.items()]
+    synchronizations.sort(key=lambda wait: (-wait.count, wait.call, wait.file, wait.line))
+    return StepTrace(counter.count / MAX_TRACED_STEPS, tuple(synchronizations))
+
+
+class OperatorCounter(TorchDispatchMode):
+    """Mode that counts the outermost operators that compute with a tensor on a device type.
+
+    Views launch nothing on a device and do not count.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, device: str) -> None:
+        TorchDispatchMode.__init__(self)  # Type checkers do not know that of super(), because it has no annotations.
+        self._device = device
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        operator: Callable[..., object],
+        _types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Run an operator, and count it if it computes on the device."""
+        kwargs = kwargs or {}
+        schema = getattr(operator, "_schema", None)  # Higher-order operators have no schema.
+        aliases = [result.alias_info for result in schema.returns] if schema is not None else []
+        computes = all(alias is None or alias.is_write for alias in aliases)
+        if computes and any(_is_on(tensor, self._device) for tensor in iter_operator_tensors([args, kwargs])):
+            self.count += 1
+        return operator(*args, **kwargs)
+
+
+class Wait(NamedTuple):
+    """Call that waits for the device, with the fields of :class:`~openmed_nb.runbook.bench.timing.Synchronization`."""
+
+    call: str
+    file: str
+    line: int
+    function: str
+    reason: Reason
 
 
 @dataclass(eq=False)
-class StepRecorder(TorchFunctionMode):
-    """Mode that records the locations of Python calls of torch functions that wait for the device.
+class WaitRecorder(TorchFunctionMode):
+    """Mode that records the lines whose Python calls of torch functions wait for the device during a step.
 
     Attributes:
         device: Type of the device: ``"cpu"``, ``"mps"`` or ``"cuda"``.
-        waits: Number of waits by call, location and reason.
-        num_launched: Number of operators that compute.
-        has_started: Whether the current step has launched work on the device.
+        counter: Counter of the operators on the device.
+        waits: Number of waits.
+        count_before: Number of operators before the step.
     """
 
     device: str
-    waits: Counter[tuple[str, CodeLocation, Reason]] = field(default_factory=Counter)
-    num_launched: int = 0
-    has_started: bool = False
-
-    def record(self, call: str, frame: FrameType, reason: Reason = "read") -> None:
-        """Count a call that waits, unless the measurement itself makes the call."""
-        location = _find_code_location(frame)
-        if location is not None:
-            self.waits[call, location, reason] += 1
+    counter: OperatorCounter
+    waits: Counter[Wait]
+    count_before: int
 
     def __torch_function__(
         self,
@@ -207,52 +225,14 @@ class StepRecorder(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        name = getattr(function, "__name__", "")
-        read_call, copy_call = _describe_wait(name, args, kwargs, self.device)
-        if read_call or copy_call:
-            copy_reason: Reason = "copy" if self.has_started else "batch"
-            caller = sys._getframe(1)  # noqa: SLF001 - Python has no public function for the caller
-            self.record(read_call or copy_call, caller, "read" if read_call else copy_reason)
-        launched_before = self.num_launched
-        result = function(*args, **kwargs)
-        if not (self.has_started or copy_call) and self.num_launched > launched_before:
-            tensors = iter_operator_tensors([*args, *kwargs.values()])
-            self.has_started = any(_is_on(tensor, self.device) for tensor in tensors)
-        return result
-
-
-class LaunchCountMode(TorchDispatchMode):
-    """Mode that counts the operators that compute. Views launch nothing on a device and do not count."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: StepRecorder) -> None:
-        TorchDispatchMode.__init__(self)
-        self._recorder = recorder
-
-    def __torch_dispatch__(
-        self,
-        operator: Callable[..., object],
-        _types: object,
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        schema = getattr(operator, "_schema", None)  # Higher-order operators have no schema.
-        aliases = [result.alias_info for result in schema.returns] if schema is not None else []
-        if all(alias is None or alias.is_write for alias in aliases):
-            self._recorder.num_launched += 1
-        return operator(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _trace_calls(recorder: StepRecorder) -> Iterator[None]:
-    """Record the calls of this thread.
-
-    Functions from ``torch.compile`` run uncompiled, because compiled code makes no calls that a mode can record.
-    """
-    recorder.has_started = False
-    with torch.compiler.set_stance("force_eager"), push_modes(LaunchCountMode(recorder), recorder):
-        yield
+        call, is_copy = _describe_wait(getattr(function, "__name__", ""), args, kwargs, self.device)
+        # Each step copies its batch to the device before it has launched work there.
+        if call and not (is_copy and self.counter.count == self.count_before):
+            # sys._getframe is the only function of Python for the caller.
+            line = _find_user_line(sys._getframe(1))  # noqa: SLF001
+            if line is not None:
+                self.waits[Wait(call, *line, "copy" if is_copy else "read")] += 1
+        return function(*args, **kwargs)
 
 
 # torch functions that need values of the device on the host.
@@ -260,39 +240,26 @@ SYNC_CALLS: Mapping[str, str] = {
     **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu", "nonzero")},
     **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int")},
     **dict.fromkeys(("__repr__", "__str__", "__format__"), "printing a tensor"),
-    "masked_select": "masked_select()",
-    "unique": "unique()",
 }
 
 
-def _describe_wait(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> tuple[str, str]:
-    """Return the texts of a torch call that reads values from a device type, and of one that copies from the host to it.
+def _describe_wait(name: str, args: Sequence[object], kwargs: Mapping[str, object], device: str) -> tuple[str, bool]:
+    """Return the text of a torch call that waits for a device type, and whether the call copies from the host to it.
 
     The text of a call that does not wait is empty. A blocking copy waits for all work that was launched before. On MPS,
     ``copy_and_sync`` commits and waits (``MPSStream.mm``). On CUDA, ``memcpy_and_sync`` does (``CUDAFunctions.h``).
     """
     first, *others = [*args, *kwargs.values()] or [None]
     on_device = _is_on(first, device)
-    read = ""
-    copied = ""
-    if name in {"to", "cuda"}:
-        targets = (
-            {device} if name == "cuda" else {device_type(str(getattr(other, "device", other))) for other in others}
-        )
-        # Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
-        blocking = not any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:]))
-        if blocking and on_device and "cpu" in targets:
-            read = ".to('cpu')"
-        elif blocking and not on_device and _is_on(first, "cpu") and device in targets:
-            copied = f".to({device!r})"
-    elif on_device and name == "__getitem__":
-        index = others[0] if isinstance(others[0], (tuple, list)) else others[:1]
-        # torch counts the true values of a mask.
-        is_masked = any(getattr(part, "dtype", None) is torch.bool for part in index)
-        read = "indexing with a boolean mask" if is_masked else ""
-    elif on_device:
-        read = SYNC_CALLS.get(name, "")
-    return read, copied if get_device(device).is_accelerator else ""
+    if name != "to":
+        return SYNC_CALLS.get(name, "") if on_device else "", False
+    targets = {device_type(str(getattr(other, "device", other))) for other in others}
+    # Among the positional arguments of a copy, ``non_blocking`` is the one that is ``True``.
+    if any(argument is True for argument in (kwargs.get("non_blocking"), *args[1:])):
+        return "", False
+    if on_device:
+        return ".to('cpu')" if "cpu" in targets else "", False
+    return f".to({device!r})" if _is_on(first, "cpu") and device in targets else "", True
 
 
 def _is_on(value: object, device: str) -> TypeGuard[torch.Tensor]:
@@ -313,28 +280,27 @@ OPTIMIZERS = Path(torch.optim.__file__).parent
 MODULE_CALL = "_call_impl"
 
 
-def _find_code_location(frame: FrameType | None) -> CodeLocation | None:
-    """Return the location of the code that caused a frame, or ``None`` if the measurement itself caused it.
+def _find_user_line(frame: FrameType | None) -> tuple[str, int, str] | None:
+    """Return the file, line and function of the user code that caused a frame.
 
-    Frames of torch and Python are skipped: if a logger prints a tensor, the location is the call of the logger.
+    Frames of torch, Python and libraries are skipped: if a logger prints a tensor, the line is the call of the logger.
+
+    Returns:
+        The line, or ``None`` if the model of a library, an optimizer of torch or the measurement itself caused the frame.
     """
-    library = ""
-    in_model = False
+    is_library = False
     while frame is not None and frame.f_code.co_filename != HARNESS_FILE:
         code = frame.f_code
-        file = code.co_filename
-        owner = _code_owner(file)
-        if owner == "torch" and OPTIMIZERS in Path(file).parents:
-            return None
+        owner = _code_owner(code.co_filename)
         if owner == "user":
-            return CodeLocation(
-                _display_filename(file), frame.f_lineno, code.co_name, library if in_model else "", in_model
-            )
-        if owner == "library":
-            library = library or str(frame.f_globals.get("__name__", Path(file).stem))
-        in_model = in_model or bool(library and owner == "torch" and code.co_name == MODULE_CALL)
+            return _display_filename(code.co_filename), frame.f_lineno, code.co_name
+        if owner == "torch" and OPTIMIZERS in Path(code.co_filename).parents:
+            return None
+        if owner == "torch" and is_library and code.co_name == MODULE_CALL:
+            return None
+        is_library = is_library or owner == "library"
         frame = frame.f_back
-    return CodeLocation(library=library, in_model=True) if library and not library.startswith(PACKAGE.name) else None
+    return None
 
 
 @functools.cache

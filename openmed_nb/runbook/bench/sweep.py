@@ -16,29 +16,26 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
-from ..._utils.text import describe_value
 from ..._utils.validation import check_number, check_optional_integer
-from ...devices.machine import import_psutil, is_mps_simulated
+from ...devices.machine import import_psutil
 from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.profilers import is_profiler_active, iter_memory_changes, profile_device
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
-from ...training.curve import MAX_REFERENCE_LINE_RATIO, memory_exponent
+from ...training.curve import memory_exponent
 from .timing import Measured, format_rate, interleave, repeat_measurement
 from .workloads import (
     ANNOTATION,
     Benchmark,
-    BenchmarkTarget,
     StepReport,
-    Workload,
     build_benchmarks,
     is_token_classifier,
     make_target,
@@ -53,8 +50,7 @@ MIN_TRAINING_ROWS = 2
 # is left for noise.
 MIN_KNEE_GAIN = 0.03
 
-# Sizes whose throughput is within this fraction of the best, or within the minimum gain if that is larger, are measured again
-# in interleaved rounds before the knee is chosen.
+# Sizes whose throughput is within this fraction of the best are measured again in interleaved rounds before the knee is chosen.
 NEAR_BEST_FRACTION = 0.10
 
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
@@ -89,17 +85,13 @@ class Point(JsonMixin):
     Attributes:
         rows: Batch size.
         throughput: Rows per second for the median step, or ``None`` if the batch does not fit in memory.
-        spread: Rows per second for the quartiles of the steps, the slower one first. ``None`` for fewer than three steps.
         memory: Peak memory of a step in bytes, or ``None`` if unknown.
-        first_step_seconds: Duration of the first step with this shape in seconds. MPS and CUDA compile or select kernels in it.
         fits: Whether the batch fits in memory.
     """
 
     rows: int
     throughput: float | None = None
-    spread: tuple[float, float] | None = None
     memory: int | None = None
-    first_step_seconds: float | None = None
     fits: bool = True
 
     @property
@@ -109,11 +101,7 @@ class Point(JsonMixin):
 
     def with_timings(self, seconds: Sequence[float]) -> Point:
         """Return this point with the throughput of at least one timed step."""
-        spread = None
-        if len(seconds) > 2:  # noqa: PLR2004 - two values have no quartiles
-            low, _middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-            spread = (self.rows / high, self.rows / low)
-        return replace(self, throughput=self.rows / statistics.median(seconds), spread=spread)
+        return replace(self, throughput=self.rows / statistics.median(seconds))
 
 
 def select_fitting(points: Iterable[Point]) -> list[Point]:
@@ -126,10 +114,8 @@ def find_best(points: Iterable[Point]) -> Point | None:
     return max(select_fitting(points), key=attrgetter("speed"), default=None)
 
 
-def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Point | None:
-    """Return the smallest point over which no larger point gains more than ``min_gain``, or ``None`` if none fits.
-
-    Its throughput is at most ``min_gain`` below the best.
+def _find_knee(points: Iterable[Point]) -> Point | None:
+    """Return the smallest point over which no larger point gains more than ``MIN_KNEE_GAIN``, or ``None`` if none fits.
 
     Example:
         >>> _find_knee([Point(8, 50.0), Point(16, 99.0), Point(32, 101.0), Point(64, fits=False)]).rows
@@ -137,7 +123,7 @@ def _find_knee(points: Iterable[Point], min_gain: float = MIN_KNEE_GAIN) -> Poin
     """
     candidates = select_fitting(points)
     for index, point in enumerate(candidates):
-        if max(larger.speed for larger in candidates[index:]) <= point.speed * (1 + min_gain):
+        if max(larger.speed for larger in candidates[index:]) <= point.speed * (1 + MIN_KNEE_GAIN):
             return point
     return None
 
@@ -151,12 +137,11 @@ class SweepReport(StepReport):
     Attributes:
         device: Name of the device.
         points: All measured sizes, sorted, including those that ran out of memory.
-        knee: Batch size over which no larger size gains more than ``min_gain``. ``None`` if not even one row fits, or if only
+        knee: Batch size over which no larger size gains more than 3%. ``None`` if not even one row fits, or if only
             one size was measured although larger sizes may fit.
         stop_code: Why no larger batch was measured: ``"throughput"`` (no improvement), ``"memory"`` (expected to come near the
             limit), ``"out of memory"``, ``"largest"`` (not requested) or ``"time"``.
         limit: Memory that a step may use in bytes, or ``None`` if unknown.
-        min_gain: Minimum relative gain in throughput that justifies a larger batch.
         length: Number of tokens per row, or ``None`` if rows are not tokens.
         is_saved: Whether ``annotate`` uses the knee from now on.
     """
@@ -166,13 +151,12 @@ class SweepReport(StepReport):
     knee: int | None = None
     stop_code: StopCode = ""
     limit: int | None = None
-    min_gain: float = MIN_KNEE_GAIN
     length: int | None = None
     is_saved: bool = False
 
     SCHEMA = "openmed_nb/sweep/1"
     JSON_EXCLUDE = ("is_saved",)
-    JSON_PROPERTIES = ("batch_tokens", "reason", "still_increasing")
+    JSON_PROPERTIES = ("batch_tokens", "best", "reason", "still_increasing")
 
     @property
     def knee_point(self) -> Point | None:
@@ -205,11 +189,7 @@ class SweepReport(StepReport):
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
         if self.still_increasing:
             return f"The largest batch size tested; throughput is still increasing; {stop_reason}."
-        return f"No larger batch size in this sweep is more than {format_percent(self.min_gain, 'g')} faster."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible values; ``best`` is a batch size."""
-        return {**super().to_dict(), "best": self.best.rows if self.best else None}
+        return f"No larger batch size in this sweep is more than {format_percent(MIN_KNEE_GAIN)} faster."
 
     def to_report(self) -> Report:
         """Return a report with the knee and the measurements."""
@@ -233,18 +213,15 @@ class SweepReport(StepReport):
         rows = []
         for point in self.points:
             notes = {OUT_OF_MEMORY: not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
-            first_step_seconds = point.first_step_seconds
             rows.append(
                 (
                     f"{point.rows:,}",
                     format_rate(point.throughput),
-                    " to ".join(map(format_rate, point.spread or ())),
                     format_bytes(point.memory),
-                    "" if first_step_seconds is None else f"{first_step_seconds:.3f} s",
                     ", ".join(note for note, applies in notes.items() if applies),
                 )
             )
-        columns = ("rows", "rows/s", "quartiles", "memory", "first step", "")
+        columns = ("rows", "rows/s", "memory", "")
         table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
         # A chart of a single size is a dot.
         charts = self.charts if len(select_fitting(self.points)) > 1 else ()
@@ -265,9 +242,8 @@ class SweepReport(StepReport):
             tuple(math.log2(point.rows) for point in points),
             tuple(point.speed for point in points),
             tuple(f"{pluralize(point.rows, 'row')}: {format_rate(point.speed)} rows/s" for point in points),
-            tuple(point.spread or (point.speed, point.speed) for point in points),
         )
-        caption = f"Throughput on {self.device_label(self.device)}, with the quartiles of the steps"
+        caption = f"Throughput on {self.device_label(self.device)}"
         axes = Axes("rows/s", "rows per batch", ticks, vertical_markers=tuple(markers))
         throughput_chart = Chart(caption, lines=(throughput,), axes=axes)
         if any(point.memory is None for point in points):
@@ -282,10 +258,7 @@ class SweepReport(StepReport):
             tuple(size / unit for size in sizes),
             tuple(f"{pluralize(point.rows, 'row')}: {format_bytes(point.memory)}" for point in points),
         )
-        limits: tuple[AxisMarker, ...] = ()
-        if self.limit and self.limit <= MAX_REFERENCE_LINE_RATIO * max_memory:
-            limits = (AxisMarker(self.limit / unit, "limit"),)
-        memory_axes = replace(axes, y_unit=UNITS[exponent], reference_lines=limits, vertical_markers=(), height=6)
+        memory_axes = replace(axes, y_unit=UNITS[exponent], vertical_markers=(), height=6)
         return throughput_chart, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
 
 
@@ -298,12 +271,12 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     length: int | None = None,
     max_batch_size: int | None = None,
     seconds: float = DEFAULT_SECONDS,
-    min_gain: float = MIN_KNEE_GAIN,
     **arguments: object,
 ) -> SweepReport:
     """Find the batch size at the knee of the throughput curve on a device, and measure the memory of each size.
 
-    The batch size is doubled until two doublings in a row improve throughput too little. Doubling also ends if memory is
+    At the knee, no larger batch is more than 3% faster. The batch size is doubled until two doublings in a row improve
+    throughput too little. Doubling also ends if memory is
     expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected, and those near the
     best are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed. The
     first size is 1, or 2 in training, because BatchNorm cannot be trained on a single row.
@@ -320,14 +293,13 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         length: Number of tokens per row for a name or a pipeline. If ``None``, use 128 tokens, or the maximum of the model.
         max_batch_size: Maximum batch size to try. If ``None``, there is no limit.
         seconds: Approximate duration of the sweep in seconds, 30 by default.
-        min_gain: Minimum relative gain in throughput that justifies a larger batch, 0.03 by default.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
         The report. Its ``knee`` is a number of rows, or ``None`` if not even one row fits or a single size was measured.
         ``batch_tokens`` is the knee in tokens for annotation: ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``.
-        ``reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second, its quartiles
-        ``spread``, ``memory`` in bytes, ``first_step_seconds`` and ``fits``. ``limit`` is the memory limit in bytes.
+        ``reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second,
+        ``memory`` in bytes and ``fits``. ``limit`` is the memory limit in bytes.
 
     Raises:
         ConfigurationError: If the model or the data cannot be measured, or if a number is out of range.
@@ -346,9 +318,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     """
     start = current_time()
     seconds = check_number("seconds", seconds, above=0, example="30")
-    if check_number("min_gain", min_gain, 1, above=0, example="0.03") == 1:
-        message = f"min_gain must be a fraction below 1, got {describe_value(min_gain)}."
-        raise ConfigurationError(message, "Pass a fraction such as 0.03.")
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
     with SESSION.operation():
         if is_token_classifier(model) and not training and data is not None:
@@ -360,22 +329,14 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         min_rows = min(MIN_TRAINING_ROWS if training else 1, max_batch_size or MIN_TRAINING_ROWS)
         with build_benchmarks(target, [device_name]) as benchmarks:
             benchmark = benchmarks[device_name]
-            report = run_sweep(target, benchmark, seconds, start, min_gain, max_batch_size, min_rows)
+            report = run_sweep(benchmark, seconds, start, max_batch_size, min_rows)
         if target.spec and report.batch_tokens and not report.still_increasing:
             SESSION.save_batch_size(target.spec, device_name, report.batch_tokens, "nb.sweep()")
             report = replace(report, is_saved=True)
         return report
 
 
-def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
-    target: BenchmarkTarget,
-    benchmark: Benchmark,
-    seconds: float,
-    start: float,
-    min_gain: float,
-    max_rows: int | None,
-    min_rows: int,
-) -> SweepReport:
+def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int | None, min_rows: int) -> SweepReport:
     """Run a sweep.
 
     This is a separate function, so that no local variable references the model when its memory is released.
@@ -384,44 +345,37 @@ def run_sweep(  # noqa: PLR0913, PLR0917 - the validated options of sweep()
     release_memory(device)
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
-    points, stop_code = search_sizes(measurement, min_gain, max_rows, min_rows)
-    near_best = _remeasure_near_best(measurement, points, min_gain)
-    SESSION.notify(ProgressEvent("Sweeping", target.name))
-    knee = _find_knee(near_best, min_gain)
+    points, stop_code = search_sizes(measurement, max_rows, min_rows)
+    near_best = _remeasure_near_best(measurement, points)
+    SESSION.notify(ProgressEvent("Sweeping", benchmark.name))
+    knee = _find_knee(near_best)
     if len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}:
         knee = None
-    workload = measurement.last_workload
-    default_fields = {"name": target.name, "task": target.task, "simulated": is_mps_simulated()}
+    workload = benchmark.fixed_shape_workload(min_rows)
     return SweepReport(
-        **(workload.report_fields if workload else default_fields),
+        **workload.report_fields,
         device=device,
         points=_replace_points(points, near_best),
         knee=knee.rows if knee else None,
         stop_code=stop_code,
         limit=limit,
-        min_gain=min_gain,
-        length=workload.length if workload else None,
+        length=workload.length,
     )
 
 
 def search_sizes(
-    measurement: SweepMeasurement,
-    min_gain: float = MIN_KNEE_GAIN,
-    max_rows: int | None = None,
-    min_rows: int = 1,
+    measurement: SweepMeasurement, max_rows: int | None = None, min_rows: int = 1
 ) -> tuple[tuple[Point, ...], StopCode]:
     """Measure batch sizes until the knee is known, and return their points, sorted by size, and why the doubling ended.
 
     Args:
         measurement: Measurement of one benchmark.
-        min_gain: Minimum relative gain in throughput that justifies a larger batch.
         max_rows: Maximum number of rows, or ``None`` for no limit.
         min_rows: First number of rows to measure.
     """
     # Double the size until there is a reason to stop.
     points: tuple[Point, ...] = ()
     stop_code: StopCode = ""
-    refused: set[int] = set()  # Sizes that must not be measured because of their memory.
     rows = min_rows
     while not stop_code:
         points = (*points, measurement.measure_size(rows))
@@ -431,29 +385,23 @@ def search_sizes(
             stop_code = OUT_OF_MEMORY
         elif next_rows == rows:
             stop_code = BATCH_SIZE_LIMIT
-        elif best and not any(point.speed > best.speed * (1 + min_gain) for point in points[-PATIENCE:]):
+        elif best and not any(point.speed > best.speed * (1 + MIN_KNEE_GAIN) for point in points[-PATIENCE:]):
             stop_code = THROUGHPUT
         else:
             stop_code = measurement.stop_reason(next_rows, points)
-            refused |= {next_rows} if stop_code == MEMORY else set()
         rows = next_rows
 
     # Bisect around the knee and the best until neighboring sizes are close to each other.
     while True:
-        centers = {point.rows for point in (_find_knee(points, min_gain), find_best(points)) if point}
-        max_fitting = max((point.rows for point in select_fitting(points)), default=0)
-        # A size that did not fit is kept as a neighbor, so that it is not tried again.
-        neighbors = itertools.pairwise(sorted({point.rows for point in points} | refused))
+        centers = {point.rows for point in (_find_knee(points), find_best(points)) if point}
         sizes = [
             (low + high) // 2
-            for low, high in neighbors
-            if low <= max_fitting and centers & {low, high} and high - low > max(1, low // MIN_RELATIVE_GAP)
+            for low, high in itertools.pairwise(point.rows for point in points)
+            if centers & {low, high} and high - low > max(1, low // MIN_RELATIVE_GAP)
         ]
-        stop_reasons = {rows: measurement.stop_reason(rows, points) for rows in sizes}
-        refused |= {rows for rows, reason in stop_reasons.items() if reason == MEMORY}
-        if not {"", MEMORY} & set(stop_reasons.values()):
+        allowed = [rows for rows in sizes if not measurement.stop_reason(rows, points)]
+        if not allowed:
             return points, stop_code
-        allowed = [rows for rows, reason in stop_reasons.items() if not reason]
         points = _replace_points(points, map(measurement.measure_size, allowed))
 
 
@@ -463,25 +411,22 @@ def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple
     return tuple(by_rows[rows] for rows in sorted(by_rows))
 
 
-def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point], min_gain: float) -> list[Point]:
+def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
     """Measure the points near the best again in interleaved rounds, and return them, sorted by size.
 
     The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
     sizes alike, so only these measurements are compared. Every size that can be the knee is among them.
     """
     fitting_points = select_fitting(points)
-    max_gain = max(NEAR_BEST_FRACTION, min_gain)
-    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + max_gain)
+    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + NEAR_BEST_FRACTION)
     near_best = [point for point in fitting_points if point.speed >= min_speed]
     return measurement.measure_interleaved(near_best) if len(near_best) > 1 else near_best
 
 
 # Seconds of steps that warm up a shape after its first step. A single longer step is also enough.
 WARM_UP_SECONDS = 0.05
-MIN_STEPS = 5  # Timed steps per point.
+MIN_STEPS = 3  # Timed steps per point.
 SECONDS_PER_POINT = 0.3
-LONG_STEP_SECONDS = 0.5  # For longer steps, MIN_LONG_STEPS timed steps are enough.
-MIN_LONG_STEPS = 3
 MIN_ROUNDS = 3
 MAX_ROUNDS = 9  # Interleaved rounds of the sizes near the best, if time allows.
 # Untimed steps of a point: a first step, which is longer, a warm-up step, and a step that measures memory.
@@ -499,14 +444,12 @@ class SweepMeasurement:
         time_budget: Approximate duration of the sweep in seconds.
         limit: Memory that a step may use in bytes, or ``None`` if unknown.
         start: Start of the sweep, as a time of the clock.
-        last_workload: Last workload, which has the length, workers and data type of the benchmark.
     """
 
     benchmark: Benchmark
     time_budget: float
     limit: int | None = None
     start: float = field(default_factory=current_time)
-    last_workload: Workload | None = None
 
     @property
     def elapsed(self) -> float:
@@ -520,19 +463,12 @@ class SweepMeasurement:
 
     def _measure_point(self, rows: int) -> Point:
         workload = self.benchmark.fixed_shape_workload(rows)
-        self.last_workload = workload
-        batch = next(workload.batches())
-        first_step_seconds = workload.time_step(batch)
-        time_step = partial(workload.time_step, batch)
+        time_step = partial(workload.time_step, next(workload.batches()))
+        time_step()  # MPS and CUDA compile or select kernels in the first step with a shape.
         repeat_measurement(time_step, min_repeats=1, max_seconds=WARM_UP_SECONDS)
-        memory = _measure_step_memory(self.benchmark.device, partial(workload.run, batch))
-        step_seconds = time_step()
-        remaining_steps = _min_steps(step_seconds) - 1
-        remaining_seconds = SECONDS_PER_POINT - step_seconds
-        more_seconds = repeat_measurement(time_step, min_repeats=remaining_steps, max_seconds=remaining_seconds)
-        return Point(rows, memory=memory, first_step_seconds=first_step_seconds).with_timings(
-            [step_seconds, *more_seconds]
-        )
+        memory = _measure_step_memory(self.benchmark.device, time_step)
+        seconds = repeat_measurement(time_step, min_repeats=MIN_STEPS, max_seconds=SECONDS_PER_POINT)
+        return Point(rows, memory=memory).with_timings(seconds)
 
     def stop_reason(self, rows: int, points: Sequence[Point]) -> StopCode:
         """Return the stop code for a number of rows, or an empty string if it may be measured.
@@ -544,7 +480,7 @@ class SweepMeasurement:
         if self.limit is not None and memory is not None and memory > self.limit * headroom:
             return MEMORY
         step_seconds = rows / select_fitting(points)[-1].speed
-        timed_seconds = max(step_seconds * _min_steps(step_seconds), SECONDS_PER_POINT)
+        timed_seconds = max(step_seconds * MIN_STEPS, SECONDS_PER_POINT)
         expected_end = self.elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
         return TIME if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
 
@@ -561,13 +497,9 @@ class SweepMeasurement:
     def _visit_size(self, rows: int) -> list[float]:
         """Return the seconds of a few steps."""
         workload = self.benchmark.fixed_shape_workload(rows)
-        batch = next(workload.batches())
-        time_step = partial(workload.time_step, batch)
-        # The first step warms the shape up again. A long step needs no warm-up.
-        first_seconds = time_step()
-        if first_seconds < SECONDS_PER_VISIT:
-            return repeat_measurement(time_step, min_repeats=1, max_seconds=SECONDS_PER_VISIT)
-        return [first_seconds]
+        time_step = partial(workload.time_step, next(workload.batches()))
+        time_step()  # This warms the shape up again.
+        return repeat_measurement(time_step, min_repeats=1, max_seconds=SECONDS_PER_VISIT)
 
     def _measure_if_fits(self, measure: Callable[[], Measured]) -> Measured | None:
         """Return the result of a measurement, or ``None`` if the device runs out of memory; its caches are then emptied."""
@@ -579,11 +511,6 @@ class SweepMeasurement:
         # Outside of the handler, the error no longer references the tensors of its frames.
         release_memory(self.benchmark.device)
         return None
-
-
-def _min_steps(step_seconds: float) -> int:
-    """Return the minimum number of timed steps of a point."""
-    return MIN_LONG_STEPS if step_seconds > LONG_STEP_SECONDS else MIN_STEPS
 
 
 def release_memory(device: str) -> None:

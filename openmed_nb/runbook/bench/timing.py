@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from ..._render.display import OK, WARNING, Finding, JsonMixin, format_milliseconds, format_percent
 from ..._utils.clock import current_time
@@ -30,7 +30,10 @@ MAX_DATA_FRACTION = 0.25
 
 # Remedies for the phases that should not dominate.
 REMEDIES: Mapping[str, str] = {
-    DATA: "Use loader workers, preprocess the data once and cache it, or profile the loader with more workers: nb.runbook.profile(step, loader).",
+    DATA: (
+        "Use more loader workers with persistent_workers=True, or preprocess the data once and cache it. "
+        "To compare numbers of workers, use nb.runbook.profile(step, loader)."
+    ),
     TRANSFER: "Copy less often: use a larger batch, and smaller dtypes for labels and masks.",
     DECODE: "Copy less to the host: labels and scores instead of all logits.",
 }
@@ -106,7 +109,7 @@ class OperatorTime(JsonMixin):
         operator: Name of the operator, such as ``"aten::addmm"``.
         phase: Phase in which the operator is called.
         count: Number of calls per step.
-        seconds: Host time per step in seconds, without the operators that it calls: the median over the steps.
+        seconds: Host time per step in seconds, without the operators that it calls.
         device_seconds: GPU time of its kernels per step in seconds, or ``None`` if torch's profiler does not record the
             device, as on MPS.
     """
@@ -118,67 +121,39 @@ class OperatorTime(JsonMixin):
     device_seconds: float | None = None
 
 
-@dataclass(frozen=True, order=True)
-class CodeLocation(JsonMixin):
-    """Line of user code, or the library whose model was running.
-
-    Attributes:
-        file: Name of the file without its directory, or of the notebook cell. Empty if no user code was running.
-        line: Line number, or 0 if there is none.
-        function: Name of the function.
-        library: Library module of the model that was running. Empty if the line of user code caused the call itself, even
-            through a library such as a progress bar.
-        in_model: Whether a model of a library was running, which the user cannot change.
-    """
-
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    library: str = ""
-    in_model: bool = False
-
-    JSON_PROPERTIES = ("is_user_code",)
-
-    @property
-    def is_user_code(self) -> bool:
-        """Whether a line of user code caused the call."""
-        return bool(self.file) and not self.in_model
-
-    def __str__(self) -> str:
-        if not self.is_user_code:
-            return f"inside {self.library}"
-        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
-
-
 # Why a call waits.
 # - "read": The host reads values from the device.
-# - "batch": The batch is copied to the device before the step has launched work there.
-# - "copy": A later copy to the device waits for all work that the step has launched so far.
-Reason = Literal["read", "batch", "copy"]
+# - "copy": A copy to the device waits for all work that the step has launched so far.
+Reason = Literal["read", "copy"]
 
 
 @dataclass(frozen=True)
 class Synchronization(JsonMixin):
-    """Call that waits for the device.
+    """Call in a line of user code that waits for the device.
 
     Attributes:
         call: Text of the call, such as ``".item()"``.
-        place: Location of the call.
-        count: Number of calls per step.
+        file: Name of the file without its directory, or of the notebook cell.
+        line: Line number.
+        function: Name of the function.
         reason: Why the call waits, see :data:`Reason`.
+        count: Number of calls per step.
     """
 
     call: str
-    place: CodeLocation
+    file: str
+    line: int
+    function: str
+    reason: Reason
     count: float
-    reason: Reason = "read"
 
-    JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "place": {name: name for name in ("file", "line", "function", "library", "in_model", "is_user_code")}
-    }
+    @property
+    def place(self) -> str:
+        """File, line and function of the call."""
+        return f"{self.file}:{self.line}" + (f" in {self.function}" if self.function.isidentifier() else "")
 
     def __str__(self) -> str:
-        return f"{self.call} at {self.place}" if self.place.is_user_code else f"{self.call} {self.place}"
+        return f"{self.call} at {self.place}"
 
 
 # Minimum confidence level of the interval of a median, and the number of values that this level needs.
@@ -230,16 +205,6 @@ def median_interval(values: Sequence[float]) -> Interval:
     levels = [1 - 2 * combinations / 2**count for combinations in below]  # By rank, the widest interval first.
     rank = len([level for level in levels if level >= CONFIDENCE_LEVEL])
     return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
-
-
-def round_up_to_workers(steps: int, workers: int) -> int:
-    """Round a number of steps up so that each worker of a loader yields the same number of batches.
-
-    Example:
-        >>> round_up_to_workers(10, 4), round_up_to_workers(10, 0), round_up_to_workers(1, 2)
-        (12, 10, 2)
-    """
-    return steps + -steps % max(1, workers)
 
 
 def interleave(

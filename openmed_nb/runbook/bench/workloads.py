@@ -7,9 +7,7 @@ synchronized only at the end of a step. Phase by phase, it is synchronized after
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
-import inspect
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
 from ..._utils.clock import current_time
-from ..._utils.text import describe_error, model_label, short_type_name
+from ..._utils.text import short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.memory import SMALLER_BATCH_REMEDY, SMALLER_MODEL_REMEDY, empty_cache, explain_out_of_memory
-from ...devices.moving import check_materialized, copy_model, map_tensors, named_tensors, to_device, to_numpy
+from ...devices.moving import copy_model, map_tensors, named_tensors, to_device, to_numpy
 from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...models.config import DEFAULT_STRATEGY, normalize_dtype
-from ...models.loading import LoadSpec, dtype_of, is_quantized, load_from_spec
+from ...models.loading import LoadSpec, dtype_of, load_from_spec
 from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.curve import GROWTH_EPOCHS, MemoryCurve
@@ -60,6 +58,7 @@ Phase = tuple[str, Callable[[Any], object]]
 DEFAULT_BATCH_SIZE = 32  # Texts per batch.
 SYNTHETIC_BATCH_SIZE = 8  # Rows per synthetic training batch.
 DEFAULT_LENGTH = 128  # Tokens per row of a fixed-shape workload.
+BATCHES_PER_WORKER = 4  # Minimum number of measured batches per loader worker. Workers deliver batches in bursts.
 LEARNING_RATE = 1e-5  # Its value does not affect the speed of a step.
 
 # Synthetic texts for calls without data.
@@ -70,11 +69,7 @@ SYNTHETIC_TEXTS = (
     "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
 )
 
-# Remedies for steps that wait for their data.
-MORE_WORKERS_REMEDY = (
-    "Use more loader workers with persistent_workers=True, or preprocess the data once and cache it. "
-    "To compare numbers of workers, use nb.runbook.profile(step, loader)."
-)
+# Remedy for annotation that waits for its data.
 TOKENIZATION_REMEDY = (
     "Tokenize on more cores: nb.cluster(...) distributes texts over several computers. "
     "A larger model or longer texts increase the work per token on the device."
@@ -113,9 +108,7 @@ class StepReport(Displayable):
     @property
     def data_remedy(self) -> str:
         """Remedy for steps that wait for their data."""
-        if self.task == ANNOTATION:
-            return TOKENIZATION_REMEDY
-        return MORE_WORKERS_REMEDY if self.workers else REMEDIES[DATA]
+        return TOKENIZATION_REMEDY if self.task == ANNOTATION else REMEDIES[DATA]
 
 
 @dataclass(frozen=True)
@@ -185,21 +178,10 @@ class Workload:
             if hasattr(batches, "close"):
                 batches.close()
 
-    def drain_prefetched(self, batches: Iterator[object]) -> None:
-        """Discard the batches that the loader workers hold ready."""
+    def discard_prefetched(self, batches: Iterator[object]) -> None:
+        """Discard the batches that the loader workers prefetched during a pause, so that steps wait as they do in a long run."""
         for _ in range(self.prefetched_batches):
             next(batches)
-
-    def reach_steady_state(self, batches: Iterator[object]) -> None:
-        """Restore the state of a long run after a pause, in which loader workers prefetch batches.
-
-        The prefetched batches are discarded without a step. Otherwise a loader that is slightly slower than the device would
-        still hold some of them. The next steps would then not wait as they do in a long run. Finally, each worker yields one
-        batch.
-        """
-        self.drain_prefetched(batches)
-        for _ in range(self.workers):
-            self.run(next(batches))
 
     def run(
         self, batch: object, phase_context: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
@@ -239,21 +221,25 @@ class Workload:
 
         The device is synchronized after each phase.
         """
-        start = current_time()
-        value: Any = next(batches)
-        times = {DATA: current_time() - start}
-        with TENSOR_LOCK:
+        times: dict[str, float] = {}
+
+        @contextlib.contextmanager
+        def time_phase(name: str) -> Iterator[None]:
+            start = current_time()
+            yield
             get_device(self.device).synchronize()
-            for name, phase in self.phases:
-                start = current_time()
-                value = phase(value)
-                get_device(self.device).synchronize()
-                times[name] = current_time() - start
+            times[name] = current_time() - start
+
+        with time_phase(DATA):
+            batch = next(batches)
+        self.run(batch, time_phase)
         return times
 
-    def measure_phase_times(self, batches: Iterator[object], max_steps: int, min_steps: int = 0) -> PhaseTimes:
+    def measure_phase_times(self, batches: Iterator[object], max_steps: int) -> PhaseTimes:
         """Measure the time per phase over at most ``max_steps`` steps; slow steps are repeated less often."""
-        measured = repeat_measurement(partial(self.time_phases, batches), max_steps, max(MIN_REPEATS, min_steps))
+        self.discard_prefetched(batches)
+        min_steps = max(MIN_REPEATS, BATCHES_PER_WORKER * self.workers)
+        measured = repeat_measurement(partial(self.time_phases, batches), max(max_steps, min_steps), min_steps)
         seconds = {name: self.average(step[name] for step in measured) for name in measured[0]}
         return PhaseTimes(seconds, overlapped=self.task == ANNOTATION and get_device(self.device).is_accelerator)
 
@@ -273,14 +259,12 @@ class BenchmarkTarget:
 
     Attributes:
         name: Name of the model or the function.
-        task: One of the tasks above.
         build: Function that builds the benchmark on a device. It adds to the memory of the session and does not change the
             object that the user passed.
         spec: Specification of a token-classification model that is annotated with, or ``None`` if it has no files.
     """
 
     name: str
-    task: Task
     build: Callable[[str], Benchmark]
     spec: LoadSpec | None = None
 
@@ -329,7 +313,7 @@ def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryC
     return loop.curve
 
 
-def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of model, and the options that its callers share
+def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the options that its callers share
     model: object,
     data: object = None,
     *,
@@ -352,36 +336,21 @@ def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of m
         arguments: Arguments for loading the model.
         moved: Whether the batches of a function are moved to the measured device.
     """
-    from ...annotation.pipeline import AnnotationPipeline
-
     check_bool("training", training)
     length = check_optional_integer("length", length)
     kind = short_type_name(model)
-    if isinstance(model, type):
-        name = model_label(model.__name__)
-        raise ConfigurationError(f"{name} is a class.", f"Pass an instance: {name}(...).")
     if not is_model_name(model):
         check_no_arguments(kind, arguments)
     load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
-    if is_token_classifier(model) and not training:
-        texts = validate_texts(data) or SYNTHETIC_TEXTS
-        if isinstance(model, AnnotationPipeline):
-            target = _target_from_pipeline(model, texts, length)
-        else:
-            target = target_from_files(SESSION.load_spec(model, load_arguments)[0], texts, length)
-    elif is_token_classifier(model):
-        if isinstance(data, (list, tuple)) and any(isinstance(text, str) for text in data):
-            remedy = "Pass a DataLoader or a batch with labels, or remove data."
-            raise ConfigurationError("A model cannot be trained on texts without labels.", remedy)
-        if isinstance(model, AnnotationPipeline):
-            pipe = model
-            name = type(pipe.model).__name__
-        else:
-            spec = SESSION.load_spec(model, load_arguments)[0]
+    if is_token_classifier(model):
+        texts = None if training else validate_texts(data)
+        spec = _load_spec(model, load_arguments)
+        if training:
             pipe = pipeline_from_files(spec)
-            name = spec.reference.name
-        make_example = partial(synthetic_labeled_batch, pipe, length or DEFAULT_LENGTH)
-        target = _target_from_module(pipe.model, data, training, name, make_example)
+            make_example = partial(synthetic_labeled_batch, pipe, length or DEFAULT_LENGTH)
+            target = _target_from_module(pipe.model, data, training, spec.reference.name, make_example)
+        else:
+            target = target_from_files(spec, texts or SYNTHETIC_TEXTS, length)
     elif length is not None:
         message = f"length={length} has no effect, because the length is that of the batches."
         raise ConfigurationError(message, "Remove length, and pass batches of that length.")
@@ -392,13 +361,23 @@ def make_target(  # noqa: C901, PLR0912, PLR0913 - one branch for each kind of m
             target = _target_from_module(model, data, training, type(model).__name__)
         elif callable(model):  # A step function, whose side effects are not undone.
             name = function_name(model)
-            expected = "a DataLoader, a list of batches, or a function that builds a batch of a given size"
-            batches = data if callable(data) else check_batches(name, data, expected)
-            target = _target_from_step(model, name, batches, moved)
+            target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
         else:
             remedy = "Pass the name of a model, a pipeline, a torch module, or a step function."
             raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     return target, SESSION.device(load_arguments.get("device")).device
+
+
+def _load_spec(model: Any, arguments: Mapping[str, object]) -> LoadSpec:
+    """Return the specification of a model name, or of the model of a pipeline that the session has loaded."""
+    if is_model_name(model):
+        return SESSION.load_spec(model, arguments)[0]
+    spec = SESSION.models.spec_of(model.model)
+    if spec is None:
+        raise ConfigurationError(
+            "The session has not loaded the model of this pipeline.", "Pass the name of the model."
+        )
+    return spec
 
 
 def is_token_classifier(model: object) -> bool:
@@ -423,7 +402,7 @@ def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | Non
         annotator = pipeline_from_files(spec, device).default_annotator()
         return AnnotationBenchmark(name, annotator, texts, length)
 
-    return BenchmarkTarget(name, ANNOTATION, build, spec)
+    return BenchmarkTarget(name, build, spec)
 
 
 def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeline:
@@ -433,36 +412,11 @@ def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeli
     return build_pipeline(load_from_spec(spec, device), DEFAULT_STRATEGY, {})
 
 
-def _target_from_pipeline(pipe: AnnotationPipeline, texts: Sequence[object], length: int | None) -> BenchmarkTarget:
-    """Return the target for annotation with a pipeline.
-
-    The pipeline runs on its device unchanged, and with a copy of its model on other devices. An int8 model runs on the CPU only.
-    """
-    from ...annotation.pipeline import budget_for_device
-
-    name = type(pipe.model).__name__
-
-    def build(device: str) -> AnnotationBenchmark:
-        import torch
-
-        torch_device = torch.device(device)
-        annotator = pipe.default_annotator()
-        if torch_device.type != pipe.device.type or torch_device.index not in {None, pipe.device.index}:
-            if is_quantized(pipe.model):
-                raise ConfigurationError(f"{name} in int8 runs on the CPU only.", "Pass the name of the model.")
-            budget = budget_for_device(torch_device, annotator.network.model)
-            budget = replace(budget, allow_padding=annotator.budget.allow_padding)
-            annotator = replace(annotator.with_model(copy_model(pipe.model, device).eval()), budget=budget)
-        return AnnotationBenchmark(name, annotator, texts, length)
-
-    return BenchmarkTarget(name, ANNOTATION, build, SESSION.models.spec_of(pipe.model))
-
-
 def validate_texts(data: object) -> list[Any] | None:
     """Validate texts and return them as a list, or ``None`` if ``data`` is ``None``.
 
     Raises:
-        ConfigurationError: If there are no texts, or if all texts are blank.
+        ConfigurationError: If there are no texts.
     """
     from ...annotation.references import iter_texts
 
@@ -471,8 +425,6 @@ def validate_texts(data: object) -> list[Any] | None:
     texts = list(iter_texts(data))
     if not texts:
         raise ConfigurationError("The benchmark has no texts.", "Pass at least one text.")
-    if all(isinstance(text, str) and not text.strip() for text in texts):
-        raise ConfigurationError("All texts of the benchmark are blank.", "Pass at least one text that is not blank.")
     return texts
 
 
@@ -499,7 +451,7 @@ class AnnotationBenchmark:
         annotator: Model with its tokenizer.
         texts: Texts to annotate.
         length: Number of tokens per row of a fixed-shape workload and in the batch budget of a data workload. If ``None``,
-            use 128 tokens, or the maximum of the model.
+            use 128 tokens. The maximum is that of the model.
     """
 
     name: str
@@ -534,6 +486,7 @@ class AnnotationBenchmark:
         from ...annotation.stream import Chunk
 
         annotator = self.annotator
+        network = annotator.network
         budget = annotator.budget
         if rows is not None:
             budget = replace(budget, max_tokens=rows * self.row_length, max_rows=None)
@@ -546,12 +499,12 @@ class AnnotationBenchmark:
                 for error in chunk.errors.values():
                     raise error
                 batches = annotator.plan_batches(chunk, budget)
-                arrays = [pad_batch(chunk.tokens, chunk.windows, batch, annotator.network) for batch in batches]
+                arrays = [pad_batch(chunk.tokens, chunk.windows, batch, network) for batch in batches]
                 yield PaddedTexts(chunk, batches, arrays)
 
         def transfer(padded: PaddedTexts) -> tuple[TokenizedChunk, ForwardRun]:
-            run = ForwardRun(annotator.network, padded.chunk.tokens, padded.chunk.windows)
-            run.pending.extend(zip(padded.batches, annotator.network.copy_to_device(padded.arrays), strict=True))
+            run = ForwardRun(network, padded.chunk.tokens, padded.chunk.windows)
+            run.pending.extend(zip(padded.batches, network.copy_to_device(padded.arrays), strict=True))
             return padded.chunk, run
 
         def forward(started: tuple[TokenizedChunk, ForwardRun]) -> tuple[TokenizedChunk, ForwardRun]:
@@ -571,11 +524,7 @@ class AnnotationBenchmark:
     @property
     def row_length(self) -> int:
         """Number of tokens per full row, at most the maximum of the model."""
-        max_length = _max_row_length(self.annotator)
-        if self.length is not None and self.length > max_length:
-            message = f"length={self.length} exceeds the maximum of {max_length} tokens of {self.name}."
-            raise ConfigurationError(message, f"Pass length={max_length} or less.")
-        return self.length or min(DEFAULT_LENGTH, max_length)
+        return min(self.length or DEFAULT_LENGTH, _max_row_length(self.annotator))
 
     def _workload(
         self,
@@ -626,60 +575,22 @@ class ModelInputs:
         """Return copies of the tensors on the CPU for a model that may modify them."""
         return ModelInputs(map_tensors(self.args, _copy_to_cpu), map_tensors(self.kwargs, _copy_to_cpu))
 
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """All arguments by name; positional arguments are named by their number."""
-        return {**{f"argument {number}": value for number, value in enumerate(self.args)}, **self.kwargs}
-
 
 def parse_example_inputs(inputs: object) -> ModelInputs:
-    """Convert example inputs to the arguments of a call of a model.
+    """Convert example inputs to the arguments of a call of a model, with copies of the tensors on the CPU.
 
     Args:
-        inputs: A tensor, a tuple or list of tensors, or a mapping of names to tensors, lists of numbers and other arguments of
-            the model. Lists of numbers become tensors. The lists of a single text become a batch of one row.
+        inputs: A tensor, a tuple or list of arguments, or a mapping of names to arguments.
 
     Raises:
-        ConfigurationError: If there is no tensor, or if a list cannot be converted to a tensor.
+        ConfigurationError: If there is no tensor.
     """
-    import torch
-
-    tensors = [tensor for _, tensor in named_tensors(inputs)]
-    check_materialized(f"The {short_type_name(inputs)} of example inputs", tensors)
-    values: tuple[object, ...] = (inputs,)
-    if isinstance(inputs, Mapping):
-        values = tuple(inputs.values())
-    elif isinstance(inputs, tuple) or (
-        isinstance(inputs, list) and any(isinstance(value, torch.Tensor) for value in inputs)
-    ):
-        values = tuple(inputs)
-    # For one text, a tokenizer returns flat lists of numbers.
-    items = [item for value in values if isinstance(value, list) for item in value]
-    is_single_row = all(isinstance(item, (int, float)) for item in items if not isinstance(item, str))
-    arguments = tuple(_to_tensor(value, is_single_row) for value in values)
-    example = ModelInputs(arguments)
-    if isinstance(inputs, Mapping):
-        example = ModelInputs(kwargs=dict(zip(map(str, inputs), arguments, strict=True)))
+    example = model_inputs(inputs)
     if next(named_tensors(example), None) is None:
         message = f"{short_type_name(inputs)} without a tensor is not a valid example input of a model."
         remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt'."
         raise ConfigurationError(message, remedy)
-    return example
-
-
-def _to_tensor(value: object, is_single_row: bool) -> object:
-    """Convert lists of numbers and arrays to tensors, copy tensors to the CPU, and return other values unchanged."""
-    import torch
-
-    is_number_list = isinstance(value, list) and not any(isinstance(item, (torch.Tensor, str)) for item in value)
-    if not is_number_list and not (type(value).__module__ == "numpy" and hasattr(value, "__array__")):
-        return map_tensors(value, _copy_to_cpu)
-    try:
-        tensor = torch.tensor(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        message = f"A {short_type_name(value)} in the example inputs cannot become a tensor: {describe_error(error)}."
-        raise ConfigurationError(message, "Pad the rows to one length, or pass tensors.") from error
-    return tensor.unsqueeze(0) if is_number_list and is_single_row else tensor
+    return example.copy()
 
 
 def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -698,11 +609,10 @@ def loss_or_mean(output: object) -> torch.Tensor | None:
     if loss is not None and loss.requires_grad:
         return loss
     tensors = [tensor for _, tensor in named_tensors(output) if tensor.requires_grad]
-    means = [(tensor.real if tensor.is_complex() else tensor).mean() for tensor in tensors]
-    return torch.stack(means).sum() if means else None
+    return torch.stack([tensor.mean() for tensor in tensors]).sum() if tensors else None
 
 
-def _target_from_module(  # noqa: C901 - the checks of the example, and the phases in order
+def _target_from_module(
     model: torch.nn.Module,
     data: object,
     training: bool,
@@ -728,16 +638,8 @@ def _target_from_module(  # noqa: C901 - the checks of the example, and the phas
         example = make_example()
     else:
         raise ConfigurationError(f"There are no inputs for {name}.", "Pass a batch or a DataLoader.")
-    if not (_batch_size_of(example) and any(tensor.numel() for _, tensor in named_tensors(example))):
+    if not _batch_size_of(example):
         raise ConfigurationError(f"The batch for {name} has no rows.", "Pass a batch with at least one row.")
-    try:
-        if not model._forward_pre_hooks:  # noqa: SLF001 - torch has no public name for the hooks, which may change arguments
-            inspect.signature(model.forward).bind(*example.args, **example.kwargs)
-    except ValueError:  # A compiled forward has no signature.
-        pass
-    except TypeError as error:
-        message = f"{name} does not accept the arguments from the data: {describe_error(error)}."
-        raise ConfigurationError(message, "Pass batches that contain exactly the arguments of the model.") from error
 
     def build(device: str) -> BatchBenchmark:
         copied = copy_model(model, device).train(training)
@@ -769,7 +671,7 @@ def _target_from_module(  # noqa: C901 - the checks of the example, and the phas
         task: Task = TRAINING_STEP if training else FORWARD_PASS
         return BatchBenchmark(name, task, device, phases, example, loader, dtype=dtype)
 
-    return BenchmarkTarget(name, TRAINING_STEP if training else FORWARD_PASS, build)
+    return BenchmarkTarget(name, build)
 
 
 def _target_from_step(
@@ -783,23 +685,16 @@ def _target_from_step(
         data: Loader, or function that builds a batch with a given number of rows.
         moved: Whether the batches are moved to the device first.
     """
-    make_batch = data if callable(data) else None
-
-    def run_step(batch: object) -> object:
-        # A step may remove items from the mappings and lists of its batch, so they are copied. The tensors are shared.
-        copied_batch = map_tensors(batch, lambda tensor: tensor)
-        if copied_batch is batch and isinstance(batch, (dict, list)):
-            copied_batch = copy.copy(batch)
-        return step(copied_batch)
 
     def build(device: str) -> BatchBenchmark:
-        phases: tuple[Phase, ...] = (("step", run_step),)
+        phases: tuple[Phase, ...] = (("step", step),)
         if moved:
             phases = ((TRANSFER, partial(to_device, device=device)), *phases)
-        loader = None if callable(data) else data
-        return BatchBenchmark(name, CUSTOM_STEP, device, phases, None, loader, make_batch)
+        if callable(data):
+            return BatchBenchmark(name, CUSTOM_STEP, device, phases, make_batch=data)
+        return BatchBenchmark(name, CUSTOM_STEP, device, phases, loader=data)
 
-    return BenchmarkTarget(name, CUSTOM_STEP, build)
+    return BenchmarkTarget(name, build)
 
 
 @dataclass(frozen=True)
@@ -840,10 +735,10 @@ class BatchBenchmark:
         batch: object
         if self.make_batch is not None:
             batch = self.make_batch(rows)
-            shapes = [tensor.shape[:2] for _, tensor in named_tensors(batch) if tensor.dim()]
             actual_rows = _batch_size_of(batch)
             # Fewer rows would give a wrong throughput. Models that take the sequence first have the rows as second dimension.
-            if shapes and actual_rows < rows and not any(rows in shape for shape in shapes):
+            sizes = {size for _, tensor in named_tensors(batch) for size in tensor.shape[:2]}
+            if sizes and actual_rows < rows and rows not in sizes:
                 message = f"{function_name(self.make_batch)} returned a batch of {actual_rows} rows instead of {rows}."
                 remedy = f"Return the requested number of rows, or set max_batch_size={actual_rows}."
                 raise ConfigurationError(message, remedy)
@@ -877,9 +772,8 @@ class BatchBenchmark:
         loader: Iterable[object] | None = None,
     ) -> Workload:
         length = None
-        if self.loader is None and isinstance(example, ModelInputs):
-            input_ids = example.kwargs.get("input_ids")
-            length = int(input_ids.shape[-1]) if input_ids is not None and input_ids.dim() > 1 else None
+        if self.loader is None and isinstance(example, ModelInputs) and "input_ids" in example.kwargs:
+            length = int(example.kwargs["input_ids"].shape[-1])
         return Workload(
             self.name,
             self.task,
@@ -915,22 +809,18 @@ def _row_shape(batch: object) -> str | None:
     return next(("x".join(map(str, shape)) for shape in shapes), None)
 
 
-def check_batches(name: str, data: object, expected: str = "a DataLoader, or a list of batches") -> Iterable[object]:
+def check_batches(name: str, data: object) -> Iterable[object]:
     """Return batches, or raise ``ConfigurationError`` if data are not batches or can be iterated only once.
 
     Args:
         name: Name of the model or the function.
         data: Data to check.
-        expected: Accepted types, for the remedy.
     """
     import torch
 
-    if isinstance(data, (torch.Tensor, Mapping, str)):
-        message = f"{short_type_name(data)} is a single batch for {name}, not an iterable of batches."
-        raise ConfigurationError(message, "Pass [batch].")
-    if isinstance(data, Iterator) or not isinstance(data, Iterable):
+    if isinstance(data, (torch.Tensor, Mapping, str, Iterator)) or not isinstance(data, Iterable):
         message = f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}."
-        raise ConfigurationError(message, f"Pass {expected}.")
+        raise ConfigurationError(message, "Pass a DataLoader, or a list of batches.")
     return data
 
 

@@ -545,7 +545,7 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
         "data_only_seconds": report.data_only,
         "compute_only_seconds": report.compute_only,
         "phase_fractions": report.phase_fractions,
-        "synchronizations": tuple(str(wait) for wait in waits if wait.place.is_user_code and wait.reason != "batch"),
+        "synchronizations": tuple(map(str, waits)),
         "tiny_batch": None if statuses[TINY_BATCH] == NOT_APPLICABLE else statuses[TINY_BATCH] == WARNING,
         "batch_tokens": report.batch_tokens,
         "batch": None if report.task == ANNOTATION else report.rows,

@@ -1,9 +1,15 @@
-"""End-to-end tests of nb.compare on the CPU and on a simulated Mac."""
+"""Tests of nb.compare on the CPU and on a simulated Mac, of its findings for given measurements, and of the utilization."""
 
 import gc
+import itertools
 import json
+import math
+import multiprocessing
 import random
 import re
+import threading
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,15 +18,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
-from openmed_nb._render.display import NOT_APPLICABLE, SIMULATION_NOTICE
+from helpers.sample_reports import COMPARISON
+from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
+from openmed_nb._utils.clock import use_clock
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailableError, InvalidTextError, ModelError
-from openmed_nb.runbook.bench.comparison import CPU_ONLY_NOTICE
-from openmed_nb.session import SESSION
-
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clock", "quick_collection")]
+from openmed_nb.runbook.bench.comparison import BreakEven, _device_metrics, _samples_during
+from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
+from openmed_nb.runbook.bench.workloads import Workload
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 QUICK = {"seconds": 1e-6}  # The minimum number of rounds, and no utilization.
+LAYER = nn.Linear(4, 4)
+ROWS = torch.ones(2, 4)
 
 
 def run_compare(*args, **options):
@@ -28,171 +37,316 @@ def run_compare(*args, **options):
     return nb.compare(*args, **{**QUICK, **options})
 
 
-def test_compare_cpu_only_reports_phases():
-    """The report of the phases contains no text content."""
-    comparison = run_compare("bundled_small", [NOTE] * 3, devices="cpu", batch_size=2)
-    row = comparison.for_device("cpu")
+@pytest.mark.real_computer
+@pytest.mark.usefixtures("clock", "quick_collection")
+class TestCompare:
+    """Measurements of the CPU and of simulated MPS."""
 
-    assert list(row.phase_fractions) == ["data", "transfer", "forward", "decode"]
-    assert sum(row.phase_fractions.values()) == pytest.approx(1)
-    assert (row.rows, row.speedup, row.utilization) == (2, None, None)
-    assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 128
-    assert CPU_ONLY_NOTICE in str(comparison)
-    assert "diabetes" not in str(comparison) + json.dumps(comparison.to_dict()) + comparison._repr_html_()
+    def test_compare_annotation_on_cpu_only(self, keyword_model):
+        """The report contains no text content."""
+        comparison = run_compare(str(keyword_model), [NOTE] * 3, devices="cpu", batch_size=2)
+        row = comparison.for_device("cpu")
+
+        assert list(row.phase_fractions) == ["data", "transfer", "forward", "decode"]
+        assert sum(row.phase_fractions.values()) == pytest.approx(1)
+        assert (row.rows, row.speedup, row.utilization) == (2, None, None)
+        assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 64
+        assert "diabetes" not in str(comparison) + json.dumps(comparison.to_dict()) + comparison._repr_html_()
+
+    def test_compare_uses_all_usable_devices_by_default(self):
+        """A simulated device has no speedup."""
+        with nb.simulated_mps():
+            comparison = run_compare(LAYER, ROWS)
+            duplicates = run_compare(LAYER, ROWS, devices=["mps", "cpu", "mps:0"])
+
+        for each in (comparison, duplicates):
+            assert [metrics.device for metrics in each.devices] == ["cpu", "mps"]
+        assert comparison.for_device("mps").speedup is None
+        assert (comparison.findings[0].name, comparison.findings[0].status) == (
+            "speed on mps (SIMULATED)",
+            NOT_APPLICABLE,
+        )
+
+    @pytest.mark.parametrize(("size", "tokens"), [(None, 8192), (8, 8 * 64)])
+    def test_compare_uses_same_batches_on_all_devices(self, monkeypatch, keyword_model, size, tokens):
+        shapes = {"cpu": set(), "mps": set()}
+        forward = torch.nn.Embedding.forward
+
+        def record_shape(module, ids):
+            shapes[ids.device.type].add(tuple(ids.shape))
+            return forward(module, ids)
+
+        texts = [" ".join([NOTE] * (1 + number % 3)) for number in range(12)]
+        with nb.simulated_mps(), monkeypatch.context() as patch:
+            patch.setattr(torch.nn.Embedding, "forward", record_shape)
+            comparison = run_compare(str(keyword_model), texts, devices="mps", batch_size=size)
+
+        assert shapes["cpu"] == shapes["mps"] != set()
+        assert comparison.batch_tokens == tokens
+
+    @pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
+    def test_compare_training_has_training_phases(self, device):
+        """Devices may be torch devices or an iterable of them."""
+        comparison = run_compare(LAYER, ROWS, training=True, devices=device)
+
+        assert list(comparison.for_device("cpu").phase_fractions) == [
+            "data",
+            "transfer",
+            "forward",
+            "backward",
+            "optimizer",
+        ]
+        assert (comparison.task, comparison.rounds) == ("training step", 6)
+
+    def test_compare_moves_batches_of_step_function(self):
+        """The copy is a separate phase, and the batch of the caller is unchanged."""
+        devices = set()
+        batch = torch.ones(4, 2)
+
+        def step(batch):
+            devices.add(batch["x"].device.type)
+            return batch["x"].sum()
+
+        with nb.simulated_mps():
+            comparison = run_compare(step, [{"x": batch}], devices=["mps"])
+
+        assert devices == {"cpu", "mps"}
+        assert (comparison.name, comparison.task, batch.device.type) == ("step", "own step", "cpu")
+        assert [list(metrics.phase_fractions) for metrics in comparison.devices] == [["data", "transfer", "step"]] * 2
+
+    def test_compare_stops_loader_workers(self):
+        comparison = run_compare(LAYER, DataLoader([torch.ones(4)] * 8, batch_size=2, num_workers=1), devices="cpu")
+
+        assert comparison.workers == 1
+        assert multiprocessing.active_children() == []
+
+    def test_compare_keeps_random_state_and_releases_copies(self):
+        class UniqueLinear(nn.Linear):
+            """Class without instances in other tests."""
+
+        def read_random_states():
+            return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+        layer = UniqueLinear(4, 4)
+        states = read_random_states()
+        run_compare(nn.Sequential(layer, nn.Dropout()).train(), ROWS, training=True, devices="cpu")
+
+        assert read_random_states() == states
+        assert [instance for instance in gc.get_objects() if type(instance) is UniqueLinear] == [layer]
+
+    def test_compare_measures_utilization_if_there_is_time(self, monkeypatch):
+        """The utilization without the work is subtracted. Four readings are too few."""
+        readings = iter([[0.25] * 5, [0.75] * 5, [0.25] * 5, [0.75] * 4])
+        monkeypatch.setattr("openmed_nb.runbook.bench.comparison._samples_during", lambda *_: next(readings))
+        utilizations = [nb.compare(LAYER, ROWS, devices="cpu").for_device("cpu").utilization for _ in range(2)]
+
+        assert utilizations == [0.5, None]
+
+    def test_compare_out_of_memory_raises_error_with_remedy(self):
+        """The memory is released after an error for a batch or a model."""
+        with nb.simulated_mps("96 MiB") as device:
+            for size, message in (
+                (1_000_000, "^A batch of 16 rows .*batch_size"),
+                (20_000_000, "^Linear does not fit"),
+            ):
+                with pytest.raises(DeviceUnavailableError, match=message):
+                    run_compare(nn.Linear(1, size), torch.ones(16, 1), devices="mps")
+                gc.collect()
+                assert device.allocator.allocated == 0
+
+    @pytest.mark.parametrize(
+        ("options", "error", "value"),
+        [
+            ({"device": "cpu"}, ConfigurationError, "devices="),
+            ({"seconds": 0}, ConfigurationError, 0),
+            ({"devices": ["mps"]}, DeviceError, "'mps'"),
+            ({"devices": 0.5}, ConfigurationError, "float"),
+            ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
+            ({"data": [None], "devices": "cpu"}, InvalidTextError, "NoneType"),
+        ],
+    )
+    def test_compare_rejects_invalid_arguments(self, options, error, value):
+        with pytest.raises(error, match=re.escape(str(value))):
+            nb.compare(**{**QUICK, **options})
 
 
-def test_compare_uses_all_usable_devices_by_default():
-    with nb.simulated_mps():
-        comparison = run_compare(nn.Linear(4, 4), torch.ones(2, 4))
-        duplicates = run_compare(nn.Linear(4, 4), torch.ones(2, 4), devices=["mps", "cpu", "mps:0"])
-
-    row = comparison.for_device("mps")
-    for each in (comparison, duplicates):
-        assert [metrics.device for metrics in each.devices] == ["cpu", "mps"]
-    assert comparison.simulated
-    assert row.speedup.low <= row.speedup.median <= row.speedup.high
-    assert row.speedup.confidence >= 0.95
-    assert row.utilization is None
-    assert row.to_dict()["speedup"] is None
-    assert (comparison.findings[0].name, comparison.findings[0].status) == ("speed on mps (SIMULATED)", NOT_APPLICABLE)
-    assert "slower" not in str(comparison)
-    assert SIMULATION_NOTICE in str(comparison)
-    assert "SIMULATED" in comparison._repr_html_()
-    assert comparison.to_dict()["simulated"]
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(None, 8192), (8, 8 * 128)])
-def test_compare_uses_same_batches_on_all_devices(size, tokens):
-    shapes = {"cpu": set(), "mps": set()}
-
-    def record_shape(model, _args, inputs):
-        shapes[model.device.type].add(tuple(inputs["input_ids"].shape))
-
-    pipe = nb.load_pipeline("bundled_small", device="cpu")
-    texts = [" ".join([NOTE] * (1 + number % 5)) for number in range(40)]
-    with nb.simulated_mps(), pipe.model.register_forward_pre_hook(record_shape, with_kwargs=True):
-        comparison = run_compare(pipe, texts, devices="mps", batch_size=size)
-
-    assert shapes["cpu"] == shapes["mps"] != set()
-    assert comparison.batch_tokens == tokens
-
-
-@pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
-def test_compare_training_has_training_phases(device):
-    """Devices may be torch devices or an iterable of them."""
-    comparison = run_compare(nn.Linear(4, 4), torch.ones(2, 4), training=True, devices=device)
-
-    assert list(comparison.for_device("cpu").phase_fractions) == [
-        "data",
-        "transfer",
-        "forward",
-        "backward",
-        "optimizer",
-    ]
-    assert (comparison.task, comparison.rounds) == ("training step", 6)
-    assert re.findall(r"\d+\.\d+ ms", comparison._repr_html_())
-
-
-def test_compare_moves_batches_of_step_function():
-    """The copy is a separate phase, and the batch of the caller is unchanged."""
-    devices = set()
-    batch = torch.ones(4, 2)
-
-    def step(batch):
-        devices.add(batch["x"].device.type)
-        return batch.pop("x").sum()
-
-    with nb.simulated_mps():
-        comparison = run_compare(step, [{"x": batch}], devices=["mps"])
-
-    assert devices == {"cpu", "mps"}
-    assert (comparison.name, comparison.task, batch.device.type) == ("step", "own step", "cpu")
-    assert [list(metrics.phase_fractions) for metrics in comparison.devices] == [["data", "transfer", "step"]] * 2
-
-
-def test_compare_stops_loader_workers():
-    loader = DataLoader([torch.ones(4)] * 8, batch_size=2, num_workers=1)
-
-    comparison = run_compare(nn.Linear(4, 4), loader, devices="cpu")
-
-    import multiprocessing
-
-    assert comparison.workers == 1
-    assert multiprocessing.active_children() == []
-
-
-class UniqueLinear(nn.Linear):
-    """Class without instances in other tests."""
-
-
-def test_compare_keeps_random_state_and_releases_copies():
-    layer = UniqueLinear(4, 4)
-    model = nn.Sequential(layer, nn.Dropout()).train()
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)  # noqa: NPY002 - other libraries use the global generator
-    torch_state = torch.get_rng_state()
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002
-
-    run_compare(model, torch.ones(2, 4), training=True, devices="cpu")
-
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert random.getstate() == python_state
-    assert np.random.get_state()[1].tolist() == numpy_state  # noqa: NPY002
-    assert [instance for instance in gc.get_objects() if type(instance) is UniqueLinear] == [layer]
-
-
-def test_compare_measures_utilization_if_there_is_time(monkeypatch):
-    """The load without the work is subtracted."""
-    readings = iter([[0.25] * 5, [0.75] * 5, [0.25] * 5, [0.75] * 4])
-    monkeypatch.setattr("openmed_nb.runbook.bench.comparison._samples_during", lambda *_: next(readings))
-    model = nn.Linear(4, 4)
-    utilizations = [nb.compare(model, torch.ones(2, 4), devices="cpu").for_device("cpu").utilization for _ in range(2)]
-
-    assert utilizations == [0.5, None]
-
-
-def test_compare_out_of_memory_raises_error_with_remedy():
-    """The memory is released after an error for a batch or a model."""
-    with nb.simulated_mps("96 MiB") as device:
-        for size, message in ((1_000_000, "^A batch of 16 rows .*batch_size"), (20_000_000, "^Linear does not fit")):
-            with pytest.raises(DeviceUnavailableError, match=message):
-                run_compare(nn.Linear(1, size), torch.ones(16, 1), devices="mps")
-            gc.collect()
-            assert device.allocator.allocated == 0
+def change_mps(**changes):
+    """Return the comparison with changed measurements of MPS."""
+    cpu, mps = COMPARISON.devices
+    return replace(COMPARISON, devices=(cpu, replace(mps, **changes)))
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "value"),
+    ("low", "high", "status", "evidence"),
     [
-        ({"device": "cpu"}, ConfigurationError, "devices="),
-        ({"batch_size": 0}, ConfigurationError, 0),
-        ({"seconds": 0}, ConfigurationError, 0),
-        ({"devices": ["mps"]}, DeviceError, "'mps'"),
-        ({"devices": "mps"}, DeviceError, "'mps'"),
-        ({"devices": [0.5]}, ConfigurationError, "float"),
-        ({"devices": 0.5}, ConfigurationError, "float"),
-        ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
-        ({"data": [None], "devices": "cpu"}, InvalidTextError, "NoneType"),
+        (1.01, 3.0, OK, ""),
+        (0.2, 0.99, WARNING, ""),
+        *((low, high, WARNING, "no significant difference") for low, high in ((0.99, 1.5), (1.0, 1.5), (0.5, 1.0))),
     ],
 )
-def test_compare_rejects_invalid_arguments(options, error, value):
-    with pytest.raises(error, match=re.escape(str(value))):
-        nb.compare(**{**QUICK, **options})
+def test_speed_finding_follows_the_interval(low, high, status, evidence):
+    """An interval that contains 1 shows no significant difference, whatever its median is."""
+    finding = change_mps(speedup=Interval(low, (low + high) / 2, high, 0.96)).findings[0]
+
+    assert (finding.status, bool(finding.remedy)) == (status, status == WARNING)
+    assert finding.evidence.startswith(evidence)
+    assert f"({low:.2f} to {high:.2f})" in finding.evidence
 
 
-def test_compare_notifies_listeners():
-    events = []
-    unsubscribe = SESSION.subscribe(events.append)
-    try:
-        run_compare(nn.Linear(4, 4), torch.ones(2, 4), devices="cpu")
-    finally:
-        unsubscribe()
+@pytest.mark.parametrize(
+    ("seconds", "dominant_phase", "status"),
+    [
+        *(({name: 6, "forward": 4}, name, WARNING) for name in ("data", "transfer", "decode")),
+        ({"data": 4, "forward": 6}, "forward", OK),
+        ({"data": 5, "forward": 5}, None, OK),
+        ({"data": 0, "forward": 0}, None, OK),
+    ],
+)
+def test_dominant_phase_is_a_finding(seconds, dominant_phase, status):
+    """Only the forward pass may take more than half of a step without a warning."""
+    comparison = change_mps(phase_times=PhaseTimes(seconds))
 
-    messages = [str(event) for event in events]
-    assert messages[:2] == [
-        "Loading: Linear on cpu",
-        "Comparing: Linear, CPU only (round 1 of 6)",
-    ]
-    assert messages[-2:] == ["Comparing: Linear", "None"]
+    assert comparison.for_device("mps").phase_times.dominant_phase == dominant_phase
+    assert (comparison.findings[2].name, comparison.findings[2].status) == ("time on mps", status)
+    assert comparison.findings[2].evidence.startswith(dominant_phase or "no phase")
+
+
+@pytest.mark.parametrize(("task", "command"), [("annotation", "nb.cluster"), ("forward pass", "loader workers")])
+def test_data_remedy_depends_on_task(task, command):
+    comparison = replace(change_mps(phase_times=PhaseTimes({"data": 9, "forward": 1})), task=task)
+
+    assert command in comparison.findings[2].remedy
+
+
+def test_small_workload_on_cpu_has_no_transfer_warning():
+    """Without another device, there is no speed finding, but the speed at which a GPU is worth using."""
+    cpu = replace(COMPARISON.devices[0], phase_times=PhaseTimes({"transfer": 6, "forward": 4}))
+    comparison = replace(COMPARISON, devices=(cpu,))
+
+    assert [(finding.name, finding.status) for finding in comparison.findings] == [("time on cpu", OK)]
+    assert COMPARISON.break_even is None
+    assert all(sentence in str(comparison) for sentence in comparison.break_even.sentences)
+    assert json.loads(json.dumps(comparison.to_dict()))["break_even"]["gain"] == 0.22
+
+
+@pytest.mark.parametrize(
+    ("gain", "fractions", "model_speedup"),
+    [
+        (0.22, {}, None),
+        (0.22, {"forward": 1.0}, 1.22),
+        (1.0, {"data": 0.2, "decode": 0.1, "forward": 0.7}, 3.5),
+        (1.0, {"transfer": 0.2, "forward": 0.8}, 2.0),
+        (1.0, {"data": 0.5, "forward": 0.5}, math.inf),
+        (0.22, {"data": 0.9, "forward": 0.1}, math.inf),
+    ],
+)
+def test_model_speedup_follows_from_the_gate(gain, fractions, model_speedup):
+    """Only the model can be faster on a GPU; tokenizing and decoding stay on the CPU (Amdahl's law)."""
+    even = BreakEven("annotation", 10.0, fractions, gain)
+
+    assert even.model_speedup == (None if model_speedup is None else pytest.approx(model_speedup))
+    assert even.gpu_rows_per_hour == pytest.approx(36_000 * (1 + gain))
+    assert ("no GPU can reach that" in even.sentences[1]) == (model_speedup == math.inf)
+
+
+class PrecomputedWorkload(Workload):
+    """Workload whose batches contain the seconds of their phases."""
+
+    def time_phases(self, batches):
+        """Return the next batch."""
+        return next(batches)
+
+
+def measure_phases(task, device, *steps):
+    """Return the phase times of steps with the given seconds."""
+    workload = PrecomputedWorkload("m", task, device, 8, None, lambda: iter(()), ())
+    return workload.measure_phase_times(itertools.cycle(steps), max(5, len(steps)))
+
+
+def test_phase_fractions_average_over_all_steps():
+    """A loader delays only some steps, so the mean counts. Outliers of texts in memory are caused by other programs."""
+    steps = [{"data": 0.1, "forward": 1.0}] * 9 + [{"data": 9.1, "forward": 1.0}]
+    for task, fraction in (("annotation", 1 / 11), ("forward pass", 0.5)):
+        assert measure_phases(task, "cpu", *steps).fractions["data"] == pytest.approx(fraction)
+
+
+# Measured on an H100 with the bundled model, in tenths of a second.
+GPU = {"data": 0.441, "transfer": 0.015, "forward": 0.404, "decode": 0.140}
+LONG_TEXTS = {"data": 9.0, "forward": 3.0, "decode": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("task", "device", "seconds", "fraction"),
+    [
+        ("annotation", "cuda:0", GPU, 0.037 / 0.596),
+        ("annotation", "cuda:0", {"data": 3.0, "forward": 4.0}, 0.0),
+        ("annotation", "cuda:0", LONG_TEXTS, 6 / 11),
+        ("annotation", "cuda:0", {"data": 1.0}, 1.0),
+        ("annotation", "cpu", GPU, 0.441),
+        ("training step", "cuda:0", LONG_TEXTS, 9 / 14),
+    ],
+)
+def test_data_phase_overlaps_annotation_on_a_gpu(task, device, seconds, fraction):
+    """Only the time by which tokenization exceeds the forward pass is a wait."""
+    phase_times = measure_phases(task, device, seconds)
+
+    assert phase_times.fractions["data"] == pytest.approx(fraction)
+    assert sum(phase_times.fractions.values()) == pytest.approx(1)
+    assert phase_times.seconds == pytest.approx(seconds)
+
+
+def test_speedup_is_median_of_ratios_per_round():
+    trials = {"cpu": [1.0, 2.0, 3.0, 4.0, 5.0, 60.0], "mps": [0.5, 1.0, 1.0, 2.0, 2.5, 30.0]}
+    workload = Workload("m", "annotation", "mps", 8, None, lambda: iter(()), ())
+
+    metrics = _device_metrics(workload, "mps", trials, PhaseTimes({}))
+
+    assert (metrics.speedup.low, metrics.speedup.median, metrics.speedup.high) == (2.0, 2.0, 3.0)
+    assert (metrics.seconds, metrics.rows_per_second) == (1.5, pytest.approx(8 / 1.5))
+
+
+def test_report_and_json_have_speedup_utilization_and_phases():
+    html = COMPARISON._repr_html_()
+    cpu, mps = json.loads(json.dumps(COMPARISON.to_dict()))["devices"]
+
+    assert all(text in html for text in ("4.00 (3.80 to 4.30, 96.0% CI)", ">70%<", "2.50 ms (25%)"))
+    assert (cpu["speedup"], mps["speedup"]["low"], mps["utilization"]) == (None, 3.8, 0.7)
+    with pytest.raises(ConfigurationError, match=r"'cuda' was not compared\. Use one of cpu, mps"):
+        COMPARISON.for_device("cuda")
+
+
+def find_sampling_threads():
+    """Return the sampling threads that are alive."""
+    return [thread for thread in threading.enumerate() if thread.name == "openmed_nb utilization"]
+
+
+@pytest.mark.parametrize("reading", [0.5, None])
+def test_samples_during_ignores_failed_readings(reading):
+    steps = []
+    readings = []
+
+    def read():
+        readings.append(1)
+        return reading
+
+    def step():
+        while len(readings) < 8:  # All readings before the last are complete.
+            time.sleep(0.001)
+        steps.append(1)
+
+    with use_clock(lambda: len(steps)):
+        samples = _samples_during(step, read, 6, interval=0.001)
+
+    assert len(steps) == 6
+    assert set(samples) == ({reading} - {None})
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_samples_during_stops_thread_if_work_raises(error):
+    def fail():
+        assert len(find_sampling_threads()) == 1
+        raise error
+
+    with pytest.raises(error):
+        _samples_during(fail, lambda: 0.5, 1, interval=0.001)
+    assert find_sampling_threads() == []

@@ -20,7 +20,7 @@ from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.bench.fallbacks import RAISED_ERROR as UNSUPPORTED
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import CodeLocation, Interval, OperatorTime, PhaseTimes, Synchronization
+from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
 from openmed_nb.runbook.checks.operators.table import FALLS_BACK
@@ -42,8 +42,8 @@ LOGBOOK_SNAPSHOT = Path(__file__).with_name("figures.json")
 EVIDENCE_SNAPSHOT = Path(__file__).with_name("evidence.json")
 MIB = 1 << 20
 PHASE_TIMES = PhaseTimes({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
-CPU = DeviceMetrics("cpu", 0.04, (0.039, 0.042), 16, PhaseTimes({"data": 0.002, "forward": 0.038}))
-MPS = DeviceMetrics("mps", 0.01, (0.009, 0.011), 16, PHASE_TIMES, Interval(3.8, 4.0, 4.3, 0.96), 0.7)
+CPU = DeviceMetrics("cpu", 0.04, 16, PhaseTimes({"data": 0.002, "forward": 0.038}))
+MPS = DeviceMetrics("mps", 0.01, 16, PHASE_TIMES, Interval(3.8, 4.0, 4.3, 0.96), 0.7)
 COMPARISON = Comparison("bundled", "annotation", (CPU, MPS), 15, batch_tokens=16 * 128)
 POINTS = (
     Point(8, 900.0, memory=80 * MIB),
@@ -95,11 +95,7 @@ PROFILE = Profile(
     seconds=0.01,
     phase_times=PHASE_TIMES,
     batch_tokens=32 * 128,
-    synchronizations=(
-        Synchronization(".item()", CodeLocation("train.py", 41, "step"), 1.0),
-        Synchronization(".cpu()", CodeLocation(library="transformers.pipelines"), 1.0),
-        Synchronization(".to('mps')", CodeLocation("train.py", 40, "step"), 1.0, "batch"),
-    ),
+    synchronizations=(Synchronization(".item()", "train.py", 41, "step", "read", 1.0),),
     steps=50,
     data_only=0.001,
     compute_only=0.008,

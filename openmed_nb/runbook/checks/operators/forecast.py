@@ -245,8 +245,8 @@ def forecast(model: Any = None, example_inputs: Any = None) -> Forecast:
     Args:
         model: A torch module, a pipeline, or the name of a model as for :func:`openmed_nb.load_pipeline`. If ``None``, use the
             bundled model.
-        example_inputs: Inputs of the model: a tensor, a tuple of tensors, or a mapping of tensors or lists of numbers. If
-            ``None``, use two synthetic sentences, which requires a name or a pipeline.
+        example_inputs: Inputs of the model: a tensor, a tuple of tensors, or a mapping of tensors. If ``None``, use two
+            synthetic sentences, which requires a name or a pipeline.
 
     Returns:
         The forecast. ``verdict`` is a sentence, and ``cpu_operators`` are the operators that fall back to the CPU. There is a

@@ -432,13 +432,10 @@ def get_model_inputs(inputs):
     [
         (torch.ones(2), {0: (2,)}),
         ((torch.ones(2), torch.ones(3)), {0: (2,), 1: (3,)}),
-        ([[1, 2], [3, 4]], {0: (2, 2)}),
-        ([1, 2], {0: (1, 2)}),
-        ({"input_ids": [[1, 2], [3, 4]], "labels": [0, 1]}, {"input_ids": (2, 2), "labels": (2,)}),
-        ({"numbers": np.ones((2, 2))}, {"numbers": (2, 2)}),
+        ({"numbers": torch.ones(2, 2)}, {"numbers": (2, 2)}),
     ],
 )
-def test_example_inputs_become_tensors(inputs, shapes):
+def test_example_inputs_become_arguments(inputs, shapes):
     assert {name: tuple(tensor.shape) for name, tensor in get_model_inputs(inputs).items()} == shapes
 
 
