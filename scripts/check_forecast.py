@@ -29,9 +29,8 @@ from typing import Any
 
 import torch
 
-from openmed_nb.runbook.checks.operators.forecast import forecast
+from openmed_nb.runbook.checks.operators.forecast import FALLS_BACK, OperatorTable, forecast, operator_table
 from openmed_nb.runbook.checks.operators.recorders import OperatorTracer, trace_operators
-from openmed_nb.runbook.checks.operators.table import FALLS_BACK, OperatorTable, operator_table
 from openmed_nb.simulation.device import simulated_device
 
 ROOT = Path(__file__).parents[1]
@@ -140,7 +139,7 @@ def named(name: str, dtype: torch.dtype, failures: Mapping[str, list[torch.dtype
 
 def reasons(info: Any, dtype: torch.dtype, table: OperatorTable) -> tuple[str, ...]:
     """Return the reasons why an OpInfo would fail on MPS; samples that also fail on the CPU are ignored."""
-    tracer = OperatorTracer(table, torch.nn.Module())
+    tracer = OperatorTracer(table.find_composite_key, torch.nn.Module())
     for sample in samples(info, dtype):
         try:
             with torch.inference_mode(), trace_operators(tracer):

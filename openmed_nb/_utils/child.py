@@ -49,6 +49,14 @@ class Outcome(NamedTuple):
     value: Any
     output: str
 
+    @property
+    def signal(self) -> str:
+        """Name of the signal that ended the child, such as ``"SIGABRT"``; empty if no signal did."""
+        code = -(self.exit_code or 0)
+        if code <= 0:
+            return ""
+        return signal.Signals(code).name if code in set(signal.Signals) else f"signal {code}"
+
 
 def run(
     function: Callable[..., object], arguments: tuple[object, ...], seconds: float, environ: Mapping[str, str]

@@ -22,8 +22,7 @@ from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.checks.operators.forecast import Forecast, OperatorForecast
-from openmed_nb.runbook.checks.operators.table import FALLS_BACK
+from openmed_nb.runbook.checks.operators.forecast import FALLS_BACK, Forecast, OperatorForecast
 from openmed_nb.runbook.checks.precision.policy import AcceptanceCriteria, RejectionReason
 from openmed_nb.runbook.checks.precision.report import (
     EntityAgreement,

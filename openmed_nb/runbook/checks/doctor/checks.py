@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pluralize
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, UNKNOWN, WARNING, Finding, pluralize
 from ...._utils.text import shorten
 from ...._utils.validation import as_integer
 from ....devices import causes, cuda, mps
@@ -109,9 +109,8 @@ class SystemFacts:
 # Environment variables that the rejection rules of ``SYSTEM_CHECKS`` read.
 CHECKED_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 
-# Rules that only the doctor adds to those of the devices.
+# Rule that only the doctor adds to those of the devices.
 NOT_LOADED = "torch is not loaded"
-UNKNOWN_MACOS = "unknown macOS"
 
 # Groups of rejection rules.
 TORCH_RULES = (causes.NO_TORCH, causes.OLD_TORCH)
@@ -140,7 +139,7 @@ class RuleCheck:
 
 SYSTEM_CHECKS = (
     RuleCheck("Python", "mps", (mps.ROSETTA,)),
-    RuleCheck("macOS", "mps", MACOS_RULES, skip_if=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL, UNKNOWN_MACOS)),
+    RuleCheck("macOS", "mps", MACOS_RULES, skip_if=(mps.LINUX_ON_APPLE, mps.NO_MAC, mps.INTEL)),
     RuleCheck("torch", "cpu", TORCH_RULES),
     RuleCheck("MPS in torch", "mps", (mps.NOT_BUILT,), skip_if=(*APPLE_GPU_RULES, NOT_LOADED, *TORCH_RULES)),
     RuleCheck(
@@ -169,7 +168,7 @@ def _check_system(facts: SystemFacts) -> Iterator[Finding]:
     build = torch.gpu_build or ("" if facts.machine.system == "Darwin" else "for the CPU only")
     evidence = {
         "Python": f"{facts.python}, built for {facts.machine.architecture}",
-        "macOS": ".".join(map(str, facts.machine.macos_version or ())),
+        "macOS": ".".join(map(str, facts.machine.macos_version or ())) or UNKNOWN,
         "torch": ", ".join(filter(None, (torch.display_version, build))),
         "MPS in torch": "torch was built with MPS",
         "MPS": f"torch finds the Metal device{torch.metal_device and f': {torch.metal_device}'}",
@@ -180,8 +179,6 @@ def _check_system(facts: SystemFacts) -> Iterator[Finding]:
         matches = {rule.name: rule for rule in get_device(check.device).rejection_rules(device_facts)}
         if not torch.is_imported:
             matches[NOT_LOADED] = RejectionRule(NOT_LOADED, "torch is unavailable")
-        if facts.machine.macos_version is None:
-            matches[UNKNOWN_MACOS] = RejectionRule(UNKNOWN_MACOS, "the macOS version could not be read")
         for status, names in ((NOT_APPLICABLE, check.skip_if), (WARNING, check.warn_if), (FAILED, check.fail_if)):
             rule = next((matches[name] for name in names if name in matches), None)
             if rule is not None:
@@ -467,11 +464,12 @@ def package_findings(
         num_checked += 1
         try:
             version = _read_version(distribution)
-            requirements = [Requirement(text) for text in distribution.requires or ()]
+            requirements = map(Requirement, distribution.requires or ())
+            problems += (_check_requirement(f"{package} {version}", required, find, torch) for required in requirements)
         except METADATA_ERRORS:
-            problems.append(_unreadable_package(package, torch))
+            remedy = f"Reinstall the package: python -m pip install --force-reinstall {torch if package == 'torch' else package}."
+            problems.append(Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy))
             continue
-        problems += (_check_requirement(f"{package} {version}", required, find, torch) for required in requirements)
         loaded = str(getattr(modules.get(package.replace("-", "_")), "__version__", version))
         if loaded.partition("+")[0] != version.partition("+")[0]:
             evidence = f"{package} {loaded} is imported, but {version} is installed"
@@ -496,14 +494,9 @@ def _check_requirement(
             return None
         problem = "which is not installed"
     else:
-        try:
-            version = _read_version(distribution)
-            if required.specifier.contains(Version(version), prereleases=True):
-                return None
-        except InvalidVersion:  # A custom build with such a version was installed deliberately.
+        version = _read_version(distribution)
+        if required.specifier.contains(Version(version), prereleases=True):
             return None
-        except METADATA_ERRORS:
-            return _unreadable_package(name, torch)
         problem = f"but {name} {version} is installed"
     package = dependent.partition(" ")[0]
     pinned = torch.partition("==")[2]
@@ -511,12 +504,6 @@ def _check_requirement(
     names = f'{torch if package == "torch" else package} "{needed}"'
     remedy = f"Install compatible versions, then restart the kernel: python -m pip install --upgrade {names}."
     return Finding(f"{package} and {name}", FAILED, f"{dependent} requires {wanted}, {problem}", remedy)
-
-
-def _unreadable_package(package: str, torch: str) -> Finding:
-    name = torch if package == "torch" else package
-    remedy = f"Reinstall the package: python -m pip install --force-reinstall {name}."
-    return Finding(package, WARNING, f"the metadata of {package} cannot be read", remedy)
 
 
 def _read_version(distribution: Distribution) -> str:
@@ -530,7 +517,6 @@ def _read_version(distribution: Distribution) -> str:
 # data, so accelerate need not be installed. What accelerate itself rejects with an error is left to it. The effect of each setting
 # is defined in commands/launch.py, utils/launch.py, state.py and accelerator.py of accelerate 1.15.
 ACCELERATE_CONFIG = "accelerate config"
-RECONFIGURE_REMEDY = "Run accelerate config again."
 SINGLE_PROCESS_REMEDY = "Set distributed_type: 'NO'."
 
 SHARDED_TYPES = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -538,37 +524,30 @@ ACCELERATE_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 def accelerate_findings(environ: Mapping[str, str], torch: TorchInfo) -> tuple[Finding, ...]:
-    """Return the findings about the file of ``accelerate config``, or nothing if there is no such file."""
+    """Return the findings about the file of ``accelerate config``, or nothing if there is no readable file."""
     import yaml
 
     file = settings_file(environ)
-    problem = "does not contain settings in YAML"
     try:
         settings = yaml.safe_load(file.read_text("utf-8"))  # JSON is YAML too.
         if isinstance(settings, dict):
             return launch_findings(settings, torch)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return ()
-    except OSError as error:
-        problem = f"cannot be opened: {error.strerror}"
     except (yaml.YAMLError, ValueError):  # Their messages quote lines of the file.
         pass
-    return (Finding(ACCELERATE_CONFIG, FAILED, f"{file.name} {problem}", RECONFIGURE_REMEDY),)
+    evidence = f"{file.name} does not contain settings in YAML"
+    return (Finding(ACCELERATE_CONFIG, FAILED, evidence, "Run accelerate config again."),)
 
 
 def settings_file(environ: Mapping[str, str]) -> Path:
     """Return the default path that ``accelerate config`` writes and ``accelerate launch`` reads."""
-    folder = environ.get("HF_HOME", "~/.cache/huggingface")
-    home = environ.get("HOME") or environ.get("USERPROFILE", "")
-    return Path(folder.replace("~", home, 1), "accelerate", "default_config.yaml")
+    folder = Path(environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    return folder / "accelerate" / "default_config.yaml"
 
 
 def launch_findings(settings: Mapping[str, object], torch: TorchInfo) -> tuple[Finding, ...]:
     """Return the settings that do not suit the machine, or one finding that all of them do."""
-    environment = settings.get("compute_environment", "LOCAL_MACHINE")
-    if environment != "LOCAL_MACHINE":
-        evidence = f"it runs scripts on {shorten(str(environment))}, not on this computer"
-        return (Finding(ACCELERATE_CONFIG, NOT_APPLICABLE, evidence),)
     # accelerate checks for MPS first.
     default_device = "cpu"
     if torch.mps_built and torch.mps_available:

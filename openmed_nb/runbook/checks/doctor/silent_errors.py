@@ -19,21 +19,19 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import signal
-import subprocess
-import sys
+import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, JsonMixin
+from ...._utils import child
 from ...._utils.text import describe_error, short_type_name
 from ....devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
 from ....devices.causes import MAC_TORCH
@@ -228,11 +226,6 @@ def fill_slice(values: Tensor) -> Tensor:
     return flags
 
 
-def masked_fill_slice(values: Tensor, mask: Tensor) -> Tensor:
-    values[:, 2:5].masked_fill_(mask > 0, 7.0)
-    return values
-
-
 def scatter_add_slice(values: Tensor, added: Tensor) -> Tensor:
     values[1].scatter_add_(0, torch.tensor([3, 2], device="cpu").to(values.device), added)
     return values
@@ -297,8 +290,8 @@ def linear_gradient_five_dimensions(inputs: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-# Errors in the order of the report. Errors are excluded if a probe would need more than a few megabytes. Unsynchronized copies (pytorch#189690) are excluded because this package makes none. Errors that are fixed in every
-# supported torch are still probed, because errors with transposed tensors and tensor slices have reappeared before.
+# Errors in the order of the report. Errors are excluded if a probe would need more than a few megabytes. Unsynchronized copies (pytorch#189690) are excluded because this package makes none. Two
+# errors that are fixed in every supported torch are still probed, because errors with transposed tensors have reappeared before.
 # The column ``probe`` of the table names a function of this module.
 KNOWN_BUGS = tuple(
     KnownBug(**{**row, "remedy": REMEDIES.get(row["remedy"], row["remedy"]), "probe": globals()[row["probe"]]})
@@ -317,47 +310,20 @@ class ProbeOutcome:
 
     Attributes:
         issue: Issue of the error.
-        with_empty_cache: Mismatch with an empty cache, or an empty string.
-        with_reused_memory: Mismatch with reused memory that contains large numbers, or an empty string.
+        mismatch: Difference from the CPU, or an empty string.
         not_run: Reason why the probe has no result, or an empty string.
     """
 
     issue: str
-    with_empty_cache: str = ""
-    with_reused_memory: str = ""
+    mismatch: str = ""
     not_run: str = ""
-
-    @property
-    def mismatch(self) -> str:
-        """Description of the mismatch, which names the run if only one of the two had it, or an empty string."""
-        if self.with_empty_cache:
-            suffix = "" if self.with_reused_memory else ", only with an empty cache"
-            return f"{self.with_empty_cache}{suffix}"
-        if self.with_reused_memory:
-            return f"{self.with_reused_memory}, only after other work on the device"
-        return ""
 
 
 # Time limit, which includes the import of torch on a busy computer.
 PROBE_SECONDS = 120.0
 
-# Time that a killed process may take to exit. A process that waits for a GPU may never exit.
-EXIT_GRACE_SECONDS = 10.0
-
 # Signals of a failed assertion or an invalid memory access. Other signals come from the user or the operating system.
 CRASH_SIGNALS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP")
-
-
-class ProbeResult(NamedTuple):
-    """Result of a probe.
-
-    Attributes:
-        mismatch: Difference from the CPU, or an empty string.
-        not_run: Reason why there is no result, or an empty string.
-    """
-
-    mismatch: str = ""
-    not_run: str = ""
 
 
 def _simulation() -> dict[str, Any] | None:
@@ -374,129 +340,79 @@ def can_abort(issue: str) -> bool:
     return simulation is None or issue in simulation["defects"]
 
 
-@contextlib.contextmanager
-def start_probe(function: str, issue: str, device: str) -> Iterator[Callable[[], ProbeResult]]:
-    """Start the process of a probe, and kill it at the end of the block.
-
-    Args:
-        function: Name of the function that the process calls, such as ``"module:function"``.
-        issue: Issue of the error.
-        device: Device to probe.
-
-    Yields:
-        Function that waits for the result.
-    """
+def probe_in_process(issue: str, device: str) -> ProbeOutcome:
+    """Run the probe of an error in a child process, and return its outcome, which can be the end of that process."""
     simulation = _simulation()
-    arguments = (issue, device, None if simulation is None else simulation["installed"])
-    code = f"import sys, pkgutil; sys.path[:] = {sys.path!r}; pkgutil.resolve_name({function!r})(*{arguments!r})"
-    try:
-        process = subprocess.Popen(  # noqa: S603 - the command is a constant of this module
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-    except OSError as error:
-        failure = ProbeResult(not_run=f"its process cannot be started ({describe_error(error)})")
-        yield lambda: failure
-        return
-
-    def wait() -> ProbeResult:
-        try:
-            output, errors = process.communicate(timeout=PROBE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return ProbeResult(not_run=f"its process did not finish within {PROBE_SECONDS:g} s")
-        return read_result(process.returncode, output, errors)
-
-    try:
-        yield wait
-    finally:
-        process.kill()  # It does nothing if the process has ended.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(EXIT_GRACE_SECONDS)
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+    memory = None if simulation is None else simulation["installed"]
+    return describe_exit(issue, child.run(probe_in_this_process, (issue, device, memory), PROBE_SECONDS, os.environ))
 
 
-def read_result(code: int, output: str, errors: str) -> ProbeResult:
-    """Return the result of a probe from the exit code and the output of its process.
+def describe_exit(issue: str, exited: child.Outcome) -> ProbeOutcome:
+    """Return the outcome of a probe from the outcome of its process.
 
     Example:
-        >>> read_result(-6, "", "failed assertion").mismatch, read_result(0, '{"mismatch": ""}', "").mismatch
-        ('aborts the process (SIGABRT)', '')
-        >>> read_result(1, "", "ModuleNotFoundError: torch").not_run
+        >>> describe_exit("pytorch#197796", child.Outcome(-6, None, "")).mismatch
+        'aborts the process (SIGABRT)'
+        >>> describe_exit("pytorch#197796", child.Outcome(1, None, "ModuleNotFoundError: torch")).not_run
         'its process failed (ModuleNotFoundError: torch)'
     """
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        if name in CRASH_SIGNALS:
-            return ProbeResult(f"aborts the process ({name})")
-        return ProbeResult(not_run=f"its process was ended by {name}")
-    lines = output.splitlines()
-    if code or not lines:
-        last = errors.strip().rpartition("\n")[2] or f"exit code {code}"
-        return ProbeResult(not_run=f"its process failed ({last})")
-    return ProbeResult(json.loads(lines[-1])["mismatch"])
+    if exited.exit_code == 0:
+        return ProbeOutcome(issue, exited.value)
+    if exited.exit_code is None:
+        return ProbeOutcome(issue, not_run=f"its process did not finish within {PROBE_SECONDS:g} s")
+    if exited.signal in CRASH_SIGNALS:
+        return ProbeOutcome(issue, f"aborts the process ({exited.signal})")
+    reason = exited.signal or exited.output.strip().rpartition("\n")[2] or f"exit code {exited.exit_code}"
+    return ProbeOutcome(issue, not_run=f"its process failed ({reason})")
 
 
 def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
     """Run each probe of a device twice and compare it with the CPU.
 
-    Settings and random number generators of the caller stay unchanged. A probe that can abort runs once, in a new process,
-    which starts while the other probes run.
+    Settings and random number generators of the caller stay unchanged. A probe that can abort runs once, in a child process.
     """
     outcomes = []
     bugs = bugs_for_device(device)
     if not bugs:  # The CPU, or a device type whose random number generator may be inaccessible.
         return ()
-    with TENSOR_LOCK, warnings.catch_warnings(), ExitStack() as stack:
-        processes = {}
-        for bug in bugs:
-            if bug.may_abort and can_abort(bug.issue):
-                processes[bug.issue] = stack.enter_context(start_probe(PROCESS_FUNCTION, bug.issue, device))
+    with (
+        TENSOR_LOCK,
+        warnings.catch_warnings(),
+        use_rng_states(get_rng_states(device)),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        without_autocast(device),
+    ):
         warnings.simplefilter("ignore")  # For example, cuBLAS warns in a thread without a context.
-        with (
-            use_rng_states(get_rng_states(device)),
-            torch.inference_mode(mode=False),
-            torch.enable_grad(),
-            without_autocast(device),
-        ):
-            for bug in SESSION.track("Probing", format_device(device), bugs, "probe"):
-                if bug.issue in processes:
-                    result = processes[bug.issue]()
-                    outcomes.append(ProbeOutcome(bug.issue, result.mismatch, result.mismatch, result.not_run))
-                    continue
-                expected = run_probe(bug, "cpu")
-                empty_cache(device)
-                with_empty_cache = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
-                _fill_freed_memory(device)
-                with_reused_memory = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
-                outcomes.append(ProbeOutcome(bug.issue, with_empty_cache, with_reused_memory))
+        for bug in SESSION.track("Probing", format_device(device), bugs, "probe"):
+            if bug.may_abort and can_abort(bug.issue):
+                outcomes.append(probe_in_process(bug.issue, device))
+                continue
+            expected = run_probe(bug, "cpu")
+            empty_cache(device)
+            with_empty_cache = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
+            _fill_freed_memory(device)
+            with_reused_memory = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
+            outcomes.append(ProbeOutcome(bug.issue, with_empty_cache or with_reused_memory))
     return tuple(outcomes)
 
 
-PROCESS_FUNCTION = f"{__name__}:probe_in_this_process"
-
-
-def probe_in_this_process(issue: str, device: str, simulated_memory: int | None) -> None:
-    """Run the probe of an error once in a process of its own, and print the mismatch with the CPU as JSON.
+def probe_in_this_process(issue: str, device: str, simulated_memory: int | None) -> str:
+    """Return the difference between one run of the probe of an error and the CPU, or an empty string if they match.
 
     Args:
         issue: Issue of the error.
         device: Device to probe.
         simulated_memory: Memory of the simulated device in bytes, or ``None`` if the device is real.
     """
-    with ExitStack() as stack:
-        if simulated_memory is not None:
-            from ....simulation.device import simulated_device
+    simulation: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if simulated_memory is not None:
+        from ....simulation.device import simulated_device
 
-            stack.enter_context(simulated_device(simulated_memory, False, {}, issue))
-        bug = next(bug for bug in KNOWN_BUGS if bug.issue == issue)
-        mismatch = describe_mismatch(run_probe(bug, "cpu"), run_probe(bug, device), bug.tolerance)
-    sys.stdout.write(f"{json.dumps({'mismatch': mismatch})}\n")
+        simulation = simulated_device(simulated_memory, False, {}, issue)
+    bug = next(bug for bug in KNOWN_BUGS if bug.issue == issue)
+    with simulation:
+        return describe_mismatch(run_probe(bug, "cpu"), run_probe(bug, device), bug.tolerance)
 
 
 def run_probe(bug: KnownBug, device: str) -> Tensor | BaseException:
@@ -544,7 +460,7 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
             # It has another name than an error that was found, which the verdict reads.
             findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
         elif outcome.mismatch:
-            evidence = f"{format_device(device)} {outcome.with_empty_cache or outcome.with_reused_memory}"
+            evidence = f"{format_device(device)} {outcome.mismatch}"
             details = f"it {outcome.mismatch} ({bug.issue}: {bug.description}; seen with {bug.affected})"
             findings.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
     matches = len(outcomes) - len(findings)

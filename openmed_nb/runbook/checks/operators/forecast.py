@@ -1,20 +1,24 @@
 """``nb.runbook.forecast``: prediction of the operators of a model that fall back to the CPU on MPS.
 
-A copy of the model runs on the CPU with example inputs from the user or a tokenizer. ``recorders`` counts its operators, and
-``table`` classifies them on MPS.
+A copy of the model runs on the CPU with example inputs from the user or a tokenizer. ``recorders`` counts its operators.
+``mps_operators.json`` has the operators that the macOS binaries of torch register for MPS, read by
+``scripts/read_mps_registrations.py``. A torch that was built with MPS reports its own registrations.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...._events.activity import ProgressEvent
 from ...._render.display import OK, WARNING, Displayable, Report, Table, pluralize
 from ...._utils.text import describe_error, model_label, short_type_name
 from ....annotation.loading import create_pipeline
-from ....devices.backend import TENSOR_LOCK, parse_release, preserve_rng_states
+from ....devices.backend import TENSOR_LOCK, import_torch, parse_release, preserve_rng_states
 from ....devices.machine import is_mps_simulated
 from ....devices.moving import copy_model, get_module
 from ....errors import ConfigurationError
@@ -22,20 +26,107 @@ from ....models.config import OpenMedConfig
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ...bench.workloads import ModelInputs, parse_example_inputs
-from .table import (
-    ALWAYS_ON_CPU,
-    COMPOSITE,
-    FALLS_BACK,
-    NATIVE,
-    UNKNOWN,
-    Classification,
-    OperatorTable,
-    operator_table,
-)
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Classification = Literal["native", "composite", "falls back to the CPU", "always on the CPU", "unknown"]
+
+NATIVE: Final = "native"
+COMPOSITE: Final = "composite"
+FALLS_BACK: Final = "falls back to the CPU"
+ALWAYS_ON_CPU: Final = "always on the CPU"
+UNKNOWN: Final = "unknown"
+
+TABLE_FILE = Path(__file__).with_name("mps_operators.json")
+
+# Dispatch keys of composite kernels, in the order in which a device without a native kernel tries them.
+COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+# Operators that torch calls on the CPU, and for which MPS has a different kernel.
+CPU_VARIANTS = frozenset(
+    {
+        "aten::convolution",  # Convolution.cpp selects the kernel by device.
+        "aten::_convolution",
+        "aten::mkldnn_rnn_layer",  # RNN.cpp uses oneDNN on the CPU and a separate kernel on MPS.
+        "aten::_fused_sdp_choice",  # attention.cpp calls this on the CPU and on CUDA only.
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+    }
+)
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """Operators that MPS supports.
+
+    Attributes:
+        torch: Version of the installed torch.
+        source: Source of the table.
+        native: Operators with an MPS kernel, such as ``"aten::acos.out"``. Empty if torch itself reports them.
+        always_cpu: Operators that MPS runs on the CPU even if fallback is disabled.
+    """
+
+    torch: str
+    source: str
+    native: frozenset[str]
+    always_cpu: frozenset[str]
+
+    def classify(self, operator: str) -> Classification:
+        """Classify an operator, such as ``"aten::mode"``, that is called with an MPS tensor.
+
+        Returns:
+            One of these classifications:
+
+            - ``"native"``: MPS has a kernel.
+            - ``"composite"``: The operator consists of other operators, which are classified separately.
+            - ``"falls back to the CPU"``: The operator falls back, or raises an error if fallback is disabled.
+            - ``"always on the CPU"``: The operator runs on the CPU even if fallback is disabled.
+            - ``"unknown"``: The operator is not part of torch.
+        """
+        if operator in self.always_cpu:
+            return ALWAYS_ON_CPU
+        if operator in self.native or operator in CPU_VARIANTS or has_kernel(operator, "MPS"):
+            return NATIVE
+        if any(has_kernel(operator, key) for key in COMPOSITE_KEYS):
+            return COMPOSITE
+        return FALLS_BACK if operator.startswith("aten::") else UNKNOWN
+
+    def find_composite_key(self, operator: str) -> str:
+        """Return the dispatch key of the kernel of a composite operator, or an empty string for another operator."""
+        if self.classify(operator) != COMPOSITE:
+            return ""
+        return next(key for key in COMPOSITE_KEYS if has_kernel(operator, key))
+
+
+def operator_table() -> OperatorTable:
+    """Return the cached table of MPS operators, of the installed torch or of the nearest release in the file."""
+    torch = import_torch()
+    return _read_table(torch.__version__, torch.backends.mps.is_built() and not is_mps_simulated())
+
+
+@functools.cache
+def _read_table(version: str, built: bool) -> OperatorTable:
+    tables = json.loads(TABLE_FILE.read_text("utf-8"))
+    installed = parse_release(version)[:2]
+    release = min(tables)
+    for name in tables:  # In ascending order.
+        if parse_release(name)[:2] <= installed:
+            release = name
+    always_cpu = frozenset(tables[release]["always_cpu"])
+    if built:
+        return OperatorTable(version, "registered operators of the installed torch", frozenset(), always_cpu)
+    source = f"registered operators of torch {release} for macOS"
+    return OperatorTable(version, source, frozenset(tables[release]["native"]), always_cpu)
+
+
+def has_kernel(operator: str, key: str) -> bool:
+    """Return whether the installed torch has a kernel of an operator for a dispatch key."""
+    library = import_torch()._C  # noqa: SLF001 - torch has no public API for it
+    if not library._dispatch_has_kernel(operator):  # noqa: SLF001
+        return False
+    return bool(library._dispatch_has_kernel_for_dispatch_key(operator, key))  # noqa: SLF001
+
 
 # Synthetic texts of different lengths, so that the batch contains padding.
 EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
@@ -77,7 +168,7 @@ def _trace(model: Module, example: ModelInputs, table: OperatorTable) -> Mapping
 
     from .recorders import OperatorTracer, trace_operators
 
-    tracer = OperatorTracer(table, model)
+    tracer = OperatorTracer(table.find_composite_key, model)
     try:
         with torch.inference_mode(), trace_operators(tracer):
             example(model)
@@ -149,7 +240,7 @@ class Forecast(Displayable):
     rows: tuple[OperatorForecast, ...]
     simulated: bool = False
 
-    JSON_PROPERTIES = ("verdict", "operators", "cpu_operators", "limits")
+    JSON_PROPERTIES = ("verdict", "operators", "cpu_operators")
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -167,11 +258,6 @@ class Forecast(Displayable):
         return tuple(row for row in self.rows if row.verdict not in {NATIVE, COMPOSITE})
 
     @property
-    def limits(self) -> str:
-        """Limits of the prediction, as a sentence."""
-        return LIMITATIONS
-
-    @property
     def exit_code(self) -> int:
         """Exit code of a command: 1 if an operator falls back to the CPU, else 0."""
         return int(bool(self.cpu_operators))
@@ -187,10 +273,8 @@ class Forecast(Displayable):
             fall = "falls" if len(cpu_operators) == 1 else "fall"
             operators = pluralize(count, "operator")
             summary = f"{len(cpu_operators)} of {operators} {fall} back to the CPU: {_join_names(cpu_operators)}."
-        elif count <= 1:
+        elif count <= 1 or unknown:
             summary = "No operator falls back to the CPU."
-        elif details:
-            summary = f"None of {count} operators falls back to the CPU."
         else:
             summary = f"All {count} operators run on MPS."
         return " ".join([summary, *details])

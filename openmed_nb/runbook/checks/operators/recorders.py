@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -16,7 +16,6 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....devices.profilers import push_modes
-from .table import COMPOSITE, OperatorTable, composite_key
 
 Arguments = tuple[object, ...]
 
@@ -24,16 +23,20 @@ Arguments = tuple[object, ...]
 class OperatorTracer(TorchDispatchMode):
     """Dispatch mode that counts every operator, and decomposes those that are composite on MPS.
 
+    Args:
+        find_composite_key: Function that returns the dispatch key of the kernel of a composite operator, or an empty string.
+        model: Model whose modules are named.
+
     Attributes:
         calls: Number of calls by operator, such as ``"aten::addmm"``, and module, such as ``"encoder.layer.0 (Layer)"``.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, table: OperatorTable, model: Module) -> None:
+    def __init__(self, find_composite_key: Callable[[str], str], model: Module) -> None:
         TorchDispatchMode.__init__(self)  # Type checkers do not know that of super(), because it has no annotations.
         self.calls: Counter[tuple[str, str]] = Counter()
-        self._classify = functools.cache(table.classify)
+        self._find_composite_key = functools.cache(find_composite_key)
         self._decomposing: list[str] = []
         self._names = {module: name for name, module in model.named_modules()}
         self._modules: list[str] = []
@@ -60,8 +63,7 @@ class OperatorTracer(TorchDispatchMode):
     def _record_call(self, operator: OpOverload, args: Arguments, kwargs: Mapping[str, object]) -> object:
         name = operator.name()
         # A composite kernel may call its own operator again, which is then the operator of the CPU.
-        is_decomposed = self._classify(name) == COMPOSITE and name not in self._decomposing
-        key = composite_key(name) if is_decomposed else ""
+        key = "" if name in self._decomposing else self._find_composite_key(name)
         if key != "CompositeImplicitAutograd":  # Autograd decomposes these operators before dispatch.
             self.calls[name, self._modules[-1] if self._modules else ""] += 1
         if not key:

@@ -11,7 +11,6 @@ import getpass
 import math
 import platform
 import re
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,8 +31,6 @@ from .steps import Step, StepOptions, StepResult
 # Outcomes of a step.
 Outcome = Literal["done", "failed", "crashed", "timed out", "not met"]
 DONE: Outcome = "done"
-CRASHED: Outcome = "crashed"
-TIMED_OUT: Outcome = "timed out"
 NOT_MET: Outcome = "not met"
 
 MAX_OUTPUT_LINES = 30
@@ -129,13 +126,13 @@ def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Ev
     start = current_time()
     environ = SESSION.device_manager.user_environ
     arguments = (step.run, options, subject, known)
-    exit_code, answer, output = child.run(_measure, arguments, step.timeout_seconds, environ)
-    if answer and "report" in answer:
-        result = {**answer, "outcome": DONE, "remedy": "", "output": []}
+    exited = child.run(_measure, arguments, step.timeout_seconds, environ)
+    if exited.value and "report" in exited.value:
+        result = {**exited.value, "outcome": DONE, "remedy": "", "output": []}
     else:
         # An unexpected error may quote a text.
-        lines = tail_lines(output) if options.texts is None else ()
-        outcome, message, remedy = describe_exit(exit_code, step.timeout_seconds, answer or {}, lines)
+        lines = tail_lines(exited.output) if options.texts is None else ()
+        outcome, message, remedy = describe_exit(exited, step.timeout_seconds, lines)
         missing = dict.fromkeys(("status", "report", "report_json", "evidence"))
         result = {**missing, "outcome": outcome, "message": message, "remedy": remedy, "metrics": [], "output": lines}
     result |= {"step": step.name, "created_at": utc_timestamp(), "seconds": round(current_time() - start, 1)}
@@ -143,30 +140,27 @@ def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Ev
     return step_outcome
 
 
-def describe_exit(
-    code: int | None, limit: float, answer: Mapping[str, Any], lines: Sequence[str]
-) -> tuple[Outcome, str, str]:
+def describe_exit(exited: child.Outcome, limit: float, lines: Sequence[str]) -> tuple[Outcome, str, str]:
     """Return the outcome, message and remedy of a step without a result.
 
     Args:
-        code: Exit status of the process, or ``None`` if it exceeded its time limit.
+        exited: Outcome of the process, whose value can be the description of an error.
         limit: Time limit in seconds.
-        answer: Error that the process described, or an empty mapping.
         lines: Last lines of its output.
 
     Example:
-        >>> describe_exit(None, 5, {}, ())[:2], describe_exit(1, 5, {}, ("KeyError: 1",))[:2]
-        (('timed out', 'The time limit of 5 s was exceeded.'), ('failed', 'The process exited with status 1: KeyError: 1.'))
+        >>> describe_exit(child.Outcome(1, None, ""), 5, ("KeyError: 1",))[:2]
+        ('failed', 'The process exited with status 1: KeyError: 1.')
     """
-    if code is None:
-        return TIMED_OUT, f"The time limit of {limit:g} s was exceeded.", TIMEOUT_REMEDY
-    if code < 0:
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        return CRASHED, f"The process was ended by {name}.", SIGNAL_REMEDIES.get(name, CRASH_REMEDY)
-    if "remedy" in answer:
-        return "failed", answer["message"], answer["remedy"]
+    if exited.exit_code is None:
+        return "timed out", f"The time limit of {limit:g} s was exceeded.", TIMEOUT_REMEDY
+    if exited.signal:
+        remedy = SIGNAL_REMEDIES.get(exited.signal, CRASH_REMEDY)
+        return "crashed", f"The process was ended by {exited.signal}.", remedy
+    if exited.value:
+        return "failed", exited.value["message"], exited.value["remedy"]
     last_line = f": {lines[-1].rstrip('.')}" if lines else ""
-    return "failed", f"The process exited with status {code}{last_line}.", CRASH_REMEDY
+    return "failed", f"The process exited with status {exited.exit_code}{last_line}.", CRASH_REMEDY
 
 
 def _measure(

@@ -160,7 +160,7 @@ PLANTED = [
     ),
     (
         "silent error",
-        make_mac_facts(**computing(probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "", "returns different values"),))),
+        make_mac_facts(**computing(probes=(ProbeOutcome(KNOWN_BUGS[0].issue, "returns different values"),))),
         f"{KNOWN_BUGS[0].name}: failed",
     ),
     ("mismatched packages", make_mac_facts(packages=(MISMATCH,)), f"{MISMATCH.name}: failed"),

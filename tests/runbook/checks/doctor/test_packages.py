@@ -65,7 +65,6 @@ def find_problems(versions, requirements=NEEDED, loaded=None, **options):
         ({"torch": "2.12.0"}, "torchvision"),
         ({"torch": "2.14.0.dev20260710"}, "torchvision"),
         ({"torch": "2.13.0"}, ""),
-        ({"torch": "local-build"}, ""),
         ({"tokenizers": "0.24.0"}, "transformers"),
         ({"jupyterlab-widgets": "1.1.11"}, "ipywidgets"),
         ({"accelerate": None}, ""),
@@ -107,11 +106,9 @@ def test_remedy_pins_torch_release(package, needed, version, command):
     assert command in find_problems({package: version}, {package: [needed]}, torch="torch==2.14.1")[0].remedy
 
 
-@pytest.mark.parametrize(
-    ("torch", "needed"), [("", ["torch>=2"]), ("2.13.0", ["torch >> 2"]), ("2.13.0", ["\x00", ">", ""])]
-)
-def test_unreadable_metadata_is_one_warning(torch, needed):
-    (finding,) = find_problems({"torch": torch, "accelerate": "1.15.0"}, {"accelerate": needed})
+@pytest.mark.parametrize("needed", [["torch >> 2"], ["\x00", ">", ""]])
+def test_unreadable_metadata_is_one_warning(needed):
+    (finding,) = find_problems({"torch": "2.13.0", "accelerate": "1.15.0"}, {"accelerate": needed})
 
     assert finding.status == WARNING
     assert "cannot be read" in finding.evidence

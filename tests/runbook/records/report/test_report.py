@@ -22,7 +22,7 @@ from openmed_nb.runbook.records.report.report import (
     DeviceReport,
     run_report,
 )
-from openmed_nb.runbook.records.report.running import describe_exit, redact, tail_lines
+from openmed_nb.runbook.records.report.running import redact, tail_lines
 from openmed_nb.runbook.records.report.steps import STEPS, Step, StepOptions
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS
@@ -139,13 +139,6 @@ def test_output_is_not_stored_if_it_may_quote_a_text(planted_steps, tmp_path, ho
     (outcome,) = run_report(tmp_path, StepOptions(texts=["He has asthma."]), steps).steps
 
     assert (outcome.message, outcome.output) == ("The process exited with status 1.", ())
-
-
-def test_exit_status_is_described_with_the_last_line():
-    assert describe_exit(120, 5.0, {}, ("lost sys.stderr",))[:2] == (
-        "failed",
-        "The process exited with status 120: lost sys.stderr.",
-    )
 
 
 def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps, tmp_path):
