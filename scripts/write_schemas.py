@@ -16,9 +16,8 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from openmed_nb._utils.plain import Pattern, field_types
-from openmed_nb.runbook.records.logbook import sections as logbook
+from openmed_nb.runbook.records.logbook import logbook
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
-from openmed_nb.runbook.records.logbook.sections import LogbookData
 from openmed_nb.runbook.records.report import report
 from openmed_nb.runbook.records.report.report import SCHEMA_FILE as REPORT_FILE
 from openmed_nb.runbook.records.report.report import DeviceReport
@@ -77,7 +76,7 @@ def published(kind: type, schema: str, title: str, description: str) -> str:
 def logbook_schema() -> str:
     """Return the schema of a logbook."""
     what = "What figures were measured with. No text of a note, no secret and no name of a file is in it."
-    return published(LogbookData, logbook.SCHEMA, "A logbook of openmed_nb", what)
+    return published(logbook.Logbook, logbook.SCHEMA, "A logbook of openmed_nb", what)
 
 
 def report_schema() -> str:

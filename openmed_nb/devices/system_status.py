@@ -29,11 +29,7 @@ from .registry import get_device
 
 # Memory pressure levels of macOS (kern.memorystatus_vm_pressure_level); level 3 does not exist.
 PRESSURE_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}
-POWER_SOURCES: Mapping[bool | None, Literal["adapter", "battery"] | None] = {
-    True: "adapter",
-    False: "battery",
-    None: None,
-}
+POWER_SOURCES: Mapping[bool, Literal["adapter", "battery"]] = {True: "adapter", False: "battery"}
 
 
 @dataclass(frozen=True)
@@ -42,13 +38,11 @@ class GpuStatus:
 
     Attributes:
         name: Name of the GPU, such as ``"Apple M4"``.
-        cores: Number of cores. Only Apple GPUs report it.
         utilization: Recent utilization by all processes, in percent.
         memory_used: Memory used by all processes, in bytes.
     """
 
     name: str | None = None
-    cores: int | None = None
     utilization: int | None = None
     memory_used: int | None = None
 
@@ -63,7 +57,6 @@ class SystemStatus(Displayable):
         memory_available: Memory that is available to processes, in bytes.
         swap_used: Used swap space in bytes. macOS does not clear it after use, so only its growth is meaningful.
         power_source: ``"adapter"``, ``"battery"`` or ``"UPS"``.
-        battery: Charge of the battery in percent.
         power_mode: ``"automatic"``, ``"low"`` (Low Power Mode) or ``"high"``.
         thermal_state: ``"nominal"``, ``"moderate"``, or ``"limited"`` for heavy thermal pressure. Only macOS reports it.
         chip: Name of the processor.
@@ -79,7 +72,6 @@ class SystemStatus(Displayable):
     memory_available: int | None = None
     swap_used: int | None = None
     power_source: Literal["adapter", "battery", "UPS"] | None = None
-    battery: int | None = None
     power_mode: Literal["automatic", "low", "high"] | None = None
     thermal_state: Literal["nominal", "moderate", "limited"] | None = None
     chip: str | None = None
@@ -97,14 +89,12 @@ class SystemStatus(Displayable):
         hardware = (
             ("processor", self.chip or ""),
             ("GPU", gpu.name or ""),
-            ("GPU cores", _format_reading(gpu.cores)),
         )
         readings = (
-            ("GPU utilization", _format_reading(gpu.utilization, "%")),
+            ("GPU utilization", "" if gpu.utilization is None else f"{gpu.utilization}%"),
             ("GPU memory in use", format_bytes(gpu.memory_used)),
             ("available memory", format_bytes(self.memory_available)),
             ("swap in use", format_bytes(self.swap_used)),
-            ("battery", _format_reading(self.battery, "%")),
         )
         findings = self.findings
         warnings = tuple(
@@ -196,11 +186,6 @@ CONDITIONS = (
 )
 
 
-def _format_reading(value: int | None, unit: str = "") -> str:
-    """Return a number with its unit, or an empty string for ``None``."""
-    return "" if value is None else f"{value}{unit}"
-
-
 def read_system_status(machine: MachineInfo, device: str, run: RunCommand = run_command) -> SystemStatus:
     """Read the status of a machine and of the GPU of a device. The values of a simulated machine are ``None``."""
     if machine.simulated:
@@ -214,12 +199,10 @@ def read_system_status(machine: MachineInfo, device: str, run: RunCommand = run_
         except (OSError, RuntimeError, AttributeError, psutil.Error):  # Containers hide files, some have no battery.
             return None
 
-    charge = query("sensors_battery", "percent")
     status = SystemStatus(
         memory_available=query("virtual_memory", "available"),
         swap_used=query("swap_memory", "used"),
-        power_source=POWER_SOURCES[query("sensors_battery", "power_plugged")],
-        battery=round(charge) if charge is not None and 0 <= charge <= 100 else None,  # noqa: PLR2004 - percent
+        power_source=POWER_SOURCES.get(query("sensors_battery", "power_plugged")),
         chip=machine.chip,
     )
     if machine.system == "Darwin":
@@ -238,7 +221,6 @@ MAC_COMMANDS = {
     "thermal state": ["/usr/bin/notifyutil", "-g", "com.apple.system.thermalpressurelevel"],
 }
 
-MAX_CORES = 4096
 MAX_BYTES = 1 << 50  # 1 PiB. A larger size is a parse error.
 SOURCES = {
     "AC Power": "adapter",
@@ -303,7 +285,6 @@ def _parse_ioreg(output: str | None) -> GpuStatus:
     )
     return GpuStatus(
         name=_first_group(r'"model"\s*=\s*"([^"\n]+)"', entry),
-        cores=_parse_integer(_first_group(r'"gpu-core-count"\s*=\s*([1-9]\d*)', entry), MAX_CORES),
         utilization=_parse_integer(utilization, 100),
         memory_used=_parse_integer(_first_group(r'"In use system memory"=(\d+)', statistics), MAX_BYTES),
     )
@@ -316,13 +297,11 @@ def _read_nvidia(device: str, run: RunCommand) -> GpuStatus:
         return GpuStatus()
     query = ["--query-gpu=utilization.gpu,memory.used,name", "--format=csv,noheader,nounits"]
     output = run(["nvidia-smi", f"--id=GPU-{uuid.removeprefix('GPU-')}", *query])
-    utilization, used, name = [*(cell.strip() for cell in (output or "").split(",", 2)), "", "", ""][:3]
-    mebibytes = _parse_integer(used, MAX_BYTES >> 20)
-    return GpuStatus(
-        name=None if mebibytes is None else name or None,
-        utilization=_parse_integer(utilization, 100),
-        memory_used=None if mebibytes is None else mebibytes << 20,
-    )
+    cells = [cell.strip() for cell in (output or "").split(",", 2)]
+    mebibytes = _parse_integer(cells[1], MAX_BYTES >> 20) if len(cells) == 3 else None  # noqa: PLR2004 - of the query
+    if mebibytes is None:
+        return GpuStatus()
+    return GpuStatus(cells[2], _parse_integer(cells[0], 100), mebibytes << 20)
 
 
 # Returns the utilization of a device in [0, 1], at present or since the previous call, or ``None`` if it is unreadable.

@@ -7,7 +7,7 @@ import pytest
 from helpers import page_measures
 from openmed_nb._render.display import Report, Table
 from openmed_nb._render.drawing import Bar, Chart
-from openmed_nb.runbook.records.logbook.sections import Software
+from openmed_nb.runbook.records.logbook.logbook import Software
 from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, render_page
 from openmed_nb.runbook.records.report.running import ReportSubject, StepOutcome
 

@@ -1,9 +1,11 @@
-"""Every magic and the panel on recorded Macs, in a shell of this process with a simulated MPS device."""
+"""Every magic, page and panel on recorded Macs, in a shell of this process with a simulated MPS device."""
 
 import os
 
 import pytest
+import torch
 
+import openmed_nb as nb
 from helpers import html
 from helpers.panels import OpenPanel
 from helpers.recorded_macs import PARAMETERS, on_recorded_mac
@@ -49,16 +51,28 @@ def write_finished_report(folder):
     (folder / "report.json").write_text(report.files()["report.json"], "utf-8")
 
 
+def make_pages(folder, model):
+    """Return the pages of functions without a magic, by name."""
+    comparison = nb.compare(torch.nn.Linear(4, 4), torch.ones(2, 4), devices=[nb.device().device], seconds=1)
+    status = nb.system_status()
+    return {
+        "comparison": comparison,
+        "status": status,
+        "verdict": nb.verdict(comparison, status),
+        "handoff": nb.handoff(folder / "bundle", model, [NOTE]),
+    }
+
+
 @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_every_magic_renders_on_each_mac(shell, name, tmp_path, monkeypatch):
+def test_every_magic_and_page_renders_on_each_mac(shell, name, keyword_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("OPENMED_TORCH_DEVICE", raising=False)
     with on_recorded_mac(name) as mac:
         device = "mps" if mac.machine.apple_silicon else "cpu"
         write_finished_report(tmp_path / "report")
-        results = {}
+        results = make_pages(tmp_path, keyword_model)
         for magic, line in LINES:
             result = shell.run_line_magic(magic, line)
             results[f"{magic} {line}".strip()] = result
@@ -78,6 +92,12 @@ def test_every_magic_renders_on_each_mac(shell, name, tmp_path, monkeypatch):
     assert [NOTE[entity["start"] : entity["end"]] for entity in results["openmed_ner cell"].entities] == ["asthma"]
     assert results["openmed_report report --quick"].missing_steps == ()
     assert results["openmed_report report --quick"].subject.chip == mac.machine.chip
+    for page in ("status", "openmed_log run.json"):
+        assert mac.machine.chip in html.read(pages[page][1]).text, page
+    version = ".".join(map(str, mac.machine.macos_version))
+    assert (version in pages["openmed_doctor"][0]) == (device == "mps")
+    for page in ("comparison", "handoff"):  # A measurement on a simulated device is marked.
+        assert ("SIMULATED" in pages[page][1]) == (device == "mps"), page
     assert state.devices.devices[0].device == "mps"
     assert state.devices.devices[0].usable is (device == "mps")
     assert (mac.machine.chip in displayed) == (device == "mps")

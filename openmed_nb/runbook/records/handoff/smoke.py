@@ -37,9 +37,8 @@ from ....training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_s
 from ...bench.workloads import target_from_files
 from ...verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
 from ..logbook.gathering import collect_logbook
-from ..logbook.logbook import Logbook, LogbookDiff
+from ..logbook.logbook import Dataset, Logbook, LogbookDiff
 from ..logbook.privacy import fingerprint_dataset, model_from_files
-from ..logbook.sections import Dataset
 
 # Files of a bundle that the smoke test reads.
 MODEL = "model"

@@ -6,24 +6,20 @@ import contextlib
 import os
 import platform
 import re
-import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
 from ...._utils.clock import current_time
 from ...._utils.plain import MAX_INTEGER, utc_timestamp
-from ...._utils.text import describe_value, short_type_name
 from ...._utils.validation import check_bool, check_optional_integer
 from ....devices.computer import DeviceManager
 from ....devices.machine import (
-    Footprint,
     RunCommand,
     distribution_of,
     import_psutil,
@@ -38,13 +34,27 @@ from ....devices.request import DeviceRequest, normalize_device
 from ....devices.system_status import read_system_status
 from ....errors import ConfigurationError
 from ....models.loading import dtype_of, model_folder
-from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.curve import total_memory_bytes
 from ...verdict.metrics import Run, extract_metrics
-from . import privacy, sections
-from .logbook import STRATEGIES, Logbook, report_device
+from . import privacy
+from .logbook import (
+    SCHEMA,
+    STRATEGIES,
+    BackgroundLoad,
+    Code,
+    Dataset,
+    Hardware,
+    Logbook,
+    Model,
+    NetworkLatency,
+    Randomness,
+    Software,
+    StorageKind,
+    StorageLocation,
+    report_device,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +115,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         hypotheses: Pairs of a rejected hypothesis and the reason for the rejection. They are stored verbatim, so they
             must not contain text from notes.
         applications: Whether to store the names of the busiest other processes. Their number is always stored.
-        artifact_store: Host and port, or URL, to which connections are timed. No data is sent.
+        artifact_store: Host and port, such as ``"store.example:443"``, to which connections are timed. No data is sent.
 
     Returns:
         The logbook. ``save("run.json")`` and ``to_dict()`` export it, and ``Logbook.read("run.json")`` reads it.
@@ -130,7 +140,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         device_manager = SESSION.device_manager
         device_manager.load_torch()
         device = SESSION.device().device
-        model_identity, model_files = _resolve_model(model, device)
+        model_identity, model_files = _resolve_model(model)
         # The arguments are validated before the machine is inspected.
         batch_size = check_optional_integer("batch_size", batch_size, maximum=MAX_INTEGER - 1)
         named_seeds = _normalize_seeds(seeds)
@@ -146,42 +156,32 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
             book,
             run=Run(batch_size=batch_size),
             randomness=replace(book.randomness, seeds=named_seeds),
-            phase="after" if measured else "before",
             network=network,
             hypotheses=rejected_hypotheses,
         )
         return book.with_reports(*reports)
 
 
-def _resolve_model(model: ModelArgument, device: str) -> tuple[sections.Model | None, Path | None]:
+def _resolve_model(model: ModelArgument) -> tuple[Model | None, Path | None]:
     """Return the identity of a model and the folder of its files. ``None`` is the model that was loaded last."""
     if not is_model_name(model):
-        module = get_module(model)
-        folder = None
-        identity = privacy.model_from_module(module, getattr(model, "tokenizer", None))
-    elif loaded := SESSION.models.find(None if model is None else str(model)):
-        module = loaded[-1].model
+        return privacy.model_from_module(get_module(model), getattr(model, "tokenizer", None)), None
+    loaded = SESSION.models.find(None if model is None else str(model))
+    if loaded:
         folder = loaded[-1].folder
-        identity = privacy.model_from_files(loaded[-1].name, folder, dtype_of(module))
-    elif model is None:
+        return privacy.model_from_files(loaded[-1].name, folder, dtype_of(loaded[-1].model)), folder
+    if model is None:
         return None, None
-    else:
-        folder = model_folder(SESSION.load_spec(str(model), {})[0])
-        return privacy.model_from_files(str(model), folder, None), folder
-    # Only a model in a reduced dtype has a validation.
-    key = SESSION.models.key_of(module)
-    validation = key and get_dtype_validation(key, key.device or device, SESSION.device_manager, SESSION.environ)
-    if validation:
-        identity = replace(identity, validation=redact_secrets(validation.reason or "valid"))
-    return identity, folder
+    folder = model_folder(SESSION.load_spec(str(model), {})[0])
+    return privacy.model_from_files(str(model), folder, None), folder
 
 
 def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate part of the logbook
     device_manager: DeviceManager,
     device: str,
-    model: sections.Model | None,
+    model: Model | None,
     folder: Path | None,
-    dataset: sections.Dataset | None,
+    dataset: Dataset | None,
     applications: bool = False,
 ) -> Logbook:
     """Return a logbook of the current state. torch must be loaded.
@@ -202,16 +202,16 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
     folders = {"Hugging Face cache": Path(HF_HUB_CACHE), "torch cache": Path(torch.hub.get_dir()).parent}
     if folder:
         folders["model"] = folder
-    mounts: list[Mount] = []
+    mounts: list[Any] = []
     with contextlib.suppress(OSError):  # Some containers hide the list.
         mounts = import_psutil().disk_partitions(all=True)
     return Logbook(
-        schema=sections.SCHEMA,
+        schema=SCHEMA,
         created_at=utc_timestamp(),
         simulated=machine.simulated and target.can_be_simulated,
         software=read_software(device_manager),
         code=read_code(),
-        hardware=sections.Hardware(
+        hardware=Hardware(
             device=device,
             name=target.hardware_name(machine, device_manager.torch),
             chip=machine.chip or processor_name(),
@@ -226,18 +226,17 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         run=Run(),
         randomness=read_randomness(target.uses_cudnn),
         environment=privacy.sanitize_environ(device_manager.environ),
-        phase="before",
         conditions=read_system_status(machine, device, device_manager.run),
-        background=sections.BackgroundLoad() if machine.simulated else sample_background_load(applications),
+        background=BackgroundLoad() if machine.simulated else sample_background_load(applications),
         storage=locate_storage(folders, mounts),
     )
 
 
-def read_software(device_manager: DeviceManager) -> sections.Software:
+def read_software(device_manager: DeviceManager) -> Software:
     """Return the versions of the software without importing packages."""
     machine = device_manager.machine
     macos = ".".join(map(str, machine.macos_version)) if machine.macos_version else None
-    return sections.Software(
+    return Software(
         # The version of the running package, which may differ from the installed version.
         str(sys.modules[__name__.partition(".")[0]].__version__),
         platform.python_version(),
@@ -255,12 +254,12 @@ def package_version(name: str) -> str | None:
     return None if distribution is None else distribution.version
 
 
-def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
+def resident_peak() -> int:
     """Return the peak memory of this process in bytes.
 
     On macOS, this is the peak footprint, on other systems the peak resident memory.
     """
-    footprint = read()
+    footprint = read_footprint()
     if footprint is not None:
         return footprint.peak
     if sys.platform == "win32":
@@ -272,7 +271,6 @@ def resident_peak(read: Callable[[], Footprint | None] = read_footprint) -> int:
 
 
 SEED_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.]{0,39}", re.ASCII)
-SEEDS_REMEDY = "Pass an integer, or integers by name, such as {'torch': 1, 'numpy': 2}."
 
 
 def _normalize_seeds(seeds: int | Mapping[str, int] | None) -> dict[str, int]:
@@ -287,17 +285,16 @@ def _normalize_seeds(seeds: int | Mapping[str, int] | None) -> dict[str, int]:
     """
     if seeds is None:
         return {}
-    named = seeds if isinstance(seeds, Mapping) else {"seed": seeds}
+    named = dict(seeds) if isinstance(seeds, Mapping) else {"seed": seeds}
     for name, seed in named.items():
-        if not isinstance(name, str) or not SEED_NAME_PATTERN.fullmatch(name):
-            raise ConfigurationError("The name of a seed is not a short identifier.", SEEDS_REMEDY)
-        if type(seed) is not int or abs(seed) >= MAX_INTEGER:
-            message = f"The seed {describe_value(name)} is {short_type_name(seed)}, or too large."
-            raise ConfigurationError(message, SEEDS_REMEDY)
-    return dict(named)
+        is_name = isinstance(name, str) and SEED_NAME_PATTERN.fullmatch(name)
+        if not is_name or type(seed) is not int or abs(seed) >= MAX_INTEGER:
+            remedy = "Pass an integer, or integers by short names, such as {'torch': 1, 'numpy': 2}."
+            raise ConfigurationError("A seed is not an integer with a short name, or is too large.", remedy)
+    return named
 
 
-def read_randomness(uses_cudnn: bool) -> sections.Randomness:
+def read_randomness(uses_cudnn: bool) -> Randomness:
     """Return the determinism settings of torch and its last seed, without the user's seeds."""
     import torch
 
@@ -305,7 +302,7 @@ def read_randomness(uses_cudnn: bool) -> sections.Randomness:
         precision = torch.get_float32_matmul_precision()
     except RuntimeError:  # torch raises after the newer setting was used (``aten/src/ATen/Context.cpp``).
         precision = torch.backends.cuda.matmul.fp32_precision
-    return sections.Randomness(
+    return Randomness(
         torch_seed=int(torch.initial_seed()),
         deterministic_algorithms=bool(torch.are_deterministic_algorithms_enabled()),
         cudnn_benchmark=bool(torch.backends.cudnn.benchmark) if uses_cudnn else None,
@@ -319,7 +316,7 @@ MAX_NAMES = 5
 MAX_NAME_CHARACTERS = 40
 
 
-def sample_background_load(names: bool) -> sections.BackgroundLoad:
+def sample_background_load(names: bool) -> BackgroundLoad:
     """Sample the load of other processes, with the names of the busiest processes if ``names`` is true.
 
     Inaccessible processes count only towards the total load.
@@ -329,7 +326,7 @@ def sample_background_load(names: bool) -> sections.BackgroundLoad:
     try:
         total_percent = psutil.cpu_percent(SAMPLING_SECONDS)
     except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
-        return sections.BackgroundLoad()
+        return BackgroundLoad()
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     family_percent = 0.0
     busy = []
@@ -342,33 +339,23 @@ def sample_background_load(names: bool) -> sections.BackgroundLoad:
     # The load of a process is in percent of one processor, the total load in percent of all processors.
     cpu_fraction = (total_percent - family_percent / (psutil.cpu_count() or 1)) / 100
     busiest = tuple(redact_secrets(name)[:MAX_NAME_CHARACTERS] for _, name in sorted(busy, reverse=True)[:MAX_NAMES])
-    return sections.BackgroundLoad(len(busy), round(min(1.0, max(0.0, cpu_fraction)), 3), busiest if names else None)
+    return BackgroundLoad(len(busy), round(min(1.0, max(0.0, cpu_fraction)), 3), busiest if names else None)
 
 
 NETWORK_PATTERN = re.compile(
     r"nfs\d?|smbfs|smb3|cifs|afpfs|webdav|ncpfs|9p|virtiofs|ceph|glusterfs|lustre|gpfs|beegfs|afs|davfs|ftp"
     r"|fuse\.(sshfs|rclone|s3fs|gcsfuse|goofys|glusterfs|ceph\S*)|macfuse|osxfuse|fuse"
 )
-MEMORY_FILESYSTEMS = {"tmpfs", "ramfs", "devtmpfs"}
-EXTERNAL_PREFIXES = ("/Volumes/", "/media/", "/run/media/")  # Mount points of external drives.
 
 # Folders in the home directory that are synchronized with iCloud Drive or other providers. Their files may exist only remotely
 # until they are read.
 CLOUD_FOLDERS = ("Library/Mobile Documents", "Library/CloudStorage")
 
 
-class Mount(Protocol):
-    """Mounted file system, as listed by psutil."""
-
-    mountpoint: str
-    fstype: str
-    opts: str
-
-
 def locate_storage(
-    folders: Mapping[str, Path], mounts: Sequence[Mount], home: Path | None = None
-) -> dict[str, sections.StorageLocation]:
-    """Return the storage of each directory. Links are resolved, and a directory need not exist."""
+    folders: Mapping[str, Path], mounts: Sequence[Any], home: Path | None = None
+) -> dict[str, StorageLocation]:
+    """Return the storage of each directory, by the mounts that psutil lists. Links are resolved, and a directory need not exist."""
     home = Path(os.path.realpath(home or home_folder()))
     locations = {}
     for contents, path in folders.items():
@@ -381,28 +368,20 @@ def locate_storage(
             key=lambda mount: len(mount.mountpoint),
             default=None,
         )
-        filesystem = mount.fstype.lower() if mount else ""
-        options = mount.opts.split(",") if mount else []
-        kind: sections.StorageKind = "local"
+        kind: StorageKind = "local"
         if mount is None:
             kind = "unknown"
-        elif NETWORK_PATTERN.fullmatch(filesystem) or "remote" in options:
+        elif NETWORK_PATTERN.fullmatch(mount.fstype.lower()):
             kind = "network"
-        elif filesystem in MEMORY_FILESYSTEMS:
-            kind = "memory"
-        elif mount.mountpoint.startswith(EXTERNAL_PREFIXES) or "removable" in options:
-            kind = "external"
         elif any(real.is_relative_to(home / cloud) for cloud in CLOUD_FOLDERS):
             kind = "cloud"
-        locations[contents] = sections.StorageLocation(mount.fstype if mount else None, kind)
+        locations[contents] = StorageLocation(mount.fstype if mount else None, kind)
     return locations
 
 
-# On a Mac without developer tools, this program opens a dialog that offers to install them.
-APPLE_STUB = "/usr/bin/git"
-DEVELOPER_TOOLS = ("/Library/Developer/CommandLineTools", "/Applications/Xcode.app")
 # git must not write to the repository or run the file system monitor of the repository.
 GIT_STATUS = [
+    "git",
     "--no-optional-locks",
     "-c",
     "core.fsmonitor=false",
@@ -414,44 +393,34 @@ GIT_STATUS = [
 ]
 
 
-def read_code(run: RunCommand = run_command) -> sections.Code:
+def read_code(run: RunCommand = run_command) -> Code:
     """Return the commit and the state of the repository of the working directory. Unknown values are ``None``."""
-    git = shutil.which("git")
-    if git is None or (
-        git == APPLE_STUB and sys.platform == "darwin" and not any(map(os.path.exists, DEVELOPER_TOOLS))
-    ):
-        return sections.Code()
-    output = run([git, *GIT_STATUS]) or ""
+    output = run(GIT_STATUS) or ""
     commit = re.search("^# branch[.]oid ([0-9a-f]{40,64})$", output, re.MULTILINE)
     if commit is None:
-        return sections.Code()
-    return sections.Code(commit[1], sum(not line.startswith("#") for line in output.splitlines()))
+        return Code()
+    return Code(commit[1], sum(not line.startswith("#") for line in output.splitlines()))
 
 
 LATENCY_SAMPLES = 5
 CONNECT_TIMEOUT_SECONDS = 2.0
-# Default ports of URL schemes.
-DEFAULT_PORTS = {"https": 443, "http": 80}
-HOST_AND_PORT_REMEDY = "Pass a host and a port, such as 'store.example:443', or an https URL."
+# Host and port. No other text, which can contain a password, is stored.
+ADDRESS_PATTERN = re.compile(r"([\w.-]+):([0-9]{1,5})", re.ASCII)
 
 
-def measure_latency(store: str) -> sections.NetworkLatency:
-    """Measure the time to connect to an artifact store: a host and a port, or a URL.
+def measure_latency(store: str) -> NetworkLatency:
+    """Measure the time to connect to an artifact store: a host and a port.
 
     Raises:
-        ConfigurationError: If ``store`` has no host or port. The error does not contain ``store``, which may contain a
+        ConfigurationError: If ``store`` is not a host with a port. The error does not contain ``store``, which may contain a
             password.
     """
-    text = str(store)
-    try:
-        parts = urlsplit(text if "://" in text else f"//{text}")
-        host = parts.hostname or ""
-        port = parts.port or DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:
-        host = ""
-        port = None
-    if not host or not port or any(character.isspace() for character in host):
-        raise ConfigurationError("The artifact store has no host with a port.", HOST_AND_PORT_REMEDY)
+    address = ADDRESS_PATTERN.fullmatch(str(store))
+    port = int(address[2]) if address else 0
+    if not address or not 0 < port < 1 << 16:
+        remedy = "Pass a host and a port, such as 'store.example:443'."
+        raise ConfigurationError("The artifact store is not a host with a port.", remedy)
+    host = address[1]
     seconds = []
     for _ in range(LATENCY_SAMPLES):
         start = current_time()
@@ -461,7 +430,7 @@ def measure_latency(store: str) -> sections.NetworkLatency:
             socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS),
         ):
             seconds.append(current_time() - start)
-    return sections.NetworkLatency(
+    return NetworkLatency(
         redact_secrets(host),
         port,
         LATENCY_SAMPLES - len(seconds),

@@ -7,23 +7,33 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ...._render.display import FAILED, OK, WARNING, Displayable, JsonMixin, Report, Table, pluralize
-from ...._utils.plain import Change, find_changes, read_json_file, save_text, to_json
+from ...._render.display import FAILED, OK, SIMULATED_SUFFIX, WARNING, Displayable, JsonMixin, Report, Table, pluralize
+from ...._utils.plain import Change, Pattern, find_changes, read_json_file, save_text, to_json
 from ...._utils.text import describe_file, short_type_name
 from ...._utils.validation import check_path
 from ....devices.request import normalize_device
+from ....devices.system_status import SystemStatus
 from ....errors import ConfigurationError
 from ....training.activations import ActivationCheckpointing
 from ....training.steps import GradientAccumulation, Precision
-from ...verdict.metrics import ReportMetrics, Run, extract_metrics
-from .privacy import LOG_VARIABLES, VARIABLES
-from .sections import HYPOTHESES_NOTICE, SCHEMA, LogbookData
+from ...verdict.metrics import Count, ReportMetrics, Run, Size, extract_metrics
+
+SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 
 STRATEGIES = (ActivationCheckpointing, GradientAccumulation, Precision)  # Of a training. They are settings of its run.
+
+# Variables of logging.
+LOG_VARIABLES = (
+    "TRANSFORMERS_VERBOSITY",
+    "HF_HUB_VERBOSITY",
+    "HF_DEBUG",
+    "TORCH_LOGS",
+    "PYTORCH_DEBUG_MPS_ALLOCATOR",
+)
 
 # Values that enable verbose logging, such as of every call, copy or allocation.
 VERBOSE_PATTERN = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
@@ -38,12 +48,229 @@ SCHEMA_PREFIX = SCHEMA.rstrip("0123456789")  # Common to all versions.
 SCHEMA_FILE = Path(__file__).with_name("logbook.schema.json")
 
 
+Sha256 = Annotated[str, Pattern("^[0-9a-f]{64}$")]
+Fingerprint = Annotated[str, Pattern("^[0-9a-f]{32}$|^[0-9a-f]{64}$")]
+UtcTimestamp = Annotated[str, Pattern("^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+StorageKind = Literal["local", "network", "cloud", "unknown"]
+
+HYPOTHESES_NOTICE = "Hypotheses are stored verbatim: they must not contain text from notes or patient names."
+
+
+@dataclass(frozen=True)
+class Model:
+    """Identity of the model.
+
+    Attributes:
+        name: Name of the model, as passed by the user.
+        source: Whether the fingerprints are of files or of a model in memory. The two kinds are not comparable.
+        weights: Fingerprint of the weights.
+        settings: Fingerprint of the settings.
+        tokenizer: Fingerprint of the tokenizer, or null for a model without a tokenizer.
+        dtype: Data type of the weights in memory.
+    """
+
+    name: str
+    source: Literal["files", "memory"]
+    weights: Fingerprint
+    settings: Fingerprint
+    tokenizer: Fingerprint | None
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Fingerprints of the dataset. The texts themselves are not stored.
+
+    Attributes:
+        kind: Kind of the source.
+        checksum: SHA-256 of the content. For texts, each text is preceded by its length. For a folder, the content is
+            the names and the checksums of its files.
+        items: Number of texts or files.
+        bytes: Total size in bytes.
+        shards: SHA-256 of each file of a folder, sorted by name. The names are not stored.
+    """
+
+    kind: Literal["texts", "file", "folder"]
+    checksum: Sha256
+    items: Size
+    bytes: Count
+    shards: tuple[Sha256, ...] = ()
+
+
+Commit = Annotated[str, Pattern("^([0-9a-f]{40}|[0-9a-f]{64})$")]
+
+
+@dataclass(frozen=True)
+class Software:
+    """Versions of the software.
+
+    Attributes:
+        openmed_nb: Version of this package.
+        python: Version of Python.
+        torch: Version of torch, including the build.
+        transformers: Version of transformers.
+        packages: Versions of other packages that affect speed or results.
+        system: Operating system and version, such as ``macOS 14.5``.
+        architecture: Architecture of the Python build, such as ``arm64``.
+    """
+
+    openmed_nb: str
+    python: str
+    torch: str | None
+    transformers: str | None
+    packages: dict[str, str]
+    system: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """State of the user's code according to git, without names of files, branches and remotes.
+
+    Attributes:
+        commit: Commit that is checked out.
+        changed: Number of changed and untracked files.
+    """
+
+    commit: Commit | None = None
+    changed: Count | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Hardware of the machine and memory use of this process.
+
+    Attributes:
+        device: Device, such as ``mps``, ``cuda:0`` or ``cpu``.
+        name: Name of the device according to its driver.
+        chip: Name of the processor.
+        memory_bytes: Memory of the machine in bytes.
+        threads: Number of CPU threads of torch.
+        memory_limit: Fraction of the device memory that torch may allocate.
+        device_peak_bytes: Peak memory of tensors on the device in this process, if torch reports it.
+        resident_peak_bytes: Peak memory of this process in bytes.
+    """
+
+    device: str
+    name: str
+    chip: str | None
+    memory_bytes: int | None
+    threads: int | None
+    memory_limit: float | None
+    device_peak_bytes: int | None
+    resident_peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Seeds, and settings of torch for determinism.
+
+    Attributes:
+        seeds: Seeds, as passed by the user.
+        torch_seed: Last seed of the CPU generator of torch. It is random if the generator was never seeded.
+        deterministic_algorithms: Whether torch raises an error for nondeterministic operators.
+        cudnn_benchmark: Whether cuDNN benchmarks its algorithms and selects the fastest. Null on other devices than CUDA.
+        matmul_precision: Precision of float32 matrix multiplication: ``highest``, ``high`` or ``medium``.
+    """
+
+    seeds: dict[str, int] = field(default_factory=dict)
+    torch_seed: int | None = None
+    deterministic_algorithms: bool | None = None
+    cudnn_benchmark: bool | None = None
+    matmul_precision: str | None = None
+
+
+@dataclass(frozen=True)
+class BackgroundLoad:
+    """Load of other processes at the time of the snapshot.
+
+    Attributes:
+        busy_processes: Number of other processes that used at least a tenth of a processor.
+        cpu_fraction: Fraction of all processors used by other processes, in [0, 1].
+        names: Names of the busiest processes in descending order of load, or null if names were not requested.
+    """
+
+    busy_processes: int | None = None
+    cpu_fraction: float | None = None
+    names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class StorageLocation:
+    """Storage of a cache or a model.
+
+    Attributes:
+        filesystem: Type of the file system.
+        kind: Kind of storage. Files in ``cloud`` storage may have to be downloaded before they are read.
+    """
+
+    filesystem: str | None
+    kind: StorageKind
+
+
+@dataclass(frozen=True)
+class NetworkLatency:
+    """Time to connect to an artifact store over TCP. No data is sent.
+
+    Attributes:
+        host: Host, without user and password.
+        port: Port.
+        failures: Number of failed attempts.
+        median_seconds: Median connection time of the successful attempts.
+    """
+
+    host: str
+    port: int
+    failures: int
+    median_seconds: float | None
+
+
 @dataclass(frozen=True, repr=False)
-class Logbook(LogbookData, Displayable):
+class Logbook(Displayable):
     """Record of the conditions of a measurement, without text from notes, secrets and file names.
 
-    The fields are those of :class:`.sections.LogbookData`.
+    Attributes:
+        schema: Name and version of the schema.
+        created_at: Time of creation in UTC.
+        simulated: Whether the device was simulated. Such metrics do not represent real hardware.
+        software: Versions of the software.
+        code: State of the user's code.
+        hardware: Hardware of the machine.
+        model: Identity of the model, or null if it is unknown.
+        dataset: Fingerprints of the dataset, or null if it is unknown.
+        run: Workload of the run, as specified by the user.
+        randomness: Seeds and determinism settings.
+        environment: Values of the environment variables on the allow list, by name.
+        conditions: Power, thermal state and memory.
+        background: Load of other processes.
+        storage: Storage of caches and models, by contents.
+        network: Time to connect to the artifact store, or null if none was requested.
+        hypotheses: Reason for the rejection of each rejected hypothesis, verbatim.
+        metrics: Metrics of reports.
     """
+
+    schema: Literal["openmed_nb/logbook/1"]
+    created_at: UtcTimestamp
+    simulated: bool
+    software: Software
+    code: Code
+    hardware: Hardware
+    model: Model | None
+    dataset: Dataset | None
+    run: Run
+    randomness: Randomness
+    environment: dict[str, str]
+    conditions: SystemStatus
+    background: BackgroundLoad
+    storage: dict[str, StorageLocation]
+    network: NetworkLatency | None = None
+    hypotheses: dict[str, str] = field(default_factory=dict)
+    metrics: tuple[ReportMetrics, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """Name of the device, labeled if it is simulated."""
+        return f"{self.hardware.device}{SIMULATED_SUFFIX if self.simulated else ''}"
 
     def with_reports(self, *reports: object) -> Logbook:
         """Return a copy of the logbook with the metrics of reports. The power and the thermal state do not change.
@@ -119,13 +346,7 @@ class Logbook(LogbookData, Displayable):
             ConfigurationError: If the file is not a logbook, is truncated, or was created by a newer version.
         """
         file = check_path(path, "the file of a logbook")
-        book: Logbook = read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
-        if not book.environment.keys() <= VARIABLES:
-            message = (
-                f"{describe_file(file)} is not a logbook: its environment contains variables outside the allow list."
-            )
-            raise ConfigurationError(message, LOGBOOK_FILE_REMEDY)
-        return book
+        return read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
 
     def to_report(self) -> Report:
         """Return the user's settings, followed by all sections."""
@@ -230,12 +451,12 @@ REASONS = {
     "software.transformers": _VERSION,
     "model": _WORKLOAD,
     "model.name": "",
-    "model.validation": "",
     "dataset": _WORKLOAD,
     "run": _WORKLOAD,
     "conditions.power_source": _SPEED,
     "conditions.power_mode": _SPEED,
-    "conditions.slowdown": _SPEED,
+    "conditions.thermal_state": _SPEED,
+    "conditions.memory_pressure": _SPEED,
     "hardware.threads": _TORCH,
     "randomness.deterministic_algorithms": _TORCH,
     "randomness.cudnn_benchmark": _TORCH,
@@ -408,7 +629,7 @@ class LogbookDiff(Displayable):
             for first, second in self._common_reports()
         ]
         return [
-            (_comparable_data(self.first, first), _comparable_data(self.second, second))
+            ({**self.first.to_dict(), "run": vars(first)}, {**self.second.to_dict(), "run": vars(second)})
             for first, second in runs or [(self.first.run, self.second.run)]
         ]
 
@@ -416,17 +637,6 @@ class LogbookDiff(Displayable):
         changes = (change for first, second in self._compared_values() for change in find_changes(first, second))
         differences = map(_describe_change, changes)
         return tuple(dict.fromkeys(value for value in differences if not _is_below(value.name, IGNORED)))
-
-
-def _comparable_data(book: Logbook, run: Run) -> dict[str, Any]:
-    """Return the JSON data of a logbook with the run of a report."""
-    data = {**book.to_dict(), "run": vars(run)}
-    # Only these states reduce the speed for certain.
-    conditions = book.conditions
-    states = (f"thermal state: {conditions.thermal_state}", f"memory pressure: {conditions.memory_pressure}")
-    slow = {"thermal state: limited", "memory pressure: warning", "memory pressure: critical"}
-    slowdown = ", ".join(state for state in states if state in slow) or "none"
-    return {**data, "conditions": {**data["conditions"], "slowdown": slowdown}}
 
 
 def _describe_change(change: Change) -> Difference:

@@ -22,7 +22,7 @@ from ....devices.request import MASK
 from ....errors import ConfigurationError
 from ....models.config import normalize_dtype
 from ....models.files import file_digest, hash_model_files
-from .sections import Dataset, Model
+from .logbook import LOG_VARIABLES, Dataset, Model
 
 if TYPE_CHECKING:
     import torch
@@ -58,13 +58,6 @@ SHARED_VARIABLES = frozenset(
         "TORCHDYNAMO_DISABLE",
         "VECLIB_MAXIMUM_THREADS",
     }
-)
-LOG_VARIABLES = (
-    "TRANSFORMERS_VERBOSITY",
-    "HF_HUB_VERBOSITY",
-    "HF_DEBUG",
-    "TORCH_LOGS",
-    "PYTORCH_DEBUG_MPS_ALLOCATOR",
 )
 # Variables that apply to one machine only.
 LOCAL_VARIABLES = (
@@ -168,20 +161,10 @@ def _fingerprint_texts(data: object) -> Dataset:
 
 def _fingerprint_folder(folder: Path) -> Dataset:
     """Return the fingerprint of the files in a directory and its subdirectories. Links to directories are followed."""
-
-    def fail(error: OSError) -> None:  # Without this function, os.walk ignores unreadable directories.
-        raise error
-
-    visited = set()
     files = []
-    for directory, _, names in os.walk(folder, onerror=fail, followlinks=True):
-        real = os.path.realpath(directory)
-        if real in visited:
-            message = "The folder of the dataset contains a folder twice, through links."
-            raise ConfigurationError(message, "Pass a folder without such links.")
-        visited.add(real)
-        paths = (Path(directory, name) for name in names)
-        files += [path for path in paths if path.is_file() and not path.name.startswith(".")]
+    for directory, _, names in os.walk(folder, followlinks=True):
+        paths = (Path(directory, name) for name in names if not name.startswith("."))
+        files += [path for path in paths if path.is_file()]
     if not files:
         raise ConfigurationError("The folder of the dataset does not contain files.", DATASET_REMEDY)
     files.sort()
@@ -207,15 +190,19 @@ def model_from_module(module: torch.nn.Module, tokenizer: PreTrainedTokenizerBas
     """Return the identity of a model in memory. The fingerprint covers all parameters and buffers.
 
     Raises:
-        ConfigurationError: If the state contains tensors without content, sparse tensors or an unsupported type.
+        ConfigurationError: If the state contains tensors without content.
     """
     config = getattr(module, "config", None)
     # The location of the model files is not part of the identity.
     settings = re.sub(r'"_name_or_path": .*', "", config.to_json_string(use_diff=False)) if config else repr(module)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     digest = hashlib.blake2b(digest_size=16)
-    with TENSOR_LOCK:
-        _hash_state(digest, module.state_dict())
+    try:
+        with TENSOR_LOCK:
+            _hash_state(digest, module.state_dict())
+    except (RuntimeError, TypeError) as error:  # torch raises one of them for a tensor without readable content.
+        message = f"The model has no fingerprint: {short_type_name(error)}."
+        raise ConfigurationError(message, "Save the model, and pass the path of its folder.") from None
     return Model(
         type(module).__name__,
         "memory",
@@ -230,25 +217,15 @@ def _hash_state(digest: hashlib.blake2b, state: object) -> None:
     """Add the names, dtypes, shapes and contents of a module state to a digest."""
     import torch
 
-    if isinstance(state, Mapping):
-        state = tuple(state.items())
-    if isinstance(state, tuple):  # Int8 layers have tuples of tensors.
-        for item in state:
-            _hash_state(digest, item)
-    elif state is None or isinstance(state, (str, int, float, torch.dtype)):
-        digest.update(f"{state}\0".encode("utf-8", "surrogatepass"))
-    elif (
-        isinstance(state, torch.Tensor)
-        and state.layout == torch.strided
-        and not (state.is_meta or torch.nn.parameter.is_lazy(state))
-    ):
-        tensor = state.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    if isinstance(state, torch.Tensor):
         digest.update(f"{state.dtype} {tuple(state.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        tensor = state.dequantize() if state.is_quantized else state.detach()
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(state, (Mapping, tuple)):  # Int8 layers have tuples of tensors.
+        for item in state.items() if isinstance(state, Mapping) else state:
+            _hash_state(digest, item)
     else:
-        message = f"The model contains a {short_type_name(state)} without readable content, which has no fingerprint."
-        raise ConfigurationError(message, "Save the model, and pass the path of its folder.")
+        digest.update(f"{state}\0".encode("utf-8", "surrogatepass"))
 
 
 def _fingerprint(text: str) -> str:

@@ -44,7 +44,7 @@ from ...verdict.metrics import TRAINING, Evidence
 from ...verdict.rules import KEEP_DEVICE
 from ...verdict.verdict import Verdict, evaluate
 from ..logbook.gathering import package_version, read_software
-from ..logbook.sections import UtcTimestamp
+from ..logbook.logbook import UtcTimestamp
 from .running import DONE, NOT_MET, ReportSubject, StepOutcome, run_step
 from .steps import DEFAULT_SECONDS, FREEZE, STAGES, STEPS, Stage, Step, StepOptions
 

@@ -25,7 +25,7 @@ from ....devices.request import MASK
 from ....errors import OpenMedError
 from ....session import SESSION
 from ...verdict.metrics import Count, Evidence, ReportMetrics, extract_metrics
-from ..logbook.sections import Software, UtcTimestamp
+from ..logbook.logbook import Software, UtcTimestamp
 from .steps import Step, StepOptions, StepResult
 
 # Outcomes of a step.

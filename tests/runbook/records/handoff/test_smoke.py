@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.logbooks import COMPLETE
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, ModelError
 from openmed_nb.models.files import hash_model_files
@@ -19,12 +19,11 @@ from openmed_nb.runbook.records.handoff.smoke import (
     main,
     run_smoke_test,
 )
-from openmed_nb.runbook.records.logbook.sections import BackgroundLoad
+from openmed_nb.runbook.records.logbook.logbook import BackgroundLoad
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
-LOGBOOKS = Path(__file__).parents[1] / "logbook" / "logbooks.py"
 ENTITY = EntitySpan(0, 6, "DISEASE")
 
 
@@ -141,13 +140,10 @@ def test_check_memory_requires_stable_memory(memory, status):
     assert check_memory(memory).status == status
 
 
-@pytest.fixture
-def book(helper):
-    """Logbook of an idle machine without metrics."""
-    complete = helper(LOGBOOKS).COMPLETE
-    cpu = replace(complete.hardware, device="cpu")
-    return replace(complete, hardware=cpu, metrics=(), background=BackgroundLoad(0, 0.0))
-
+# Logbook of an idle machine without metrics.
+BOOK = replace(
+    COMPLETE, hardware=replace(COMPLETE.hardware, device="cpu"), metrics=(), background=BackgroundLoad(0, 0.0)
+)
 
 # Load of other processes during the golden run and the current run, texts per second, and status.
 SPEEDS = [
@@ -164,16 +160,16 @@ SPEEDS = [
 
 
 @pytest.mark.parametrize(("golden_load", "load", "rate", "status"), SPEEDS)
-def test_check_throughput_requires_idle_machines(book, golden_load, load, rate, status):
-    golden = replace(book, background=BackgroundLoad(1, golden_load)).with_reports(BENCHMARK)
-    repeated = replace(book, background=BackgroundLoad(1, load))
+def test_check_throughput_requires_idle_machines(golden_load, load, rate, status):
+    golden = replace(BOOK, background=BackgroundLoad(1, golden_load)).with_reports(BENCHMARK)
+    repeated = replace(BOOK, background=BackgroundLoad(1, load))
     finding = check_throughput(golden, repeated.with_reports(replace(BENCHMARK, texts_per_second=(rate,))))
 
     assert (finding.status, "not checked" in finding.evidence) == (status, status == WARNING)
 
 
-def test_check_throughput_requires_comparable_logbooks(book):
-    battery = replace(book, conditions=replace(book.conditions, power_source="battery"))
-    finding = check_throughput(book.with_reports(BENCHMARK), battery.with_reports(BENCHMARK))
+def test_check_throughput_requires_comparable_logbooks():
+    battery = replace(BOOK, conditions=replace(BOOK.conditions, power_source="battery"))
+    finding = check_throughput(BOOK.with_reports(BENCHMARK), battery.with_reports(BENCHMARK))
 
     assert (finding.status, "power_source" in finding.evidence) == (NOT_APPLICABLE, True)

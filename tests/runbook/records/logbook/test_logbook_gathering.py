@@ -18,12 +18,12 @@ from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModelError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
+from openmed_nb.runbook.records.logbook import gathering
 from openmed_nb.runbook.records.logbook.gathering import resident_peak
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, report_device
 from openmed_nb.runbook.records.logbook.privacy import model_from_module
 from openmed_nb.runbook.verdict.metrics import extract_metrics
 from openmed_nb.session import SESSION
-from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 NOTE = "The patient John Smith has diabetes mellitus."
 PLANTED = "hf_abcdefghijklmnop1234"
@@ -87,7 +87,6 @@ def test_read_returns_logbook_of_another_process(book, logbook_file):
     assert (book.model.name, book.model.source, book.dataset.items) == ("bundled_small", "files", 1)
     assert book.environment["OMP_NUM_THREADS"] == "2"
     assert book.hardware.threads == 2
-    assert book.phase == "before"
     assert book.storage.keys() == {"Hugging Face cache", "torch cache", "model"}
 
 
@@ -104,7 +103,7 @@ def test_logbook_does_not_contain_secrets_and_notes(book, logbook_file):
 @pytest.mark.real_computer
 def test_diff_compares_logbooks_of_two_processes(book):
     arguments = {"model": "bundled_small", "dataset": [NOTE], "batch_size": 8}
-    changes = {"dataset": ["other"], "batch_size": 4, "model": "bundled"}
+    changes = {"dataset": ["other"], "model": "bundled"}
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -117,7 +116,7 @@ def test_diff_compares_logbooks_of_two_processes(book):
     for name, other in others.items():
         reasons = [reason.name for reason in book.diff(other).reasons]
         assert reasons
-        assert all(reason.startswith((f"{name}.", f"run.{name}")) for reason in reasons)
+        assert all(reason.startswith(f"{name}.") for reason in reasons)
 
 
 def test_logbook_fingerprints_pipelines_and_modules_in_memory():
@@ -142,7 +141,7 @@ def test_logbook_takes_run_and_metrics_from_reports(home):
 
     assert (late.run.batch_size, late.metrics[0].run.length, late.metrics[0].run.peak_memory_bytes) == (2, 64, 5)
     assert "2 rows of 64 tokens" in str(late)
-    assert (late.phase, early.phase, early.with_reports(sweep).conditions) == ("after", "before", early.conditions)
+    assert early.with_reports(sweep).conditions == early.conditions
     assert late.metrics == early.with_reports(sweep).metrics
 
 
@@ -154,19 +153,8 @@ def test_logbook_stores_training_strategies():
     book = nb.logbook(*active)
 
     assert (book.run.checkpointed, book.run.accumulation, book.run.autocast) == ("0, 1", 4, "bfloat16")
-    assert (book.phase, book.metrics) == ("before", ())
+    assert book.metrics == ()
     assert nb.logbook().with_reports(accumulation).run.accumulation == 4
-
-
-@pytest.mark.filterwarnings("ignore:'bundled_small' is loaded in bfloat16")
-def test_logbook_stores_validation_status_of_a_reduced_dtype():
-    pipe = nb.load_pipeline("bundled_small", device="cpu", dtype="bfloat16")
-    full = nb.load_pipeline("bundled_small", device="cpu")
-
-    status = nb.logbook(model=pipe).model.validation
-    assert status
-    assert status != "valid"
-    assert nb.logbook(model=full).model.validation is None
 
 
 def test_logbook_rejects_reports_of_other_devices(home):
@@ -193,32 +181,22 @@ def test_fingerprint_of_a_module_covers_all_packed_weights():
     assert model_from_module(first) == model_from_module(same) != model_from_module(second)
 
 
-class ExtraStateModule(torch.nn.Module):
-    """Module with an extra state."""
-
-    def __init__(self, state):
-        super().__init__()
-        self.state = state
+class SparseModule(torch.nn.Module):
+    """Module with a sparse tensor."""
 
     def get_extra_state(self):
-        return self.state
+        """Return the sparse tensor."""
+        return torch.eye(3).to_sparse()
 
 
 @pytest.mark.parametrize(
     "module",
-    [
-        torch.nn.Linear(2, 2, device="meta"),
-        torch.nn.LazyLinear(2),
-        ExtraStateModule(torch.eye(3).to_sparse()),
-        ExtraStateModule(object()),
-    ],
-    ids=["meta", "lazy", "sparse", "object"],
+    [torch.nn.Linear(2, 2, device="meta"), torch.nn.LazyLinear(2), SparseModule()],
+    ids=["meta", "lazy", "sparse"],
 )
 def test_module_without_readable_state_has_no_fingerprint(module):
-    """Conjugated tensors have content."""
     with pytest.raises(ConfigurationError, match="has no fingerprint"):
         model_from_module(module)
-    assert model_from_module(ExtraStateModule(torch.ones(3, dtype=torch.complex64).conj()))
 
 
 def test_model_identity_does_not_depend_on_the_directory(keyword_model, tmp_path):
@@ -235,13 +213,10 @@ INVALID_ARGUMENTS = {
     "seeds": [{NOTE: 1}, {"torch": "1"}, 1.5, True, 10**5000, -(2**64)],
     "hypotheses": [3],
     "artifact_store": [
-        "",
         "store",
         NOTE,
-        "s3://bucket/key",
         "host:99999",
-        "https://me:Smith_word1234567@",
-        "a b:80",
+        "https://me:Smith_word1234567@host:80",
     ],
     "model": [3],
     "batch_size": [0, 10**5000, "64"],
@@ -254,13 +229,6 @@ def test_logbook_rejects_invalid_arguments_without_quoting_them(name):
         with pytest.raises(ConfigurationError) as caught:
             nb.logbook(**{name: value})
         assert "Smith" not in str(caught.value)
-
-
-def test_logbook_does_not_consume_a_rejected_dataset():
-    notes = iter([NOTE])
-    with pytest.raises(ConfigurationError):
-        nb.logbook(dataset=notes, hypotheses={"slow loader": "no"})
-    assert list(notes) == [NOTE]
 
 
 def test_logbook_rejects_unknown_models_and_reports():
@@ -284,26 +252,10 @@ def test_logbook_of_simulated_device_is_labeled_and_not_comparable():
     assert "simulated" in [reason.name for reason in real.diff(book).reasons]
 
 
-def test_resident_peak_prefers_the_footprint():
-    assert resident_peak(lambda: Footprint(1 << 40, 1 << 41)) == 1 << 41
-    assert 1 << 20 < resident_peak(lambda: None) < 1 << 40
-
-
-def test_extract_metrics_contains_no_texts():
-    parity = nb.runbook.parity("bundled_small", ["Smith has asthma."], device="cpu", dtype="bfloat16")
-    verdict = nb.verdict(parity)
-    parity_metrics = extract_metrics(parity)
-    verdict_metrics = extract_metrics(verdict)
-
-    assert parity_metrics.values["texts"] == 1
-    assert (verdict_metrics.report, verdict_metrics.verdict) == ("verdict", verdict.recommendation)
-    assert "Smith" not in repr(parity_metrics) + repr(verdict_metrics)
-
-
-def test_extract_metrics_marks_simulated_measurements():
-    samples = tuple(MemorySample(n, n, 1.0, allocated=n << 20, simulated=True) for n in range(1, 8))
-
-    assert extract_metrics(MemoryCurve("mps", samples)).simulated
+def test_resident_peak_is_that_of_this_process(monkeypatch):
+    assert 1 << 20 < resident_peak() < 1 << 40
+    monkeypatch.setattr(gathering, "read_footprint", lambda: Footprint(1 << 40, 1 << 41))
+    assert resident_peak() == 1 << 41
 
 
 @pytest.mark.parametrize(

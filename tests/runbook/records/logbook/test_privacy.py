@@ -50,19 +50,6 @@ MASKED_VALUES = {
     "TORCH_LOGS": ["asthma"],
 }
 VALUES = [
-    ("OMP_NUM_THREADS", " 4,2 ", "4,2"),
-    ("LD_LIBRARY_PATH", f"/opt/lib:{NOTE}", "/opt/lib:***"),
-    ("PYTHONPATH", "/opt/ghp_0123456789abcdef/lib", "/opt/***/lib"),
-    ("PYTHONPATH", "/opt:https://me:word@host/simple:/usr", "/opt:***"),
-    ("PYTHONPATH", "/opt/0a1b2c3d4e5f60718293a4b5c6d7e8f9/lib", "/opt/***/lib"),
-    ("PYTHONPATH", "/opt/AKIAIOSFODNN7EXAMPLE", "/opt/***"),
-    ("PYTHONPATH", "/opt?token=abc", "/***"),
-    ("PYTHONPATH", "/data/notes of John Smith, asthma, MRN 1234567", "/data/***"),
-    ("TORCH_HOME", "/opt/caf\udce9", "/opt/***"),
-    ("HF_ENDPOINT", "https://me:word@hub.example/models?key=a#b", "https://hub.example"),
-    ("HF_ENDPOINT", "https://hub.example/npm_AbCdEfGhIjKlMnOp", "https://hub.example"),
-]
-VALUES = [
     *((name, value, value) for name, values in VALID_VALUES.items() for value in values),
     *((name, value, MASK) for name, values in MASKED_VALUES.items() for value in values),
     ("OMP_NUM_THREADS", " 4,2 ", "4,2"),
@@ -124,7 +111,7 @@ def test_fingerprint_dataset_depends_on_content_and_order(tmp_path):
     assert fingerprint_dataset(tmp_path).checksum != folder.checksum
 
 
-def test_fingerprint_dataset_follows_links_but_rejects_loops(tmp_path):
+def test_fingerprint_dataset_follows_links(tmp_path):
     shards = tmp_path / "shards"
     data = tmp_path / "data"
     for folder in (shards, data):
@@ -135,9 +122,6 @@ def test_fingerprint_dataset_follows_links_but_rejects_loops(tmp_path):
     (shards / "a.txt").write_text("fevers", "utf-8")
 
     assert (before.items, fingerprint_dataset(data).checksum == before.checksum) == (1, False)
-    (data / "loop").symlink_to(data, target_is_directory=True)
-    with pytest.raises(ConfigurationError, match="a folder twice"):
-        fingerprint_dataset(data)
 
 
 class EndlessSequence:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from openmed_nb.devices.system_status import GpuStatus, SystemStatus
-from openmed_nb.runbook.records.logbook.logbook import Logbook
-from openmed_nb.runbook.records.logbook.sections import (
+from openmed_nb.runbook.records.logbook.logbook import (
     SCHEMA,
     BackgroundLoad,
     Code,
     Dataset,
     Hardware,
+    Logbook,
     Model,
     NetworkLatency,
     Randomness,
@@ -29,12 +29,11 @@ COMPLETE = Logbook(
     software=Software("0.1.0", "3.11.7", "2.13.0", "5.23.0", {"numpy": "2.4.6"}, "macOS 14.5", "arm64"),
     code=Code("5c" * 20, 1),
     hardware=Hardware("mps", "Apple M2 Pro", "Apple M2 Pro", 16 << 30, 8, 1.0, 1 << 30, 2 << 30),
-    model=Model("bundled", "files", "ab" * 16, "cd" * 16, "ef" * 16, "float32", "valid"),
+    model=Model("bundled", "files", "ab" * 16, "cd" * 16, "ef" * 16, "float32"),
     dataset=Dataset("folder", "12" * 32, 2, 2048, ("34" * 32, "56" * 32)),
     run=Run("annotation", 32, 128, 0, 1 << 28, "float32", None, "encoder.layer.0", 4, "bfloat16"),
     randomness=Randomness({"torch": 1}, 1, False, False, "highest"),
     environment={"OMP_NUM_THREADS": "8"},
-    phase="before",
     conditions=SystemStatus(
         GpuStatus("Apple M2 Pro", 19, 30, 1 << 30),
         *("normal", 8 << 30, 0, "adapter", 80, "automatic", "nominal", "Apple M2 Pro"),
@@ -48,14 +47,14 @@ COMPLETE = Logbook(
 """Logbook without unknown values."""
 
 
-def change_section(section: str, **changes: Any) -> Logbook:
-    """Return the complete logbook with changes in one section. An empty name changes the logbook itself."""
-    if not section:
+def change(path: str, **changes: Any) -> Logbook:
+    """Return the complete logbook with changes in a section, or in the logbook itself if the path is empty."""
+    if not path:
         return replace(COMPLETE, **changes)
-    return replace(COMPLETE, **{section: replace(getattr(COMPLETE, section), **changes)})
+    return replace(COMPLETE, **{path: replace(getattr(COMPLETE, path), **changes)})
 
 
 def change_value(path: str, value: Any) -> Logbook:
     """Return the complete logbook with another value at a path, such as ``"hardware.device"``."""
     section, _, name = path.rpartition(".")
-    return change_section(section, **{name: value})
+    return change(section, **{name: value})
