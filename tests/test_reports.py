@@ -62,7 +62,7 @@ def make_device_report():
         3.0,
         report=replace(choice.to_report(), charts=(chart,)),
         report_json=choice.to_dict(),
-        metrics=(ReportMetrics("rows", MODEL, "cpu", None, False, {}),),
+        metrics=(ReportMetrics("rows", MODEL, "cpu", False, {}),),
     )
     crashed = StepOutcome(
         "rows", "crashed", None, "The process was ended by SIGABRT.", "Use 'cpu'.", ("assertion",), created_at, 3.0

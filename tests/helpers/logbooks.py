@@ -35,14 +35,14 @@ COMPLETE = Logbook(
     randomness=Randomness({"torch": 1}, 1, False, False, "highest"),
     environment={"OMP_NUM_THREADS": "8"},
     conditions=SystemStatus(
-        GpuStatus("Apple M2 Pro", 19, 30, 1 << 30),
-        *("normal", 8 << 30, 0, "adapter", 80, "automatic", "nominal", "Apple M2 Pro"),
+        GpuStatus("Apple M2 Pro", 30, 1 << 30),
+        *("normal", 8 << 30, 0, "adapter", "automatic", "nominal", "Apple M2 Pro"),
     ),
     background=BackgroundLoad(1, 0.1, ("mail",)),
     storage={"Hugging Face cache": StorageLocation("apfs", "local")},
     network=NetworkLatency("store.example", 443, 0, 0.01),
     hypotheses={"slow loader": "data takes 3% of a step"},
-    metrics=(ReportMetrics("sweep", "bundled", "mps", None, False, {"rows_per_second": 100.0, "knee_rows": 32}),),
+    metrics=(ReportMetrics("sweep", "bundled", "mps", False, {"rows_per_second": 100.0, "knee_rows": 32}),),
 )
 """Logbook without unknown values."""
 

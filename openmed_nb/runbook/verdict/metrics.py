@@ -23,8 +23,8 @@ from ..._render.display import (
     format_percent,
 )
 from ..._utils.plain import Minimum
-from ..._utils.text import describe_value, short_type_name
-from ..._utils.validation import check_number, invalid_value, is_finite_number, suggest
+from ..._utils.text import short_type_name
+from ..._utils.validation import check_number, is_finite_number
 from ...devices.redaction import sanitize_path
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
@@ -104,7 +104,6 @@ class ReportMetrics:
         report: Kind of the report.
         subject: Name of the measured model or function.
         device: Device of the measurement.
-        verdict: Verdict of the report, or null if it has none.
         simulated: Whether the device was simulated. Such metrics do not represent real hardware.
         values: Metrics by name. Each name contains the unit.
         run: Workload of the report. Metrics of different workloads are not compared.
@@ -113,7 +112,6 @@ class ReportMetrics:
     report: str
     subject: str
     device: str | None
-    verdict: str | None
     simulated: bool
     values: dict[str, float]
     run: Run = field(default_factory=Run)
@@ -170,7 +168,6 @@ METRICS = {
     # For annotation, the number of rows of the sweep's length.
     "batch": Metric("batch size in use", "count"),
     "knee": Metric("batch size at the knee", "count"),
-    "best_batch": Metric("fastest batch size", "count"),
     # Over the batch size in use; 0.1 is 10% more.
     "knee_gain": Metric("throughput gain at the knee", "fraction"),
     # 0 if all sizes fit.
@@ -232,34 +229,10 @@ def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _is_valid(unit: Unit, value: Any) -> bool:
-    """Return whether a value is valid for a unit; all units that are not text have finite numbers."""
-    if unit in {"text", "boolean"}:
-        return isinstance(value, str if unit == "text" else bool)
-    if unit == "names":
-        return isinstance(value, tuple) and all(isinstance(name, str) for name in value)
-    if unit == "phases":
-        return isinstance(value, dict) and _is_valid("names", (*value,)) and all(map(is_finite_number, value.values()))
-    return is_finite_number(value) and (unit != "count" or (isinstance(value, int) and value >= 0))
-
-
-# Valid values of the units that are not finite numbers.
-EXPECTED: Mapping[Unit, str] = {
-    "count": "an integer of at least 0",
-    "text": "a string",
-    "names": "a tuple of strings",
-    "phases": "a mapping of names to finite numbers",
-    "boolean": "True or False",
-}
-
-
 class Evidence(dict[str, Any]):
     """Values of metrics by name; ``None`` for a metric that was not measured, which is never guessed.
 
-    Fractions are in [0, 1].
-
-    Raises:
-        ConfigurationError: If a name is not one of ``METRICS``, or a value is not valid for its unit.
+    The names are those of ``METRICS``. Fractions are in [0, 1].
 
     Example:
         >>> evidence = Evidence(device="mps", task="annotation", texts_per_second=50.0, num_texts=360_000)
@@ -269,15 +242,6 @@ class Evidence(dict[str, Any]):
 
     def __init__(self, **values: Any) -> None:
         super().__init__((name, value) for name, value in values.items() if value is not None)
-        for name, value in self.items():
-            if name not in METRICS:
-                raise ConfigurationError(f"There is no metric {describe_value(name)}.", suggest(name, METRICS))
-            unit = METRICS[name].unit
-            if not _is_valid(unit, value):
-                expected = EXPECTED.get(unit, "a finite number")
-                raise invalid_value(name, value, f"Pass {expected}, or None if it was not measured.")
-        if self["task"] not in {None, *TASKS}:
-            raise invalid_value("task", self["task"], f"Use one of {', '.join(TASKS)}.")
 
     def __missing__(self, name: str) -> Any:
         """Return a metric that is derived from others, or ``None`` if it was not measured."""
@@ -503,7 +467,7 @@ def _read_benchmark(
 ) -> ReportMetrics:
     """Return the values of a benchmark with its run settings."""
     run = Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
-    return ReportMetrics(kind, sanitize_path(report.name), device, None, report.simulated, values, run)
+    return ReportMetrics(kind, sanitize_path(report.name), device, report.simulated, values, run)
 
 
 @read_report.register
@@ -574,7 +538,6 @@ def _fallback_values(entries: Sequence[Fallback]) -> dict[str, Any]:
 @read_report.register
 def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
     knee = report.knee_point
-    best = report.best
     batch = context.evidence["batch"]
     tokens = context.evidence["batch_tokens"]
     if batch is None and tokens and report.length:
@@ -591,7 +554,6 @@ def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
     values = {
         "batch": batch,
         "knee": report.knee,
-        "best_batch": best and best.rows,
         "knee_gain": None if ended_early and (gain or 0) <= context.gates.knee_gain else gain,
         "out_of_memory_at": min((point.rows for point in report.points if not point.fits), default=0),
         "headroom": _free_fraction(sizes[0], report.limit) if sizes and report.limit else None,
@@ -642,7 +604,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
         "last_bytes": trend.last,
     }
     run = Run(peak_memory_bytes=max(peaks, default=None))
-    return ReportMetrics("memory", report.deciding_metric, report.device, report.verdict, report.simulated, values, run)
+    return ReportMetrics("memory", report.deciding_metric, report.device, report.simulated, values, run)
 
 
 @read_report.register
@@ -656,7 +618,7 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
         "gradients": report.gradients and report.gradients.largest,
     }
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
-    return ReportMetrics("parity", subject, report.device, report.status, report.simulated, values)
+    return ReportMetrics("parity", subject, report.device, report.simulated, values)
 
 
 @read_report.register
@@ -675,8 +637,7 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
         "refused_dtype": parity.dtype if (parity.spans.all or report.is_refuted) and not keeps_entities else None,
     }
     subject = f"{sanitize_path(parity.model)} in {parity.dtype}"
-    verdict = "accepted" if report.accepted else "refused"
-    return ReportMetrics("precision", subject, parity.device, verdict, parity.simulated, values)
+    return ReportMetrics("precision", subject, parity.device, parity.simulated, values)
 
 
 @read_report.register
@@ -685,7 +646,7 @@ def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
     values: dict[str, Any] = {"divergence_source": source, "drift": max(report.drift)}
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
     run = Run(TRAINING_STEP)
-    return ReportMetrics("losses", subject, report.device, report.status, report.simulated, values, run)
+    return ReportMetrics("losses", subject, report.device, report.simulated, values, run)
 
 
 @read_report.register
@@ -694,7 +655,7 @@ def _read_fallbacks(report: FallbackLog, _context: Context) -> ReportMetrics:
     values: dict[str, Any] = {}
     if calls:
         values = {**_fallback_values(report.entries), "fallback_calls": min(1.0, report.count / calls)}
-    return ReportMetrics("fallbacks", "operators", "mps" if calls else None, None, report.simulated, values)
+    return ReportMetrics("fallbacks", "operators", "mps" if calls else None, report.simulated, values)
 
 
 @read_report.register
@@ -703,13 +664,13 @@ def _read_forecast(report: Forecast, context: Context) -> ReportMetrics:
     nothing = None if context.evidence["task"] == TRAINING else ()
     values: dict[str, Any] = {"fallback_operators": report.cpu_operators or nothing}
     # A forecast runs on the CPU and does not depend on a simulation.
-    return ReportMetrics("forecast", sanitize_path(report.model), None, None, False, values)
+    return ReportMetrics("forecast", sanitize_path(report.model), None, False, values)
 
 
 @read_report.register
 def _read_status(report: SystemStatus, _context: Context) -> ReportMetrics:
     values: dict[str, Any] = {"slow_conditions": _slow_conditions(report.findings)}
-    return ReportMetrics("system status", "computer", None, None, report.simulated, values)
+    return ReportMetrics("system status", "computer", None, report.simulated, values)
 
 
 @read_report.register
@@ -736,7 +697,7 @@ def _read_doctor(report: DoctorReport, _context: Context) -> ReportMetrics:
         # No check of a GPU applies; unknown if the checks did not run.
         "no_gpu": None if None in gpu_statuses else set(gpu_statuses) == {NOT_APPLICABLE},
     }
-    return ReportMetrics("doctor", "computer", None, report.status, report.simulated, values)
+    return ReportMetrics("doctor", "computer", None, report.simulated, values)
 
 
 def _slow_conditions(findings: Sequence[Finding]) -> tuple[str, ...]:
@@ -744,18 +705,6 @@ def _slow_conditions(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(str(finding) for finding in findings if finding.status == WARNING and finding.name in names)
 
 
-# Types of the reports of a verdict. If several contain a metric, the first has precedence. The batch size that is in use
-# comes from a comparison or a profile, and a sweep is read for it.
-REPORTS = (
-    Comparison,
-    Profile,
-    SweepReport,
-    MemoryCurve,
-    ParityReport,
-    PrecisionVerdict,
-    LossParity,
-    FallbackLog,
-    Forecast,
-    SystemStatus,
-    DoctorReport,
-)
+# Types of the reports of a verdict, in the order of the readers above. If several contain a metric, the first has precedence.
+# The batch size that is in use comes from a comparison or a profile, and a sweep is read for it.
+REPORTS = tuple(kind for kind in read_report.registry if kind is not object)

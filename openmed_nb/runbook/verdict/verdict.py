@@ -15,8 +15,9 @@ from ..._render.display import (
     Table,
     pluralize,
 )
+from ..._utils.plain import MAX_INTEGER
 from ..._utils.text import describe_value, short_type_name
-from ..._utils.validation import invalid_type, is_finite_number
+from ..._utils.validation import check_choice, check_optional_integer, invalid_type, is_finite_number
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
@@ -31,6 +32,7 @@ from .metrics import (
     INFERENCE,
     METRICS,
     REPORTS,
+    TASKS,
     TRAINING,
     Area,
     Context,
@@ -61,7 +63,6 @@ WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParalle
 UNKNOWN_MODULE_PARITY = (
     "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
 )
-HARMLESS_SYNCHRONIZATIONS = "A step waits for the device at locations that nb.runbook.profile(...) names; this costs little while the device is busy."
 REVIEW_AFTER_TWO_WEEKS = "If the same operators still dominate Profile.diff(...) after two weeks, move this work to another lane or accept it."
 
 # Execution targets of a workload, with their strengths, risks and typical workloads.
@@ -184,8 +185,6 @@ class Verdict(Displayable):
             )
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(UNKNOWN_MODULE_PARITY)
-        if evidence["synchronizations"] and not case.find_blocking_synchronizations():
-            warnings.append(HARMLESS_SYNCHRONIZATIONS)
         if case.is_speedup_possible(1.0):
             warnings.append("No significant difference in speed from the CPU.")
         if case.is_speedup_possible(case.get_threshold("speedup")):
@@ -295,7 +294,7 @@ class Verdict(Displayable):
         evidence = self.evidence
         values = finite_numbers({**evidence, "not_known": len(self.missing_requirements)})
         subject = evidence["task"] or "computer"
-        return ReportMetrics("verdict", subject, evidence["device"], self.recommendation, self.simulated, values)
+        return ReportMetrics("verdict", subject, evidence["device"], self.simulated, values)
 
 
 def verdict(
@@ -329,8 +328,8 @@ def verdict(
         On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose.
 
     Raises:
-        ConfigurationError: If an object is not a report, two reports have the same type, or reports are of different
-            devices, models or tasks.
+        ConfigurationError: If an argument is not valid, an object is not a report, two reports have the same type, or reports
+            are of different devices, models or tasks.
 
     The decision matrix is part of ``print(nb.runbook.gates())``. Incorrect results take precedence, then memory, data, batch
     size, fallbacks, and speed. Metrics that were not measured are never guessed.
@@ -342,6 +341,9 @@ def verdict(
     """
     if gates is not None and not isinstance(gates, Gates):
         raise invalid_type("gates", gates, "Pass nb.runbook.gates(speedup=0.3).")
+    if task is not None:
+        check_choice("task", task, TASKS)
+    check_optional_integer("num_texts", num_texts, minimum=0, maximum=MAX_INTEGER)
     evidence = collect_evidence(*reports, gates=gates, task=task, num_texts=num_texts)
     device = evidence["device"] or (None if reports else "cpu")
     if evidence["no_gpu"] is None and device == "cpu":

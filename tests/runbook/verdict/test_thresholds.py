@@ -1,6 +1,5 @@
 import ast
 import inspect
-import json
 import operator
 import re
 
@@ -8,16 +7,12 @@ import pytest
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.verdict.metrics import GATES, METRICS
-from openmed_nb.runbook.verdict.rules import SYMPTOMS, Gates
+from openmed_nb.runbook.verdict.metrics import GATES
+from openmed_nb.runbook.verdict.rules import SYMPTOMS
 
 CODE_PATTERN = re.compile("`([^`]+)`")
 # Maximum of each threshold that may exceed 1.
 MAXIMUM = {"speedup": 10, "logits": 1e6, "gradients": 1e6, "memory_growth": 10, "knee_gain": 10, "hours": 1e5}
-
-
-def test_every_gate_has_a_metric():
-    assert set(GATES) < set(METRICS)
 
 
 def test_default_thresholds_are_those_of_the_runbook():
@@ -36,30 +31,13 @@ def test_threshold_is_between_0_and_its_maximum(name):
         nb.runbook.gates(**{name: maximum + 1})
 
 
-@pytest.mark.parametrize("name", GATES)
-def test_changed_threshold_is_a_sentence(name):
-    gates = nb.runbook.gates(**{name: getattr(Gates, name) / 2})
-    default = Gates().format_values()[name]
-
-    assert gates.changes == (f"Gate changed: {name} from {default} to {gates.format_values()[name]}.",)
-    assert gates.to_report().sentences == gates.changes
-
-
-def test_default_value_is_not_a_change():
-    assert nb.runbook.gates(speedup=0.22).changes == ()
-    assert nb.runbook.gates() == Gates()
-
-
 @pytest.mark.parametrize(
     ("changed", "message_pattern"),
     [
         ({"speed": 0.3}, "'speed'.*'speedup'"),
-        ({"zzz": 0.3}, "'zzz'.*speedup"),
         ({"utilization": 18}, "utilization.*18.*from 0 up to 1"),
         ({"speedup": -0.1}, "speedup.*-0.1"),
         ({"speedup": float("nan")}, "speedup.*nan"),
-        ({"speedup": "0.3"}, "speedup.*'0.3'"),
-        ({"speedup": True}, "speedup.*True"),
         ({"hours": float("inf")}, "hours.*inf"),
     ],
 )
@@ -68,19 +46,10 @@ def test_invalid_threshold_raises(changed, message_pattern):
         nb.runbook.gates(**changed)
 
 
-def test_verdict_rejects_gates_as_dict():
-    with pytest.raises(ConfigurationError, match="dict"):
-        nb.verdict(gates={"speedup": 0.3})
-
-
-def test_text_contains_all_rows():
-    gates = nb.runbook.gates(speedup=0.3)
-    rows = [row for table in gates.to_report().tables for row in table.rows]
-
-    assert all(cell in str(gates) for row in rows for cell in row)
-    assert rows[0][1::3] == ("30%", "the runbook")
-    assert "Decision matrix" in gates._repr_html_()
-    assert json.loads(json.dumps(gates.to_dict()))["speedup"] == 0.3
+@pytest.mark.parametrize("arguments", [{"gates": {"speedup": 0.3}}, {"task": "dancing"}, {"num_texts": -1}])
+def test_verdict_rejects_invalid_arguments(arguments):
+    with pytest.raises(ConfigurationError, match=next(iter(arguments))):
+        nb.verdict(**arguments)
 
 
 @pytest.mark.parametrize("row", SYMPTOMS, ids=lambda row: row.symptom)

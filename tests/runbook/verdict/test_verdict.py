@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb import errors
-from openmed_nb._render.display import OK, SIMULATION_NOTICE
+from openmed_nb._render.display import OK
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, format_value
 from openmed_nb.runbook.verdict.rules import (
     KEEP_DEVICE,
@@ -174,12 +173,8 @@ def test_verdict_without_device_or_task_is_inconclusive(evidence, name):
     assert not evaluate(Evidence(**{**evidence, name: None})).is_conclusive
 
 
-def test_commands_are_calls_that_are_formatted_as_code():
-    verdict = evaluate(Evidence(device="cpu", task="annotation"))
-
+def test_commands_are_calls():
     assert all(re.fullmatch(r"nb(\.\w+)+\([^()]*\)", requirement.command) for requirement in list_requirements(NOTHING))
-    assert "Run nb.sweep(model)." in str(verdict)
-    assert "<code>nb.sweep(model)</code>" in verdict._repr_html_()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +204,6 @@ def test_break_even_follows_the_gate_and_needs_a_cpu():
         assert evaluate(load_evidence("only_cpu", texts_per_second=rate)).break_even is None
 
 
-SYNCHRONIZATION = {"synchronizations": (".item() at train.py:30 in step",)}
 KNOWN_BUG = {"silent_errors": ("long matrix product",)}
 
 
@@ -227,7 +221,6 @@ def make_speedup(low, median, high, **metrics):
             "Parity of a custom module",
         ),
         (KNOWN_BUG, "long matrix product"),
-        (SYNCHRONIZATION, "nb.runbook.profile(...)"),
         (make_speedup(0.9, 1.1, 1.2), "No significant difference"),
         (make_speedup(1.1, 1.2, 1.3), "includes its threshold"),
     ],
@@ -250,15 +243,8 @@ def test_simulated_evidence_is_inconclusive():
     verdict = evaluate(load_evidence("simulated"))
 
     assert str(verdict).startswith("Verdict on mps (SIMULATED): ")
-    assert SIMULATION_NOTICE in str(verdict)
     assert verdict.to_dict()["simulated"]
     assert not verdict.is_conclusive
-
-
-def test_report_has_measured_values():
-    (measurements,) = evaluate(load_evidence("slow_loader", logits=None)).to_report().metrics
-
-    assert (METRICS["data_fraction"].label, "55%", "at most 25%") in measurements.rows
 
 
 def test_title_names_operators_and_escapes_them():
@@ -267,30 +253,6 @@ def test_title_names_operators_and_escapes_them():
 
     assert evaluate(evidence).to_report().title.endswith(": aten::_linalg_eigh.eigenvalues, aten::mode")
     assert "<script>alert" not in page
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"speedup": float("nan")}, "a finite number"),
-        ({"speedup": True}, "a finite number"),
-        ({"batch": -1}, "an integer"),
-        ({"batch": True}, "an integer"),
-        ({"batch": 1.5}, "an integer"),
-        ({"num_texts": 10**400}, "an integer"),
-        ({"phase_fractions": {"data": "much"}}, "a mapping"),
-        ({"phase_fractions": {1: 0.5}}, "a mapping"),
-        ({"slow_conditions": "battery"}, "a tuple of strings"),
-        ({"slow_conditions": (1,)}, "a tuple of strings"),
-        ({"tiny_batch": 1}, "True or False"),
-        ({"task": "dancing"}, "annotation, inference, training, generation"),
-        ({"device": 3}, "a string"),
-        ({"speed": 3}, "Did you mean 'speedup'"),
-    ],
-)
-def test_invalid_metric_raises(values, expected):
-    with pytest.raises(errors.ConfigurationError, match=expected):
-        Evidence(**values)
 
 
 def test_unknown_metric_is_an_error():
@@ -351,10 +313,8 @@ def test_reports_match_the_snapshot(request):
     evidence = {name: SAMPLES[metric.unit] for name, metric in METRICS.items()}
     verdict = evaluate(Evidence(**evidence | {"task": "inference", "device": "mps"}), gates(speedup=0.3))
     reports = {
-        "gates": str(verdict.gates).splitlines(),
         "nothing": asdict(evaluate(Evidence()).to_report()),
         "everything": [asdict(verdict.final_report()), verdict.to_dict(), asdict(verdict.logbook_metrics())],
-        "lanes": str(verdict.lanes).splitlines(),
     }
     text = json.dumps(reports, indent=1, sort_keys=True) + "\n"
 

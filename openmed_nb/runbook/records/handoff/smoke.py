@@ -160,10 +160,7 @@ class SmokeBenchmark(JsonMixin):
         memory = extract_metrics(self.memory)
         values = {"texts_per_second": self.fastest, **memory.values}
         run = replace(memory.run, task="annotation", batch_size=BATCH_SIZE, workers=0)
-        verdict = self.memory.verdict
-        return ReportMetrics(
-            "golden run", "golden texts", self.device, verdict, self.simulated, finite_numbers(values), run
-        )
+        return ReportMetrics("golden run", "golden texts", self.device, self.simulated, finite_numbers(values), run)
 
 
 def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Logbook, SmokeBenchmark, Entities]:
