@@ -70,9 +70,6 @@ SYNTHETIC_TEXTS = (
 RUN = "run.sh"
 README = "README.md"
 CHECKSUMS = "SHA256SUMS"
-TRACE_EXTENSIONS = (".json.gz", ".json")
-
-MAX_OWNER_LENGTH = 100
 
 # Environment variables that disable network access.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -96,6 +93,7 @@ class Handoff(Displayable):
     """
 
     JSON_PROPERTIES = ("simulated",)
+    JSON_EXCLUDE = ("folder",)
 
     folder: Path
     golden: GoldenRun
@@ -106,10 +104,6 @@ class Handoff(Displayable):
     def simulated(self) -> bool:
         """Whether the golden run was on a simulated device."""
         return self.benchmark.simulated
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the bundle as JSON-compatible mappings, lists, strings and numbers."""
-        return {**super().to_dict(), "folder": str(self.folder)}
 
     def to_report(self) -> Report:
         """Return the contents, the instructions, the throughput and the size."""
@@ -205,11 +199,10 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         files = dict(_package_files(installed))  # Copied files by their name in the bundle.
         if trace is not None:
             trace_file = check_path(trace, "the file of a trace")
-            extension = next((end for end in TRACE_EXTENSIONS if trace_file.name.endswith(end)), None)
-            if extension is None or not trace_file.is_file():
-                message = f"{describe_file(trace_file)} is not a trace file."
+            if not trace_file.is_file():
+                message = f"{describe_file(trace_file)} is not a file."
                 raise ConfigurationError(message, "Pass the file of nb.runbook.profile(..., trace='trace.json').")
-            files[f"trace{extension}"] = trace_file
+            files["trace.json.gz" if trace_file.suffix == ".gz" else "trace.json"] = trace_file
         target = _check_new_folder(folder)
         spec, device = SESSION.load_spec(model, arguments)
         SESSION.notify(ProgressEvent("Preparing handoff", model_label(spec.reference.name)))
@@ -269,12 +262,8 @@ def _check_arguments(model: object, dataset: object, copy_dataset: bool, owner: 
         message = f"{short_type_name(model)} is not the name of a model and does not have files to copy."
         remedy = "Save the model and its tokenizer with save_pretrained(), and pass the folder."
         raise ConfigurationError(message, remedy)
-    if owner is not None and not (
-        isinstance(owner, str) and 0 < len(owner.strip()) <= MAX_OWNER_LENGTH and owner.isprintable()
-    ):
-        raise ConfigurationError(
-            "The owner is not a valid name.", f"Pass one line of at most {MAX_OWNER_LENGTH} characters."
-        )
+    if owner is not None and not (isinstance(owner, str) and owner.strip() and owner.isprintable()):
+        raise ConfigurationError("The owner is not a valid name.", "Pass a name in one line.")
     if copy_dataset and isinstance(dataset, (str, os.PathLike)):
         raise ConfigurationError("A dataset in files cannot be copied.", "Pass its texts, or copy the files yourself.")
     if copy_dataset and dataset is None:

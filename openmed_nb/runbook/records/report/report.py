@@ -383,10 +383,10 @@ def report(
 ) -> DeviceReport:
     """Benchmark and check this computer, and write a page and a JSON file.
 
-    The steps are: device selection; the doctor with its probes; power, thermal state and memory; parity with gradients; a
-    sweep; a comparison with the CPU; a profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook.
-    They use synthetic texts. Each step runs in a separate process with a time limit. A step that is
-    aborted, hangs, runs out of memory or fills the disk is therefore a row of the report, and the other steps continue.
+    The steps are: device selection; the doctor with its probes; parity with gradients; a sweep; a comparison with the CPU; a
+    profile; memory over ten epochs; fallbacks compared with the forecast; and a logbook. They use synthetic texts. Each step
+    runs in a separate process with a time limit. A step that is aborted, hangs or runs out of memory is therefore a row of
+    the report, and the other steps continue.
 
     Args:
         folder: Directory of ``report.html`` and ``report.json``, which are updated after each step. It is created
@@ -553,7 +553,7 @@ def run_report(
         bring_up: Whether to stop at the first step without a result, and at the first criterion that is not met.
 
     Raises:
-        ConfigurationError: If the directory is not writable, before the first step or after the last step.
+        ConfigurationError: If the directory is not writable, before the first step or after a step.
         RunInterrupted: If the run is interrupted.
     """
     operation = "Bringing up" if bring_up else "Reporting"
@@ -561,7 +561,6 @@ def run_report(
     planned_steps = tuple(step.name for step in steps)
     report = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
     save_files(folder, report.files(), "The report")
-    save_error = None
     completed = len(steps)
     with SESSION.operation():
         for number, step in enumerate(steps):
@@ -587,16 +586,10 @@ def run_report(
                     remedy = f"{obstacle.remedy} Rollback: {step.stage.rollback}"
                     unmet = replace(outcome, outcome=NOT_MET, status="failed", message=message, remedy=remedy)
                     report = report.with_outcome(unmet)
-            save_error = None
-            try:
-                save_files(folder, report.files(), "The report")
-            except ConfigurationError as error:  # A step may fill the disk, and saving may succeed after the next step.
-                save_error = error
+            save_files(folder, report.files(), "The report")
             if bring_up and step.name in report.missing_steps:
                 completed = number
                 break
         target = "model" if bring_up else "this computer"
         SESSION.notify(ProgressEvent(operation, target, completed, len(steps), "step"))
-    if save_error:
-        raise save_error
     return report

@@ -6,7 +6,6 @@ Every way in which the process can end is an outcome.
 from __future__ import annotations
 
 import contextlib
-import errno
 import getpass
 import math
 import platform
@@ -43,8 +42,6 @@ PATH_PREFIX_PATTERN = re.compile(r"[^\s\"']*[/\\](?=(?:site-packages|openmed_nb|
 FAULT_PATTERN = re.compile(r"Fatal Python error:|Timeout \(")
 LINES_BEFORE_FAULT = 10
 
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DISK_FULL_REMEDY = "Free disk space, and run the report again."
 OUT_OF_MEMORY_REMEDY = "Close other programs, and run the report again."
 RUN_ALONE = "Run the report again while no other program is running"
 CRASH_REMEDY = f"{RUN_ALONE}; if it fails again, use 'cpu' for this work, and send the last lines."
@@ -168,7 +165,7 @@ def _measure(
 ) -> object:
     """Run the function of a step in its process, and return its result as JSON-compatible data without private names.
 
-    An ``OpenMedError`` and an exhausted disk or memory are described; any other error ends the process.
+    An ``OpenMedError`` and exhausted memory are described; any other error ends the process.
     """
     from ....devices.memory import is_out_of_memory
 
@@ -182,13 +179,10 @@ def _measure(
         SESSION.end_simulation()
     except OpenMedError as error:
         answer = {"message": f"{short_type_name(error)}: {error.message}", "remedy": error.remedy}
-    except (MemoryError, OSError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
-            answer = {"message": f"The disk is full: {describe_error(error)}.", "remedy": DISK_FULL_REMEDY}
-        elif is_out_of_memory(error):
-            answer = {"message": f"Out of memory: {describe_error(error)}.", "remedy": OUT_OF_MEMORY_REMEDY}
-        else:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
+        answer = {"message": f"Out of memory: {describe_error(error)}.", "remedy": OUT_OF_MEMORY_REMEDY}
     return redact(answer)
 
 

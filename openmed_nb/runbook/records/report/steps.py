@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import OK, UNKNOWN, WARNING, Displayable, format_milliseconds, pluralize
+from ...._render.display import OK, WARNING, Displayable, format_milliseconds, pluralize
 from ....session import SESSION
 from ...verdict.metrics import Area, ReportMetrics
 
@@ -155,19 +155,6 @@ def _doctor(options: StepOptions) -> StepResult:
     return StepResult(report, (report,))
 
 
-def _signals(_options: StepOptions) -> StepResult:
-    from ...checks.doctor.report import system_status
-
-    status = system_status()
-    findings = status.findings
-    parts = [f"{finding.name} {finding.evidence}" for finding in findings if finding.evidence != UNKNOWN]
-    unknown = ", ".join(finding.name for finding in findings if finding.evidence == UNKNOWN)
-    if unknown:
-        parts.append(f"unknown: {unknown}")
-    sentence = "; ".join(parts)
-    return StepResult(status, summary=f"{sentence[:1].upper()}{sentence[1:]}.")
-
-
 def _parity(options: StepOptions) -> StepResult:
     from ...bench.workloads import SYNTHETIC_TEXTS
     from ...checks.precision.parity import parity
@@ -279,7 +266,6 @@ def _logbook(options: StepOptions) -> StepResult:
 STEPS: tuple[Step, ...] = (
     Step("device", "Device selection", _device, FREEZE),
     Step("doctor", "Checks of the environment and the device", _doctor, FREEZE),
-    Step("signals", "Power, thermal state and memory before the measurements", _signals),
     Step("parity", "Parity of results with the CPU", _parity, GATES),
     Step("sweep", "Batch-size sweep", _sweep, THROUGHPUT, timeout_seconds=240.0),
     Step("compare", "Speedup over the CPU", _compare, THROUGHPUT, timeout_seconds=240.0),

@@ -26,8 +26,13 @@ def change() -> Change:
     return change_file
 
 
-@pytest.fixture(scope="session")
-def keyword_handoff(tmp_path_factory: pytest.TempPathFactory, keyword_model: Path, change: Change) -> Handoff:
+@pytest.fixture(scope="module")
+def keyword_handoff(
+    tmp_path_factory: pytest.TempPathFactory,
+    keyword_model: Path,
+    change: Change,
+    quick_collection: None,  # noqa: ARG001 - the memory of each round is collected
+) -> Handoff:
     """Bundle of the keyword model. The throughput in its logbook is so low that load on the machine is not a regression."""
     folder = tmp_path_factory.mktemp("handoff") / "bundle"
     trace = tmp_path_factory.mktemp("profile") / "mine.json.gz"

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,13 +40,6 @@ def sweep(_options):
     """Return a sweep whose knee is the batch size of the next steps."""
     report = SweepReport("mine", "annotation", "cpu", (Point(8, 10.0), Point(16, 20.0), Point(32, 20.0)), knee=16)
     return StepResult(report, (report,), batch=16)
-
-
-def block_page(options):
-    """Create a directory in place of the page, so that saving fails as on a full disk."""
-    Path(os.environ["PLANTED"], "blocked", "report.html").unlink()
-    Path(os.environ["PLANTED"], "blocked", "report.html", "x").mkdir(parents=True)
-    return succeed(options)
 
 
 def report_failure(options):
@@ -91,11 +83,6 @@ def exhaust_memory(_options):
         raise MemoryError
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     return bytearray(1 << 31)
-
-
-def fill_disk(_options):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-    Path(tempfile.gettempdir(), "large").write_bytes(bytes(1 << 20))
 
 
 def fail(_options):
