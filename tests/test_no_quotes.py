@@ -174,7 +174,7 @@ VALID: dict[str, dict[str, Callable[[], Any]]] = {
     "training.arguments": {"library": lambda: "trainer"},
     "training.callback": {"library": lambda: "trainer"},
     "training.checkpoint_activations": {
-        "model": lambda: torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.Linear(2, 2)),
+        "model": lambda: nb.load_model("bundled_small", device="cpu")["model"],
     },
     "training.limit_memory": {"fraction": lambda: 0.5},
     "training.loader.settings": {"dataset": lambda: [1, 2]},

@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .._render.display import Displayable, Report
 from .._utils.text import describe_error, describe_value, short_type_name
-from .._utils.validation import check_integer, check_number, invalid_type
-from .._utils.warning import warn
+from .._utils.validation import check_integer, invalid_type
 from ..devices.backend import parse_release
 from ..devices.machine import MachineInfo
-from ..devices.memory import ACCUMULATE_REMEDY
-from ..devices.mps import IGNORES_SCALER
 from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from ..session import SESSION
@@ -38,12 +35,11 @@ if TYPE_CHECKING:
     from .loader import DeviceArgument
 
 PrecisionName = Literal["float32", "bfloat16", "float16"]
-# Accepted names of a precision: those of torch, Accelerate and Trainer; auto selects the best 16-bit type.
-DTYPE_SPELLINGS: dict[str, PrecisionName | Literal["auto"]] = {
+# Accepted names of a precision: those of torch, Accelerate and Trainer.
+DTYPE_SPELLINGS: dict[str, PrecisionName] = {
     **dict.fromkeys(("float32", "fp32", "no"), "float32"),
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
-    "auto": "auto",
 }
 
 
@@ -96,8 +92,7 @@ def precision(requested: str | torch.dtype | None = None, device: DeviceArgument
     """Return the precision for training a model on a device, with its reason.
 
     Args:
-        requested: ``"float32"``, ``"bfloat16"``, ``"float16"``, or ``"auto"`` for the best 16-bit type. If ``None``,
-            use float32.
+        requested: ``"float32"``, ``"bfloat16"`` or ``"float16"``. If ``None``, use float32.
         device: Device, as in :func:`~openmed_nb.training.to_device`.
 
     Returns:
@@ -130,29 +125,19 @@ def select_precision(
             f"Invalid value for precision: {describe_value(requested)}.", f"Use one of {accepted}."
         )
     backend = get_device(device)
-    no_bfloat16 = backend.dtype_rejection("bfloat16", torch_release, machine)
     dtype = DTYPE_SPELLINGS[spelling]
-    reason = "float32 was requested."
-    cause = "was requested"
-    if requested is None or (dtype == "auto" and not backend.is_accelerator):  # No 16-bit type is faster on the CPU.
-        dtype = "float32"
-        reason = f"float32 is the default: {backend.float32_reason}."
-    elif dtype == "auto":  # bfloat16 has the range of float32 and needs no scaler.
-        obstacle = no_bfloat16 or backend.half_precision_rejection("bfloat16", torch_release, capability)
-        dtype = "float16" if obstacle else "bfloat16"
-        cause = "is the best 16-bit type on this device"
     if dtype == "float32":
+        reason = "float32 was requested."
+        if requested is None:
+            reason = f"float32 is the default: {backend.float32_reason}."
         return Precision(device, dtype, reason)
-    obstacle = backend.half_precision_rejection(dtype, torch_release, capability)
-    if no_bfloat16 and dtype == "bfloat16":
-        obstacle = no_bfloat16
+    obstacle = backend.dtype_rejection(dtype, torch_release, machine)
+    obstacle = obstacle or backend.half_precision_rejection(dtype, torch_release, capability)
     if obstacle:
-        # The remedy for float16 can be bfloat16.
-        remedy = no_bfloat16.remedy if no_bfloat16 else obstacle.remedy
-        raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", remedy)
-    reason = f"bfloat16 {cause}; it has the range of float32 and needs no GradScaler."
+        raise ConfigurationError(f"{dtype} cannot be used on {device}: {obstacle.reason}.", obstacle.remedy)
+    reason = "bfloat16 was requested; it has the range of float32 and needs no GradScaler."
     if dtype == "float16":
-        reason = f"float16 {cause}; its range is small, so a GradScaler prevents underflow of small gradients."
+        reason = "float16 was requested; its range is small, so a GradScaler prevents underflow of small gradients."
     notes = backend.half_precision_notes(dtype, torch_release, machine)
     return Precision(device, dtype, reason, dtype == "float16", notes)
 
@@ -214,11 +199,6 @@ def supports_fused(tensors: Collection[tuple[str, str]], torch_release: tuple[in
 Weight = Callable[[Any], float]
 WEIGHT_REMEDY = "Pass weight=, a function that returns the number of items in the mean loss of the batch."
 
-INCOMPLETE_GROUP_WARNING = (
-    "backward() failed, so the gradients of this group of batches are discarded and the rest of the group is skipped. "
-    + ACCUMULATE_REMEDY
-)
-
 
 class _MicroBatch(NamedTuple):
     """Position of a batch in its group.
@@ -251,40 +231,19 @@ def count_labels(batch: object) -> int:
     return int(labels.ne(IGNORE_INDEX).sum())
 
 
-def check_fused(
-    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, torch_release: tuple[int, ...]
-) -> None:
-    """Raise an error if the value is not an optimizer, or is a fused one that ignores its scaler."""
-    import torch
-
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise invalid_type("the optimizer", optimizer, "Pass one of torch.optim, or nb.training.adamw().")
-    if scaler is None or not scaler.is_enabled():
-        return
-    fused = (weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"])
-    if any(get_device(weight.device).fused_step_ignores_found_inf(torch_release) for weight in fused):
-        remedy = "Create the optimizer with fused=False, or use torch 2.13 or later."
-        raise ConfigurationError(f"{IGNORES_SCALER}.", remedy)
-
-
 @dataclass
 class GradientAccumulation:
     """Optimizer steps over groups of batches, each with the exact gradient of the mean loss over its group.
-
-    If a backward pass fails and the loop continues, as after running out of memory, the gradients of the group are
-    incomplete. They are discarded, the rest of the group is skipped, and a warning is issued.
 
     Args:
         optimizer: Optimizer; its gradients are set to ``None`` before the first step and after each step.
         steps: Number of batches per group; the last group may be shorter.
         weight: Function that returns the number of items in the mean loss of a batch. By default, it counts the labels
             that are not ignored. A class-weighted loss needs the sum of the weights of its labels.
-        max_norm: Maximum gradient norm of a group, above 0. If ``None``, gradients are not clipped.
         scaler: ``GradScaler`` for float16, or ``None``.
 
     Raises:
-        ConfigurationError: If ``steps`` is below 1, if the norm is not above 0, or if the optimizer would ignore the
-            scaler.
+        ConfigurationError: If ``steps`` is below 1, or if ``optimizer`` is not an optimizer.
 
     Example:
         >>> import torch
@@ -301,19 +260,16 @@ class GradientAccumulation:
     optimizer: torch.optim.Optimizer
     steps: int
     weight: Weight = count_labels
-    max_norm: float | None = None
     scaler: torch.amp.GradScaler | None = None
     _current: _MicroBatch | None = field(default=None, init=False, repr=False)
     _has_weight: bool = field(default=False, init=False, repr=False)
-    _has_failed: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         import torch
 
         check_integer("steps", self.steps)
-        if self.max_norm is not None:
-            check_number("max_norm", self.max_norm, above=0, example="1.0, or None")
-        check_fused(self.optimizer, self.scaler, parse_release(torch.__version__))
+        if not isinstance(self.optimizer, torch.optim.Optimizer):
+            raise invalid_type("the optimizer", self.optimizer, "Pass one of torch.optim, or nb.training.adamw().")
 
     def batches(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield batches unchanged; pass the loss of each to :meth:`backward` before taking the next.
@@ -322,8 +278,8 @@ class GradientAccumulation:
             batches: Loader or other iterable; its length may be unknown. One group is kept in memory.
 
         Raises:
-            ConfigurationError: If the loss of a batch was not passed to ``backward``, because the weights would be
-                wrong.
+            ConfigurationError: If the loss of a batch was not passed to ``backward``, or if that call failed, because the
+                weights would be wrong.
         """
         self._start_group()
         micro_batch = None
@@ -338,14 +294,11 @@ class GradientAccumulation:
                 for weight in weights:
                     micro_batch = _MicroBatch(weight / total, last=len(group) == 1)
                     self._current = micro_batch
-                    failed_before = self._has_failed
                     yield group.pop(0)  # No reference to a batch remains after it was yielded.
                     if self._current is micro_batch:
-                        remedy = "Call accumulation.backward(loss) for every batch; filter batches before they reach the loop."
-                        raise ConfigurationError("The loss of a batch was not passed to backward().", remedy)
-                    if self._has_failed and not failed_before:
-                        warn(INCOMPLETE_GROUP_WARNING)
-                self._has_failed = False
+                        message = "backward() was not called for a batch, or failed."
+                        remedy = "Call accumulation.backward(loss) for every batch. If it ran out of memory, start the loop again with smaller batches."
+                        raise ConfigurationError(message, remedy)
         finally:
             if self._current is micro_batch:  # After a break, there is no current batch for backward().
                 self._current = None
@@ -359,31 +312,30 @@ class GradientAccumulation:
             loss: Mean loss of the batch, a scalar.
 
         Returns:
-            Whether the optimizer stepped, for example to step a scheduler. A group without weight, or with a failed
-            backward pass, does not step.
+            Whether the optimizer stepped, for example to step a scheduler. A group without weight does not step.
 
         Raises:
             ConfigurationError: If no batch was taken since the last call.
         """
         micro_batch = self._current
-        self._current = None
         if micro_batch is None:
             remedy = "Loop over accumulation.batches(loader), and call it once per batch."
             raise ConfigurationError("backward() was called without a batch.", remedy)
-        if self._has_failed:
-            return False
         try:
             if micro_batch.fraction:
                 scaled = loss * micro_batch.fraction
                 (self.scaler.scale(scaled) if self.scaler else scaled).backward()
                 self._has_weight = True
             stepped = micro_batch.last and self._has_weight
-            if stepped:
-                self._step()
+            if stepped and self.scaler:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+            elif stepped:
+                self.optimizer.step()
         except BaseException:  # A gradient or a step may be incomplete.
             self._start_group()
-            self._has_failed = True
             raise
+        self._current = None
         if micro_batch.last:
             self._start_group()
         return stepped
@@ -391,20 +343,4 @@ class GradientAccumulation:
     def _start_group(self) -> None:
         """Start a group without gradients."""
         self._has_weight = False
-        self._has_failed = False
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _step(self) -> None:
-        """Run the optimizer step."""
-        if self.max_norm is not None:
-            import torch
-
-            if self.scaler:
-                self.scaler.unscale_(self.optimizer)
-            weights = [weight for group in self.optimizer.param_groups for weight in group["params"]]
-            torch.nn.utils.clip_grad_norm_(weights, self.max_norm)
-        if self.scaler:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()

@@ -146,9 +146,9 @@ def test_logbook_takes_run_and_metrics_from_reports(home):
 
 
 def test_logbook_stores_training_strategies():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model = torch.nn.Linear(2, 2)
     accumulation = nb.training.GradientAccumulation(torch.optim.SGD(model.parameters(), lr=0.1), steps=4)
-    checkpointing = nb.training.checkpoint_activations(model, "0", "1")
+    checkpointing = ActivationCheckpointing(("0", "1"))
     active = [checkpointing, accumulation, nb.training.precision("bfloat16", device="cpu")]
     book = nb.logbook(*active)
 
