@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._events.activity import RELEASING, ProgressEvent
 from .._render.display import Displayable, Report, Table, format_bytes
-from .._utils.text import describe_names, short_type_name
+from .._utils.text import describe_value
 from .._utils.validation import check_choice, check_number
 from ..devices.backend import is_torch_imported
 from ..devices.device import MemoryStats
@@ -20,7 +20,7 @@ from ..devices.machine import is_mps_simulated
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
-from .curve import read_device_memory, resident_bytes
+from .curve import read_device_memory
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -109,13 +109,11 @@ class FreedMemory:
         source: Released source.
         tensors: Bytes of released tensors; negative if new tensors were created in the meantime.
         reserved: Bytes that the device no longer reserves for the process.
-        resident: Bytes that the process no longer uses; the C library may retain them for a while.
     """
 
     source: str
     tensors: int
     reserved: int
-    resident: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,16 +138,16 @@ class ReleaseReport(Displayable):
         return sum(freed.tensors for freed in self.freed)
 
     def to_report(self) -> Report:
-        """Return the memory that each source released."""
+        """Return a table of the sources that released memory."""
         rows = tuple(
-            (freed.source, format_bytes(freed.tensors), format_bytes(freed.reserved), format_bytes(freed.resident))
+            (freed.source, format_bytes(freed.tensors), format_bytes(freed.reserved))
             for freed in self.freed
+            if freed.tensors or freed.reserved
         )
         title = f"Released {format_bytes(self.tensors)} of tensors"
         if reserved := sum(freed.reserved for freed in self.freed):
             title += f", {format_bytes(reserved)} of the device"
-        columns = ("released", "tensors", "device", "process")
-        return Report(title, self.notes, metrics=(Table("Released memory", columns, rows),))
+        return Report(title, self.notes, metrics=(Table("Released memory", ("released", "tensors", "device"), rows),))
 
 
 def release(*names: str, keep: Iterable[str] = ()) -> ReleaseReport:
@@ -202,30 +200,23 @@ def release(*names: str, keep: Iterable[str] = ()) -> ReleaseReport:
             notes.append("%debug and %tb can no longer show the last error.")
         if SESSION.interrupted_run is not None:
             notes.append("resume=True can no longer continue the interrupted run.")
-        return ReleaseReport(device, tuple(_release_and_measure(device, sources)), tuple(notes), is_mps_simulated())
+        # Each source is released and measured alone. A garbage collection stops all threads for some tenths of a second if
+        # torch is imported. So there is one at the start, and one after each source that needs it.
+        freed = []
+        before = _memory_in_use(device)
+        for source, release_source in SESSION.track(RELEASING, "memory", sources.items(), "source"):
+            release_source()
+            get_device(device).empty_cache()
+            after = _memory_in_use(device)
+            freed.append(FreedMemory(source, before[0] - after[0], before[1] - after[1]))
+            before = after
+        return ReleaseReport(device, tuple(freed), tuple(notes), is_mps_simulated())
 
 
-def _release_and_measure(device: str, sources: dict[str, Callable[[], object]]) -> list[FreedMemory]:
-    """Release each source, and empty the cache before and after it, so that its memory is measured separately.
-
-    A garbage collection stops all threads for some tenths of a second if torch is imported. So there is one at the
-    start, and one after each source that needs it.
-    """
-    freed = []
-    before = _memory_in_use(device)
-    for source, release_source in SESSION.track(RELEASING, "memory", sources.items(), "source"):
-        release_source()
-        get_device(device).empty_cache()
-        after = _memory_in_use(device)
-        freed.append(FreedMemory(source, *(old - new for old, new in zip(before, after, strict=True))))
-        before = after
-    return freed
-
-
-def _memory_in_use(device: str) -> tuple[int, int, int]:
-    """Return the bytes used by tensors, reserved by the device for the process, and used by the process."""
+def _memory_in_use(device: str) -> tuple[int, int]:
+    """Return the bytes used by tensors, and those reserved by the device for the process."""
     memory = read_device_memory(device) if is_torch_imported() else MemoryStats()
-    return memory.allocated or 0, memory.reserved or 0, resident_bytes()
+    return memory.allocated or 0, memory.reserved or 0
 
 
 def _delete_variables(names: Iterable[str], variables: MutableMapping[str, Any]) -> None:
@@ -243,16 +234,12 @@ def _forget_interrupted_run() -> None:
 def _validate_variables(names: tuple[str, ...], shell: InteractiveShell | None) -> MutableMapping[str, Any]:
     """Return the variables of the user; raise an error for unknown names, and for names that the notebook needs."""
     namespace: MutableMapping[str, Any] = vars(sys.modules["__main__"]) if shell is None else shell.user_ns
-    unknown = [name for name in names if not isinstance(name, str) or name not in namespace]
-    if unknown:
-        described = describe_names(name if isinstance(name, str) else short_type_name(name) for name in unknown)
-        # No similar name is suggested, because the suggested line would delete that variable.
-        remedy = "Pass names of existing variables; %whos lists them in a notebook."
-        raise ConfigurationError(f"Undefined variable: {described}. Nothing was released.", remedy)
     needed = () if shell is None else shell.user_ns_hidden
-    required = [name for name in names if name in needed or (name.startswith("__") and name.endswith("__"))]
-    if required:
-        raise ConfigurationError(f"The notebook requires {', '.join(required)}.", "Pass names of your own variables.")
+    for name in names:
+        if not isinstance(name, str) or name not in namespace or name in needed or name.startswith("__"):
+            # No similar name is suggested, because the suggested line would delete that variable.
+            message = f"{describe_value(name)} is not a variable that can be deleted. Nothing was released."
+            raise ConfigurationError(message, "Pass names of existing variables; %whos lists them in a notebook.")
     return namespace
 
 
@@ -280,8 +267,7 @@ def _clear_tracebacks(displayed: TracebackType | None) -> None:
     pending = list(errors)
     while pending:  # The causes of an error reference frames too.
         error = pending.pop()
-        grouped = getattr(error, "exceptions", ())  # Exception groups do not exist in Python 3.10.
-        for cause in (error.__cause__, error.__context__, *(grouped if isinstance(grouped, tuple) else ())):
+        for cause in (error.__cause__, error.__context__):
             if cause is not None and id(cause) not in seen:
                 seen.add(id(cause))
                 pending.append(cause)

@@ -24,6 +24,7 @@ from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, report_devic
 from openmed_nb.runbook.records.logbook.privacy import model_from_module
 from openmed_nb.runbook.verdict.metrics import extract_metrics
 from openmed_nb.session import SESSION
+from openmed_nb.training.activations import ActivationCheckpointing
 
 NOTE = "The patient John Smith has diabetes mellitus."
 PLANTED = "hf_abcdefghijklmnop1234"
