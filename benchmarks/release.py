@@ -29,7 +29,7 @@ from transformers import BertConfig, BertForTokenClassification
 import openmed_nb as nb
 from openmed_nb.devices.registry import get_device
 from openmed_nb.training import epochs
-from openmed_nb.training.curve import NO_RELEASES, CacheReleases
+from openmed_nb.training.curve import CacheReleases
 
 BAR = 0.02
 MIB = 1 << 20
@@ -48,7 +48,7 @@ LIMITS: dict[str, tuple[float | None, int, float]] = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of one run: seconds per step, peaks in bytes, and the releases."""
+    """Result of one run: seconds per step, peak and reserved memory at the end in bytes, and the releases."""
 
     seconds: float
     peak: int
@@ -105,9 +105,8 @@ def train(name: str, device: str, model: torch.nn.Module, batches: list[dict[str
     backend.synchronize()
     seconds = (time.perf_counter() - start) / len(batches)
     stats = backend.memory_stats()
-    releases = NO_RELEASES if hooks is None else hooks.releases
-    # Without releases, the device memory only grows, so that its last value is the highest.
-    return Measurement(seconds, stats.peak or 0, max(releases.highest, stats.reserved or 0), releases)
+    releases = CacheReleases() if hooks is None else hooks.releases
+    return Measurement(seconds, stats.peak or 0, stats.reserved or 0, releases)
 
 
 def time_memory_read(device: str) -> float:
@@ -138,7 +137,7 @@ def main() -> None:
             runs[name].append(train(name, device, model, batches))
             del model
     print(f"One read of the memory statistics: {1e6 * time_memory_read(device):.1f} us")
-    header = ("ms/step", "to bare", "peak MiB", "reserved MiB", "releases", "in them", "postponed")
+    header = ("ms/step", "to bare", "peak MiB", "reserved MiB", "releases", "in them")
     print(f"{'':12}" + "".join(f"{title:>14}" for title in header))
     seconds = {name: median(run.seconds for run in measured) for name, measured in runs.items()}
     for name, measured in runs.items():
@@ -149,8 +148,7 @@ def main() -> None:
             f"{last.peak / MIB:.0f}",
             f"{last.reserved / MIB:.0f}",
             f"{last.releases.count}",
-            f"{last.releases.time_fraction or 0:.2%}",
-            f"{last.releases.postponed}",
+            f"{last.releases.seconds / (last.releases.training_seconds or 1):.2%}",
         )
         print(f"{name:12}" + "".join(f"{cell:>14}" for cell in cells))
     overhead = seconds["default"] / seconds["no release"] - 1

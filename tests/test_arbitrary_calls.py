@@ -197,7 +197,3 @@ def test_flags_are_checked_before_models_are_loaded(value, tmp_path):
         with pytest.raises(OpenMedError, match="Pass True or False"):
             call()
     assert read_state() == before
-
-
-def test_guards_have_a_json_form():
-    assert nb.Guards("labels").to_dict()["on"] == [name for name in nb.Guards().on if name != "labels"]

@@ -23,7 +23,7 @@ def subclasses_of(cls):
 
 def signature_of(obj):
     """Return the signature of a function or class without annotations and with simple defaults, empty for errors and reports."""
-    if isinstance(obj, type) and issubclass(obj, (Exception, JsonMixin)) and obj is not nb.Guards:
+    if isinstance(obj, type) and issubclass(obj, (Exception, JsonMixin)):
         return ""
     simple_types = (bool, int, float, str, type(None), tuple)
     parameters = [
@@ -62,7 +62,7 @@ def test_parameters_have_the_same_meaning_everywhere():
         name.rpartition(".")[2]: inspect.signature(value).parameters
         for name, value in {**PUBLIC, **LOADER}.items()
         if not name.startswith("compat.")
-        and not (isinstance(value, type) and issubclass(value, (JsonMixin, Exception)) and value is not nb.Guards)
+        and not (isinstance(value, type) and issubclass(value, (JsonMixin, Exception)))
     }
 
     def collect(parameter_name, attribute):

@@ -125,7 +125,6 @@ def make_reports():
         "release": nb.release(keep=["models", "history", "traceback"]),
         "holders": nb.training.find_tensor_referrers({"weights": torch.ones(1)}),
         "loader_settings": nb.training.loader.settings([1, 2], "cpu"),
-        "guards": nb.Guards(disable="labels"),
         "memory_limit": MemoryLimit("mps", 0.8, 12 << 30),
         "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30),
         "members": WorkerList(
@@ -187,7 +186,7 @@ def test_reports_match_the_snapshot(reports, request):
 
 
 # Status sign before the headline. Three texts are too few for a reduced dtype; reports without a status have no sign.
-SIGNS = {"losses": "✓", "parity": "✓", "precision_verdict": "!", "forecast": "✓", "guards": None, "members": None}
+SIGNS = {"losses": "✓", "parity": "✓", "precision_verdict": "!", "forecast": "✓", "members": None}
 
 
 @pytest.mark.real_computer

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from .._render.display import (
     OK,
@@ -28,10 +27,9 @@ from .._render.display import (
 from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
 from .._render.values import format_duration
 from ..devices.device import MemoryStats
-from ..devices.machine import Footprint, RunCommand, import_psutil, is_mps_simulated, read_footprint, run_command
+from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_footprint
 from ..devices.registry import get_device
 from ..devices.request import device_type
-from ..devices.system_status import PRESSURE_LEVELS
 from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_sizes
 
 
@@ -51,8 +49,6 @@ class MemorySample(JsonMixin):
         peak: Peak memory of tensors since the previous sample, if torch records it.
         resident: Memory of the process. On macOS it is the footprint, as Activity Monitor displays it. It includes
             compressed pages and Metal memory (``proc_pid_rusage``). Elsewhere it is the resident set size.
-        swap: Used swap of the system.
-        pressure: Memory pressure: ``"normal"``, ``"warning"`` or ``"critical"``; available on macOS only.
         simulated: Whether the device is the simulated MPS, whose metrics do not represent real MPS hardware.
     """
 
@@ -65,8 +61,6 @@ class MemorySample(JsonMixin):
     recommended: int | None = None
     peak: int | None = None
     resident: int | None = None
-    swap: int | None = None
-    pressure: str | None = None
     simulated: bool = False
 
 
@@ -81,9 +75,6 @@ def take_sample(device: str, epoch: int, step: int, seconds: float, boundary: bo
         boundary,
         **vars(memory),
         resident=resident_bytes(),
-        # macOS does not free swap after use, so only its growth is informative.
-        swap=int(import_psutil().swap_memory().used),
-        pressure=read_memory_pressure(),
         simulated=is_mps_simulated(),
     )
 
@@ -104,14 +95,6 @@ def resident_bytes(read: Callable[[], Footprint | None] = read_footprint) -> int
 
 def total_memory_bytes() -> int:
     return int(import_psutil().virtual_memory().total)
-
-
-def read_memory_pressure(system: str = sys.platform, run: RunCommand = run_command) -> str | None:
-    """Return the memory pressure, which only macOS reports."""
-    if system != "darwin":
-        return None
-    output = run(["/usr/sbin/sysctl", "-n", "kern.memorystatus_vm_pressure_level"])
-    return PRESSURE_LEVELS.get((output or "").strip())
 
 
 TrendKind = Literal["flat", "growing", "sawtooth", "insufficient data"]
@@ -135,8 +118,6 @@ MAX_SIZES = 100
 MIN_LONG_SERIES = 6
 # Differences below this fraction of the baseline are ignored.
 TOLERANCE = 0.01
-# Growth up to this multiple of the growth of bounded histories is attributed to them.
-MAX_HISTORY_RATIO = 1.1
 # Growth is a fraction of at least this many bytes, so that a few kilobytes do not raise an alarm.
 MIN_BASELINE_BYTES = 1 << 20
 
@@ -151,7 +132,6 @@ class Trend(JsonMixin):
         last: Bytes at the end of the last epoch.
         growth: Growth over ten epochs as a fraction of the baseline, from the median slope.
         spread: Largest minus smallest value, as a fraction of the baseline.
-        total: Last minus first value, as a fraction of the baseline.
         steepest: Largest of three estimates of the growth over ten epochs: from all sizes, from the smaller size of
             each consecutive pair, and from the final rise alone.
     """
@@ -161,10 +141,7 @@ class Trend(JsonMixin):
     last: int
     growth: float
     spread: float
-    total: float = 0.0
     steepest: float = 0.0
-
-    JSON_EXCLUDE = ("steepest",)
 
 
 def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) -> Trend:
@@ -205,7 +182,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
         kind = SAWTOOTH
     elif last_rise > max(threshold / 2, threshold * num_rises / GROWTH_EPOCHS):  # A smaller final rise is ignored.
         kind = GROWING if num_rises >= MIN_STEADY_EPOCHS else INSUFFICIENT_DATA
-    return Trend(kind, sizes[0], sizes[-1], growth, spread, levels[-1] - levels[0], steepest)
+    return Trend(kind, sizes[0], sizes[-1], growth, spread, steepest)
 
 
 def _is_growing(levels: Sequence[float], pace: float) -> bool:
@@ -282,10 +259,6 @@ ADVICE = {
 }
 
 
-# Maximum fraction of the training time for all releases. The first is always allowed, because its duration is unknown.
-MAX_TIME_FRACTION = 0.02
-
-
 @dataclass(frozen=True)
 class CacheReleases(JsonMixin):
     """Releases of cached device memory between the steps of a training.
@@ -294,42 +267,22 @@ class CacheReleases(JsonMixin):
         count: Number of releases.
         seconds: Duration of all releases, without the time that the device needed to finish its work.
         training_seconds: Time from the start of the training to the last reading of the memory.
-        postponed: Number of readings after which a release was due, but would have exceeded the time limit.
-        highest: Highest device memory of the process that was read at the end of a step, in bytes, before a release.
     """
 
     count: int = 0
     seconds: float = 0.0
     training_seconds: float = 0.0
-    postponed: int = 0
-    highest: int = 0
-
-    JSON_PROPERTIES = ("time_fraction",)
 
     @property
-    def time_fraction(self) -> float | None:
-        """Fraction of the training time; ``None`` before the first step."""
-        return self.seconds / self.training_seconds if self.training_seconds else None
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """Sentences for a report; empty if no release was due."""
+    def sentence(self) -> str:
+        """Sentence for a report; empty if no release was due."""
         if not self.count:
-            return ()
+            return ""
         times = pluralize(self.count, "time")
-        duration = format_duration(self.seconds)
-        if self.time_fraction is not None:
-            duration += f", {format_percent(self.time_fraction, '.1f')} of the time"
-        highest = format_bytes(self.highest)
-        sentences = [f"Between steps, the cache was emptied {times} ({duration}); device memory reached {highest}."]
-        if self.postponed:
-            times = pluralize(self.postponed, "time")
-            limit = format_percent(MAX_TIME_FRACTION)
-            sentences.append(f"A release was postponed {times} to take at most {limit} of the time.")
-        return tuple(sentences)
-
-
-NO_RELEASES = CacheReleases()
+        fraction = format_percent(self.seconds / self.training_seconds, ".1f")
+        return (
+            f"Between steps, the cache was emptied {times} ({format_duration(self.seconds)}, {fraction} of the time)."
+        )
 
 
 @dataclass(frozen=True)
@@ -351,13 +304,6 @@ class ProcessInfo:
         """Whether this process displays the curve; always true for a single process, whatever its variables are."""
         return self.rank == 0 or self.world_size == 1
 
-    @property
-    def sentence(self) -> str:
-        """Sentence that identifies this process, empty for a single process."""
-        if self.world_size == 1:
-            return ""
-        return f"This is process {self.rank} of {self.world_size}; each process records the curve of its device."
-
 
 @dataclass(frozen=True, repr=False)
 class MemoryCurve(Displayable):
@@ -371,7 +317,6 @@ class MemoryCurve(Displayable):
         limit: Fraction of ``recommended`` at which torch raises an out-of-memory error: on MPS the high watermark, on
             CUDA the value of ``limit_memory``; ``None`` if there is no limit.
         process: This process, in a training with several processes.
-        history_growth: Growth of optimizer histories since the warm-up in bytes. They are bounded, as that of LBFGS.
         releases: Number and duration of the releases of cached memory between steps.
 
     Example:
@@ -387,10 +332,8 @@ class MemoryCurve(Displayable):
     referrers: tuple[TensorReferrer, ...] = ()
     limit: float | None = None
     process: ProcessInfo = ProcessInfo()
-    history_growth: int = 0
-    releases: CacheReleases = NO_RELEASES
+    releases: CacheReleases = CacheReleases()
 
-    JSON_EXCLUDE = ("process", "history_growth")
     JSON_PROPERTIES = ("simulated", "verdict", "reason", "advice", "trends")
 
     @property
@@ -418,14 +361,9 @@ class MemoryCurve(Displayable):
     def trends(self) -> dict[str, Trend]:
         """Trend of each metric that all steady samples have."""
         series = {name: [getattr(sample, name) for sample in self.steady_samples] for name in METRIC_LABELS}
-        trends = {
+        return {
             name: classify_trend(sizes, self.growth_threshold) for name, sizes in series.items() if None not in sizes
         }
-        for name, trend in trends.items():
-            # Bounded histories explain the growth.
-            if trend.kind == GROWING and trend.last - trend.baseline <= MAX_HISTORY_RATIO * self.history_growth:
-                trends[name] = replace(trend, kind=INSUFFICIENT_DATA)
-        return trends
 
     @property
     def trend(self) -> Trend:
@@ -455,8 +393,6 @@ class MemoryCurve(Displayable):
             SAWTOOTH: f"it rose and fell by {format_percent(trend.spread)} in between",
             INSUFFICIENT_DATA: "it rose in the last epochs only",
         }
-        if self.history_growth and trend.kind == INSUFFICIENT_DATA:
-            explanations[INSUFFICIENT_DATA] = "the bounded history of an optimizer such as LBFGS is not full yet"
         metric = METRIC_LABELS[self.deciding_metric].capitalize()
         return f"{metric} went from {first} to {last}; {explanations[trend.kind]}."
 
@@ -465,13 +401,7 @@ class MemoryCurve(Displayable):
         """Suggested action."""
         likely_cause = self.likely_cause
         if self.verdict != GROWING:
-            advice = ADVICE[self.verdict]
-            if self.verdict == INSUFFICIENT_DATA and self.history_growth:
-                advice = "Keep training until the history is full, or reduce history_size."
-            if likely_cause is None:
-                return advice
-            introduction = "Memory use is low so far, but" if advice == ADVICE[FLAT] else f"{advice} However,"
-            return f"{introduction} {likely_cause}. {DETACH_REMEDY}"
+            return f"{likely_cause}. {DETACH_REMEDY}" if likely_cause else ADVICE[self.verdict]
         if likely_cause and not likely_cause.num_graphs:
             return f"{GROWTH_CAUSES['allocated'][0]}: {likely_cause}. {KEEP_FEWER_REMEDY}"
         metric = "graphs" if likely_cause and self.deciding_metric != "allocated" else self.deciding_metric
@@ -491,10 +421,6 @@ class MemoryCurve(Displayable):
         """Return the curve with an additional sample."""
         return replace(self, samples=(*self.samples, sample))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return samples, trends, verdict and rank as JSON-compatible values."""
-        return {**super().to_dict(), "process": self.process.rank, "processes": self.process.world_size}
-
     @property
     def limits(self) -> tuple[AxisMarker, ...]:
         """Recommended maximum of the device and the limit of torch, in bytes."""
@@ -508,19 +434,13 @@ class MemoryCurve(Displayable):
     @property
     def charts(self) -> tuple[Chart, ...]:
         """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
-        warm_up = self.epoch_samples[:1]
         return (
-            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits, warm_up),
+            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits),
             self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),
         )
 
     def _make_chart(
-        self,
-        caption: str,
-        names: Mapping[str, str],
-        height: float,
-        limits: Iterable[AxisMarker] = (),
-        warm_up: Iterable[MemorySample] = (),
+        self, caption: str, names: Mapping[str, str], height: float, limits: Iterable[AxisMarker] = ()
     ) -> Chart:
         """Return a chart of some metrics over the epochs; distant limits are omitted."""
         series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
@@ -547,8 +467,7 @@ class MemoryCurve(Displayable):
                 for limit in limits
                 if limit.position <= MAX_REFERENCE_LINE_RATIO * highest
             ),
-            tuple(AxisMarker(sample.epoch, "warm-up ends") for sample in warm_up),
-            height,
+            height=height,
         )
         return Chart(caption, lines=tuple(lines), axes=axes)
 
@@ -556,13 +475,13 @@ class MemoryCurve(Displayable):
         """Return the verdict, its reason, the suggested action, and the metrics of each epoch."""
         rows: list[tuple[str, ...]] = []
         for sample in self.epoch_samples:
-            sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident, sample.swap)
+            sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident)
             note = "" if rows else "warm-up"
-            rows.append((str(sample.epoch), str(sample.step), *map(format_bytes, sizes), sample.pressure or "", note))
-        columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "swap", "pressure", "")
+            rows.append((str(sample.epoch), str(sample.step), *map(format_bytes, sizes), note))
+        columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "")
         return Report(
             f"Memory on {self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {self.verdict}",
-            tuple(filter(None, (self.reason, self.advice, *self.releases.sentences, self.process.sentence))),
+            tuple(filter(None, (self.reason, self.advice, self.releases.sentence))),
             (
                 Table("Memory after each epoch", columns, tuple(rows), collapsed=True),
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),

@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._utils.clock import current_time, time_call
@@ -31,19 +31,9 @@ from ..devices.registry import get_device
 from ..devices.request import normalize_device
 from ..errors import ConfigurationError, DeviceUnavailableError
 from ..session import SESSION
-from .curve import (
-    GROWING,
-    MAX_TIME_FRACTION,
-    NO_RELEASES,
-    CacheReleases,
-    MemoryCurve,
-    MemorySample,
-    ProcessInfo,
-    TrendKind,
-    take_sample,
-)
-from .guards import Guards, validate_guards
-from .holders import HISTORY, TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers
+from .curve import GROWING, CacheReleases, MemoryCurve, MemorySample, ProcessInfo, TrendKind, take_sample
+from .guards import Guards
+from .holders import TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +52,8 @@ if TYPE_CHECKING:
 # step that follows an empty cache.
 DEFAULT_RELEASE_FACTOR = 2.0
 MIN_EXCESS_BYTES = 1 << 30
+# Maximum fraction of the training time for all releases. The first is always allowed, because its duration is unknown.
+MAX_TIME_FRACTION = 0.02
 # Minimum time between two readings of the memory. A reading takes 0.13 ms on an H100 (measured 2026-11-26 with
 # benchmarks/training.py), which would be 2% of a step of 7 ms.
 SECONDS_BETWEEN_READINGS = 0.1
@@ -75,7 +67,7 @@ class CacheReleaser:
     """
 
     def __init__(self, device: Device, factor: float | None) -> None:
-        self.releases = NO_RELEASES
+        self.releases = CacheReleases()
         self._device = device
         self._factor = factor
         self._start = current_time()
@@ -97,28 +89,26 @@ class CacheReleaser:
         if now < self._next_reading and not self._is_first_step:
             return
         self._next_reading = now + SECONDS_BETWEEN_READINGS
+        count = self.releases.count
+        seconds = self.releases.seconds
         training_seconds = now - self._start
         memory = self._device.memory_stats()
         reserved = memory.reserved or 0
-        highest = max(self.releases.highest, reserved)
-        releases = replace(self.releases, training_seconds=training_seconds, highest=highest)
         if self._is_first_step:
             self._step_memory = max(self._step_memory, reserved)
             self._is_first_step = False
         needed = self._step_memory if memory.peak is None else memory.peak
         excess = reserved - max(needed, self._remaining)
-        if reserved > self._factor * needed and excess > MIN_EXCESS_BYTES:
-            allowed_seconds = MAX_TIME_FRACTION * training_seconds
-            if releases.count and releases.seconds + self._last_seconds > allowed_seconds:
-                releases = replace(releases, postponed=releases.postponed + 1)
-            else:
-                # Waiting for the device is not counted, because this work is part of the training.
-                self._device.synchronize()
-                self._last_seconds = time_call(self._device.empty_cache)
-                self._remaining = self._device.memory_stats().reserved or 0
-                self._is_first_step = True
-                releases = replace(releases, count=releases.count + 1, seconds=releases.seconds + self._last_seconds)
-        self.releases = releases
+        is_allowed = count == 0 or seconds + self._last_seconds <= MAX_TIME_FRACTION * training_seconds
+        if reserved > self._factor * needed and excess > MIN_EXCESS_BYTES and is_allowed:
+            # Waiting for the device is not counted, because this work is part of the training.
+            self._device.synchronize()
+            self._last_seconds = time_call(self._device.empty_cache)
+            self._remaining = self._device.memory_stats().reserved or 0
+            self._is_first_step = True
+            count += 1
+            seconds += self._last_seconds
+        self.releases = CacheReleases(count, seconds, training_seconds)
 
 
 class EpochHooks:
@@ -228,13 +218,9 @@ class EpochHooks:
         After every ``every_n_steps`` steps, release memory and take a sample.
         """
         self._steps += 1
-        self.release_if_grown()
+        self._releaser.after_step()
         if self.every_n_steps and self._steps % self.every_n_steps == 0:
             self._take_sample(boundary=False)
-
-    def release_if_grown(self) -> None:
-        """Empty the cache of the device if ``release_when`` is exceeded, without counting a step."""
-        self._releaser.after_step()
 
     def end_epoch(self) -> MemorySample:
         """End an epoch: release memory and return the new sample."""
@@ -251,19 +237,6 @@ class EpochHooks:
             name = f"Process {process.rank} of {process.world_size} on {self.device}"
             warn(f"{name}: {self.curve.reason} {self.curve.advice}")
         return sample
-
-    def epochs(self, epochs: int | Iterable[object]) -> Epochs:
-        """Return a loop over epochs, numbered from 0, that calls ``end_epoch`` after each.
-
-        Raises:
-            ConfigurationError: If ``epochs`` is not a number of epochs or an iterable.
-        """
-        count = as_integer(epochs)
-        if count is not None and 0 <= count <= sys.maxsize:
-            epochs = range(count)
-        if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
-            raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
-        return Epochs(self, epochs)
 
     def __enter__(self) -> EpochHooks:  # noqa: PYI034 - Self came with Python 3.11
         return self
@@ -291,50 +264,48 @@ class EpochHooks:
         last = self.curve.epoch_samples[-1]
         if self._warm_up_referrers is None:
             self._warm_up_referrers = find_tensor_referrers()
-        growing = replace(self.curve, history_growth=0).verdict == GROWING
-        grown: dict[TensorReferrer, int] = {}
+        growing = self.verdict == GROWING
+        grown: list[TensorReferrer] = []
         if growing or (last.allocated or 0) > (first.allocated or 0):
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers())
-        history_growth = sum(size for referrer, size in grown.items() if referrer.kind == HISTORY)
         # Graphs whose tensors were freed by a backward pass are small, but still a bug.
-        referrers = tuple(
-            referrer for referrer in grown if referrer.kind != HISTORY and (growing or referrer.num_graphs > 1)
-        )
-        self.curve = replace(self.curve, referrers=referrers, history_growth=history_growth)
+        referrers = tuple(referrer for referrer in grown if growing or referrer.num_graphs > 1)
+        self.curve = replace(self.curve, referrers=referrers)
 
 
-@dataclass(frozen=True)
-class Epochs:
+class Epochs(EpochHooks):
     """Loop over epochs that ends each epoch, even if the loop is left early or by an error.
 
-    Attributes:
-        hooks: End-of-epoch hooks, with the curve.
+    Args:
+        epochs: Number of epochs, or an iterable.
+        device: Device of the training, as in :class:`EpochHooks`.
+        options: Other arguments of :class:`EpochHooks`.
+
+    Raises:
+        ConfigurationError: If ``epochs`` is not a number of epochs or an iterable, or if another argument is not valid.
     """
 
-    hooks: EpochHooks
-    _epochs: Iterable[object]
-
-    @property
-    def curve(self) -> MemoryCurve:
-        """Samples so far, with the verdict."""
-        return self.hooks.curve
-
-    def step(self) -> None:
-        """Count a step."""
-        self.hooks.step()
+    def __init__(self, epochs: int | Iterable[object], device: DeviceArgument = None, **options: Any) -> None:
+        count = as_integer(epochs)
+        if count is not None and 0 <= count <= sys.maxsize:
+            epochs = range(count)
+        if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
+            raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
+        super().__init__(device, **options)
+        self._iterable = epochs
 
     def __len__(self) -> int:
-        return len(self._epochs)  # type: ignore[arg-type]  # Python raises a TypeError if there is no length
+        return len(self._iterable)  # type: ignore[arg-type]  # Python raises a TypeError if there is no length
 
     def __iter__(self) -> Iterator[Any]:
         # Stored in a local variable, because the globals of this module may be gone at interpreter shutdown.
         is_finalizing = sys.is_finalizing
-        for epoch in self._epochs:
+        for epoch in self._iterable:
             try:
                 yield epoch
             finally:
                 if not is_finalizing():
-                    self.hooks.end_epoch()
+                    self.end_epoch()
 
 
 def epochs(epochs: int | Iterable[object], device: DeviceArgument = None, **options: Any) -> Epochs:
@@ -346,14 +317,14 @@ def epochs(epochs: int | Iterable[object], device: DeviceArgument = None, **opti
         options: Other arguments of :class:`EpochHooks`.
 
     Returns:
-        A loop over 0, 1, 2 ..., or over the iterable, with ``curve`` and ``hooks``.
+        A loop over 0, 1, 2 ..., or over the iterable, with the attributes of :class:`EpochHooks`.
 
     Example:
         >>> loop = epochs(2, "cpu")
         >>> [epoch for epoch in loop], len(loop.curve.epoch_samples)
         ([0, 1], 2)
     """
-    return EpochHooks(device, **options).epochs(epochs)
+    return Epochs(epochs, device, **options)
 
 
 def last_curve() -> MemoryCurve | None:
@@ -420,15 +391,12 @@ def arguments(library: str, device: DeviceArgument = None) -> dict[str, bool]:
     return {"use_cpu": not backend.is_accelerator, "dataloader_pin_memory": backend.pins_memory}
 
 
-def callback(
-    library: str, device: DeviceArgument = None, *, guards: Guards | None = None, **options: Any
-) -> GuardedTraining:
+def callback(library: str, device: DeviceArgument = None, **options: Any) -> GuardedTraining:
     """Return a callback for the trainer of a library, with end-of-epoch hooks and guards.
 
     Args:
         library: ``"trainer"`` for ``transformers.Trainer``, ``"lightning"`` for the Trainer of Lightning.
         device: Device, as in :class:`EpochHooks`. A warning is issued if the trainer uses another one.
-        guards: Guards. If ``None``, use ``Guards()``, which enables all guards.
         options: Other arguments of :class:`EpochHooks`.
 
     Returns:
@@ -439,7 +407,7 @@ def callback(
     """
     check_choice("library", library, ("trainer", "lightning"))
     callback_class = _trainer_class() if library == "trainer" else _lightning_class()
-    return callback_class(validate_guards(guards), device, options)
+    return callback_class(device, options)
 
 
 class GuardedTraining:
@@ -453,8 +421,8 @@ class GuardedTraining:
     LIBRARY: ClassVar[str]
     DEVICE_REMEDY: ClassVar[str]
 
-    def __init__(self, guards: Guards, device: DeviceArgument, options: dict[str, Any]) -> None:
-        self.guards = guards
+    def __init__(self, device: DeviceArgument, options: dict[str, Any]) -> None:
+        self.guards = Guards()
         self.hooks = EpochHooks(device, **options)
         self._selected_device = self.hooks.device
 
@@ -466,19 +434,11 @@ class GuardedTraining:
     def begin(self, device: object, epoch: int, step: int) -> None:
         """Start a curve on the device that the trainer uses, and warn if that is not the selected one."""
         name = normalize_device(str(device))
-        remedy = self.DEVICE_REMEDY.format(get_device(self._selected_device).type)
-        warn_device_mismatch(self.LIBRARY, name, self._selected_device, remedy)
+        selected_type = get_device(self._selected_device).type
+        if get_device(name).type != selected_type:
+            remedy = self.DEVICE_REMEDY.format(selected_type)
+            warn(f"{self.LIBRARY} uses {name}, but {self._selected_device} was selected. {remedy}")
         self.hooks.begin(name, epoch, step)
-
-
-def warn_device_mismatch(library: str, device: str, selected: str, remedy: str) -> None:
-    """Warn if a library uses a device other than the selected one; a device without index matches the first GPU."""
-    kind, _, index = normalize_device(selected).partition(":")
-    if kind == get_device(device).type:
-        if index in {"", "0"} or normalize_device(device) == selected:
-            return
-        remedy = f"Set CUDA_VISIBLE_DEVICES={index} before torch is imported, and select 'cuda'."
-    warn(f"{library} uses {device}, but {selected} was selected. {remedy}")
 
 
 @functools.cache
@@ -508,7 +468,7 @@ def _trainer_class() -> type[GuardedTraining]:
             self.guards.watch(model, next_step)
 
         def on_substep_end(self, *_state: object, **_objects: object) -> None:
-            self.hooks.release_if_grown()
+            self.hooks._releaser.after_step()  # noqa: SLF001 - a part of a step is not counted
 
         def on_step_end(self, *_state: object, **_objects: object) -> None:
             self.hooks.step()

@@ -3,8 +3,8 @@
 On MPS, a label outside the model's label range gives a loss near zero, without an error. A token outside the vocabulary
 gives a row of zeros (keras#23664, pytorch#144824, #154235; torch checks labels after 2.13, pytorch#187559).
 
-To add a guard, add its name, description and issues to ``GUARD_DESCRIPTIONS``. If it checks the values of a batch, add
-its fields to ``RANGES``. If it checks a model, call it in ``Guards.watch``.
+To add a guard, add its name to ``GUARD_NAMES``. If it checks the values of a batch, add its fields to ``RANGES``. If it
+checks a model, call it in ``Guards.watch``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .._render.display import Displayable, Report, Table
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import suggest
-from ..devices.moving import named_tensors, underlying_values, unwrap_model
+from ..devices.moving import named_tensors, unwrap_model
 from ..errors import ConfigurationError, InvalidBatchError, NonFiniteError
 from ..models.files import find_position_embeddings, max_positions
 
@@ -52,7 +51,6 @@ class ModelLimits:
         num_labels: Number of labels; valid labels are from 0 to ``num_labels - 1``.
         vocab_size: Number of tokens in the vocabulary.
         type_vocab_size: Number of token types.
-        max_position_embeddings: Number of positions.
         max_tokens: Maximum number of tokens in a row; less than the number of positions in models such as RoBERTa.
         pad_token_id: Token that pads rows, if the model does not count it as a position.
     """
@@ -60,7 +58,6 @@ class ModelLimits:
     num_labels: int | None = None
     vocab_size: int | None = None
     type_vocab_size: int | None = None
-    max_position_embeddings: int | None = None
     max_tokens: int | None = None
     pad_token_id: int | None = None
 
@@ -78,16 +75,15 @@ def infer_limits(model: torch.nn.Module) -> ModelLimits:
     token_types = embeddings.get("token_type_embeddings")
     # Without a table of positions, rows that are longer than in pretraining are not an error.
     table = find_position_embeddings(model)
-    padding = positions = max_tokens = None
+    padding = max_tokens = None
     if table is not None:
         padding = table.padding_idx  # RoBERTa counts positions from here and skips padding.
-        positions = table.weight.shape[0] - getattr(table, "offset", 0)  # OPT and BART skip the first rows.
-        max_tokens = max_positions(model) or positions
+        # OPT and BART skip the first rows.
+        max_tokens = max_positions(model) or table.weight.shape[0] - getattr(table, "offset", 0)
     return ModelLimits(
         num_labels=_count_labels(model),
         vocab_size=count_tokens(model),
         type_vocab_size=None if token_types is None else token_types.num_embeddings,
-        max_position_embeddings=positions,
         max_tokens=max_tokens,
         pad_token_id=padding,
     )
@@ -158,34 +154,24 @@ RANGES = {
     **dict.fromkeys(LABELS, FieldRange("labels", "num_labels", "labels", LABELS_REMEDY)),
     "input_ids": FieldRange("token_ids", "vocab_size", "token ids", RESIZE_REMEDY),
     "token_type_ids": FieldRange("token_ids", "type_vocab_size", "token types", f"{TOKENIZER_REMEDY}."),
-    "position_ids": FieldRange(
-        "token_ids", "max_position_embeddings", "positions", "Omit position_ids, or shorten the rows."
-    ),
 }
 
 
-def _get_integer_fields(batch: object, prefix: str) -> dict[str, torch.Tensor]:
+def _get_integer_fields(batch: object) -> dict[str, torch.Tensor]:
     """Return the fields of a batch with integers that are checked, on the CPU."""
     import torch
 
     inputs = batch[0] if isinstance(batch, (list, tuple)) and batch else batch
-    raw_fields = dict(inputs) if isinstance(inputs, Mapping) else {}
+    values = dict(inputs) if isinstance(inputs, Mapping) else {}
     if inputs is not batch:
-        raw_fields["labels"] = get_labels(batch)
+        values["labels"] = get_labels(batch)
     fields = {}
     for name in RANGES:
-        if not hasattr(raw_fields.get(name), "dtype"):
+        tensor = values.get(name)
+        if not isinstance(tensor, torch.Tensor) or tensor.is_floating_point() or tensor.dtype == torch.bool:
             continue
-        try:
-            values = torch.as_tensor(raw_fields[name])
-        except (TypeError, ValueError):  # torch raises these for text and for objects.
-            message = f"{prefix}{name} is an array of {raw_fields[name].dtype}, not of numbers."
-            raise InvalidBatchError(message, "Pass numbers, such as the index of each label.") from None
-        if values.layout != torch.strided:
-            continue
-        is_integer = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-        if is_integer and values.numel() and not values.is_meta:
-            fields[name] = torch.atleast_1d(values.cpu().to(torch.int64))
+        if tensor.numel():
+            fields[name] = torch.atleast_1d(tensor.cpu().to(torch.int64))
     return fields
 
 
@@ -198,7 +184,7 @@ def get_labels(batch: object) -> object:
 
 def _check_length(fields: Mapping[str, torch.Tensor], limits: ModelLimits, prefix: str) -> None:
     """Raise an error if a row has more tokens than the model has positions."""
-    if "input_ids" not in fields or "position_ids" in fields or limits.max_tokens is None:
+    if "input_ids" not in fields or limits.max_tokens is None:
         return
     tokens = fields["input_ids"]
     longest = tokens.shape[-1]
@@ -261,29 +247,21 @@ def get_loss(output: object) -> torch.Tensor | None:
 
 
 def _iter_float_tensors(value: object) -> Iterator[torch.Tensor]:
-    """Yield the detached float tensors in a value; of sparse and nested tensors, yield the values."""
+    """Yield the detached float tensors in a value."""
     for _, tensor in named_tensors(value):
-        if tensor.is_floating_point() and not tensor.is_meta:
-            yield underlying_values(tensor.detach())
+        if tensor.is_floating_point():
+            yield tensor.detach()
 
 
-# Description of each guard, with the issues that it is based on.
-GUARD_DESCRIPTIONS = {
-    "labels": ("raises on labels outside the model's label range", "keras#23664, pytorch#187559"),
-    "token_ids": ("raises on tokens, types, positions and rows that have no embedding", "pytorch#154235, #123119"),
-    "nonfinite": ("raises at the first loss that is NaN or infinite", ""),
-}
-GUARD_NAMES = tuple(GUARD_DESCRIPTIONS)
+GUARD_NAMES = ("labels", "token_ids", "nonfinite")
 
 # Guards by watched model. Both are referenced weakly, or the model would never be released. A failed training leaves
 # its guards here until the next training watches the model.
 WATCHED_MODELS: weakref.WeakKeyDictionary[torch.nn.Module, Guards] = weakref.WeakKeyDictionary()
 
 
-class Guards(Displayable):
+class Guards:
     """Guards of one training, for Trainer callbacks, Accelerate and plain loops.
-
-    ``print(Guards())`` lists them with descriptions and issues:
 
     - ``labels`` and ``token_ids``: On MPS, invalid values give a loss near zero and rows of zeros, without an error. The
       limits are those of the watched model.
@@ -309,8 +287,6 @@ class Guards(Displayable):
 Give the model as many labels as the data has (num_labels), or renumber the labels.
     """
 
-    JSON_PROPERTIES = ("on",)
-
     def __init__(self, disable: Iterable[str] = ()) -> None:
         names = disable if isinstance(disable, Iterable) and not isinstance(disable, str) else (disable,)
         disable = tuple(map(str, names))
@@ -326,13 +302,6 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         self._batches = 0
         # Sums of the outputs of modules in the current forward pass, by the name of the module.
         self._sums: deque[tuple[str, torch.Tensor]] = deque(maxlen=MAX_RECORDED_SUMS)
-
-    def to_report(self) -> Report:
-        """Return the enabled guards with their descriptions and issues."""
-        rows = tuple((name, *GUARD_DESCRIPTIONS[name]) for name in self.on)
-        off = ", ".join(name for name in GUARD_NAMES if name not in self.on)
-        sentences = (f"Off: {off}.",) if off else ()
-        return Report(f"Guards: {len(rows)} on", sentences, (Table("", ("guard", "description", "issue"), rows),))
 
     def watch(self, model: torch.nn.Module, get_step: Callable[[], int] | None = None) -> Guards:
         """Infer the limits of a model and check the losses of its forward passes until :meth:`unwatch`.
@@ -378,7 +347,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         """Check a batch before it is moved to the device.
 
         Args:
-            batch: Mapping of names to tensors or arrays, or pair of inputs and labels.
+            batch: Mapping of names to tensors, or pair of inputs and labels.
             step: Step number for errors. If ``None``, batches are counted.
 
         Raises:
@@ -386,7 +355,7 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         """
         self._batches = self._batches + 1 if step is None else step
         prefix = f"Step {self._batches:,}: "
-        fields = _get_integer_fields(batch, prefix)
+        fields = _get_integer_fields(batch)
         for name, values in fields.items():
             if RANGES[name].guard in self.on:
                 _check_range(name, values, self._limits, prefix)
@@ -457,12 +426,3 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
         if not all(bool(weight.isfinite().all()) for weight in weights):
             raise NonFiniteError(f"{step}{problem}; a weight of {name} is already NaN or infinite.", WEIGHT_REMEDY)
         raise NonFiniteError(f"{step}{problem}; it first appears in the output of {name}.", OUTPUT_REMEDY)
-
-
-def validate_guards(guards: Guards | None) -> Guards:
-    if guards is not None and not isinstance(guards, Guards):
-        raise ConfigurationError(
-            f"guards must be nb.Guards(...), got {describe_value(guards)}.",
-            "Pass nb.Guards(disable=[...]) with the names of the guards to disable.",
-        )
-    return guards or Guards()

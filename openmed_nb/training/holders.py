@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
@@ -30,7 +30,7 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from .._render.display import Displayable, JsonMixin, Report, Table, format_bytes, pluralize
 from .._utils.text import short_type_name
@@ -41,13 +41,6 @@ from ..errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
     from torch.autograd.graph import Node
-
-Kind = TypeVar("Kind")
-
-
-def _is_instance(value: object, kind: type[Kind]) -> TypeGuard[Kind]:
-    """Return whether a value is an instance of a type, without reading its ``__class__``, which a proxy computes."""
-    return issubclass(type(value), kind)
 
 
 def live_tensors() -> list[torch.Tensor]:
@@ -65,9 +58,9 @@ def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that no lazy parameter or tensor subclass is triggered
         tensors = list(tensors)
-        reached = (*tensors, *_iter_saved_tensors(map(_get_grad_fn, tensors)))
-        storages = (tensor.untyped_storage() for tensor in reached if _has_storage(tensor))
-        return {storage._cdata: storage.nbytes() for storage in storages}  # noqa: SLF001 - shared by all wrappers of a storage
+        storages = map(_get_storage, (*tensors, *_iter_saved_tensors(map(_get_grad_fn, tensors))))
+        # All wrappers of a storage have the same address.
+        return {storage._cdata: storage.nbytes() for storage in storages if storage is not None}  # noqa: SLF001
 
 
 def _iter_saved_tensors(nodes: Iterable[Node | None]) -> Iterator[torch.Tensor]:
@@ -91,17 +84,12 @@ def _iter_saved_tensors(nodes: Iterable[Node | None]) -> Iterator[torch.Tensor]:
         if kind not in names:
             names[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
         for name in names[kind]:
-            yield from (value for value in _read_saved_values(node, name) if isinstance(value, torch.Tensor))
-
-
-def _read_saved_values(node: Node, name: str) -> Iterable[object]:
-    """Return the values that a node stores under a name, without calling unpack hooks."""
-    try:
-        saved = getattr(node, name)
-    except RuntimeError:  # A backward pass has freed the tensor.
-        return ()
-    values = saved if isinstance(saved, (list, tuple)) else (saved,)
-    return [getattr(value, "data", None) for value in values]  # torch 2.6 does not have this attribute.
+            with suppress(RuntimeError):  # A backward pass has freed the tensor.
+                saved = getattr(node, name)
+                for value in saved if isinstance(saved, (list, tuple)) else (saved,):
+                    tensor = getattr(value, "data", None)  # torch 2.6 does not have this attribute.
+                    if isinstance(tensor, torch.Tensor):
+                        yield tensor
 
 
 def _get_grad_fn(tensor: torch.Tensor) -> Node | None:
@@ -112,12 +100,13 @@ def _get_grad_fn(tensor: torch.Tensor) -> Node | None:
         return None
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has a storage; sparse, meta and fake tensors and wrappers have none."""
-    import torch
-
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - torch has no public name for it
-    return tensor.layout == torch.strided and not wrapped and tensor.untyped_storage().device.type != "meta"
+def _get_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage of a tensor, or ``None`` for sparse, meta and fake tensors and for wrappers."""
+    try:
+        storage = tensor.untyped_storage()
+    except RuntimeError:
+        return None
+    return None if storage.device.type == "meta" else storage
 
 
 UNNAMED = "(reached by no name)"
@@ -135,9 +124,6 @@ MAX_CHILDREN = 10_000
 # argument of getrefcount.
 UNSHARED_REFERENCES = 3
 
-# Kind of the history of an optimizer, which stops growing at its bound.
-HISTORY = "bounded history"
-
 # Functions that iterate the items of a container, and do not call those of a subclass.
 ITEM_ITERATORS: dict[type, Callable[[Any], Iterable[object]]] = {
     dict: dict.values,
@@ -147,8 +133,12 @@ ITEM_ITERATORS: dict[type, Callable[[Any], Iterable[object]]] = {
     frozenset: frozenset.__iter__,
     deque: deque.__iter__,
 }
-# Types that hold no tensors or reference everything. Types are compared, so that no proxy is triggered.
-LEAF_TYPES = (str, bytes, int, float, type, ModuleType, CodeType, FrameType, TracebackType, type(None))
+# Types that hold no tensors, reference everything, or create variables for each thread. The types of values are
+# compared, because a proxy computes its class.
+LEAF_TYPES = (
+    *(str, bytes, int, float, type, type(None)),
+    *(ModuleType, CodeType, FrameType, TracebackType, threading.local),
+)
 
 
 @dataclass(frozen=True)
@@ -187,22 +177,22 @@ def make_referrer_table(referrers: Iterable[TensorReferrer], caption: str = "") 
 
 
 @dataclass(frozen=True, repr=False)
-class TensorReferrers(Displayable, Sequence[TensorReferrer]):
-    """Referrers of tensors, largest first."""
+class TensorReferrers(Displayable):
+    """Referrers of tensors.
+
+    Attributes:
+        referrers: Referrers, largest first.
+        simulated: Whether a simulated MPS is active.
+    """
 
     referrers: tuple[TensorReferrer, ...]
     simulated: bool = False
 
-    def __len__(self) -> int:
-        return len(self.referrers)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.referrers[index]
-
     def to_report(self) -> Report:
         """Return a table of the referrers."""
-        verb = "holds" if len(self) == 1 else "hold"
-        return Report(f"{pluralize(len(self), 'name')} {verb} tensors", tables=(make_referrer_table(self),))
+        count = len(self.referrers)
+        title = f"{pluralize(count, 'name')} {'holds' if count == 1 else 'hold'} tensors"
+        return Report(title, tables=(make_referrer_table(self.referrers),))
 
 
 def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> TensorReferrers:
@@ -239,10 +229,10 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - so that no tensor subclass is triggered
         for name, kind, tensor in _iter_reached_tensors(_iter_roots() if namespace is None else namespace.items()):
             tensors_by_name[name, kind].append(tensor)
-    referrers = []
-    for (name, kind), tensors in tensors_by_name.items():
-        num_graphs = sum(_get_grad_fn(tensor) is not None for tensor in tensors)
-        referrers.append(TensorReferrer(name, kind, len(tensors), sum(storage_sizes(tensors).values()), num_graphs))
+        referrers = []
+        for (name, kind), tensors in tensors_by_name.items():
+            num_graphs = sum(_get_grad_fn(tensor) is not None for tensor in tensors)
+            referrers.append(TensorReferrer(name, kind, len(tensors), sum(storage_sizes(tensors).values()), num_graphs))
     referrers.sort(key=lambda referrer: referrer.size, reverse=True)
     if namespace is None:
         named = storage_sizes(chain.from_iterable(tensors_by_name.values()))
@@ -252,17 +242,17 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
     return TensorReferrers(tuple(referrers), is_mps_simulated())
 
 
-def grown_referrers(before: Iterable[TensorReferrer], after: Iterable[TensorReferrer]) -> dict[TensorReferrer, int]:
-    """Return the referrers of ``after`` that hold more bytes than ``before``, with their growth, largest first."""
-    sizes = {referrer.name: referrer.size for referrer in before}
-    growth = {referrer: referrer.size - sizes.get(referrer.name, 0) for referrer in after}
+def grown_referrers(before: TensorReferrers, after: TensorReferrers) -> list[TensorReferrer]:
+    """Return the referrers of ``after`` that hold more bytes than ``before``, with the largest growth first."""
+    sizes = {referrer.name: referrer.size for referrer in before.referrers}
+    growth = {referrer: referrer.size - sizes.get(referrer.name, 0) for referrer in after.referrers}
     grown = [referrer for referrer in growth if growth[referrer] > 0]
-    return {referrer: growth[referrer] for referrer in sorted(grown, key=growth.__getitem__, reverse=True)}
+    return sorted(grown, key=growth.__getitem__, reverse=True)
 
 
 # Name and kind of the referrer of a value if the value is a tensor, the name of the value, and the value. A search
 # creates millions of them, so they are plain tuples.
-Child = tuple[str, str, str, object]
+Child = tuple[str, str, str, Any]
 
 
 def _iter_reached_tensors(roots: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -276,8 +266,8 @@ def _iter_reached_tensors(roots: Iterable[tuple[str, object]]) -> Iterator[tuple
         if id(value) in seen or issubclass(type(value), LEAF_TYPES):
             continue
         seen.add(id(value))
-        if _is_instance(value, torch.Tensor):
-            if _has_storage(value):
+        if issubclass(type(value), torch.Tensor):
+            if _get_storage(value) is not None:
                 yield referrer, kind, value
             # RuntimeError as in _get_grad_fn. torch warns if the gradient of a tensor that is not a leaf is read.
             with suppress(RuntimeError):
@@ -290,79 +280,58 @@ def _iter_reached_tensors(roots: Iterable[tuple[str, object]]) -> Iterator[tuple
             pending.extend((child, depth + 1) for child in (*tensors, *containers[-MAX_CHILDREN:]))
 
 
-def _iter_children(name: str, value: object) -> Iterator[Child]:  # noqa: C901 - a branch for each kind of object
+def _iter_children(name: str, value: Any) -> Iterator[Child]:
     """Yield the children of a container or an object."""
     import torch
 
     kind = type(value).__name__
-    item_name = f"{name}[...]"
-    # The parameters and buffers of a module are its tensors. The other attributes are those of its submodules.
-    if _is_instance(value, torch.nn.Module):
+    attributes: list[tuple[str, object]] = []
+    items: Iterable[object] = ()
+    iterator = next((ITEM_ITERATORS[base] for base in type(value).__mro__ if base in ITEM_ITERATORS), None)
+    if iterator is not None:
+        items = list(iterator(value))
+    elif issubclass(type(value), torch.nn.Module):
+        # The parameters and buffers of a module are its tensors. The other attributes are those of its submodules.
         yield from ((name, kind, name, tensor) for tensor in (*value.parameters(), *value.buffers()))
         for inner, submodule in value.named_modules(prefix=name):
             for attribute, child in list(vars(submodule).items()):
                 if attribute not in {"_parameters", "_buffers", "_modules"}:
-                    yield f"{inner}.{attribute}", "attribute", f"{inner}.{attribute}", child
-        return
-    for base, iterate in ITEM_ITERATORS.items():
-        if issubclass(type(value), base):
-            yield from ((name, kind, item_name, item) for item in list(iterate(value)))
-            return
-    # The bounded history of an optimizer, as of LBFGS, is one referrer.
-    if _is_instance(value, torch.optim.Optimizer) and "history_size" in getattr(value, "defaults", ()):
-        for state in chain.from_iterable(states.values() for states in value.state.values()):
-            items = state if isinstance(state, (list, tuple, deque)) else [state]
-            yield from ((f"{name}.state", HISTORY, f"{name}.state", item) for item in items)
-    for attribute, child in list(_get_attributes(value).items()):
-        yield f"{name}.{attribute}", "attribute", f"{name}.{attribute}", child
-    if not _is_instance(value, FunctionType):  # A function refers to all globals.
-        yield from ((name, kind, item_name, child) for child in gc.get_referents(value))
-
-
-def _get_attributes(value: object) -> Mapping[str, object]:
-    """Return the attributes of an object; for a function, its defaults and the variables of its closure."""
-    if _is_instance(value, FunctionType):
-        closure: dict[str, object] = {}
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
-            with suppress(ValueError):  # The variable has no value yet.
-                closure[name] = cell.cell_contents
-        return {**closure, "__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
-    attributes: dict[str, object] = {}
-    if issubclass(type(value), threading.local):  # Reading its __dict__ would create one for this thread.
-        return attributes
-    for base in type(value).__mro__:
-        for attribute, member in list(vars(base).items()):
+                    attributes.append((f"{inner}.{attribute}", child))
+    elif issubclass(type(value), FunctionType):  # A function refers to all globals.
+        items = (value.__closure__, value.__defaults__, value.__kwdefaults__)
+    else:
+        for base in type(value).__mro__:
+            descriptor = vars(base).get("__dict__")
             # A proxy defines another kind of __dict__, which would be that of the object behind it.
-            if attribute == "__dict__" and isinstance(member, (GetSetDescriptorType, MemberDescriptorType)):
-                attributes |= member.__get__(value)
-            elif type(member) is MemberDescriptorType and attribute != "__weakref__":
-                with suppress(AttributeError):  # The slot has no value.
-                    attributes[attribute] = member.__get__(value)
-    return attributes
+            if isinstance(descriptor, (GetSetDescriptorType, MemberDescriptorType)):
+                attributes.extend(
+                    (f"{name}.{attribute}", child) for attribute, child in descriptor.__get__(value).items()
+                )
+        items = gc.get_referents(value)
+    yield from ((path, "attribute", path, child) for path, child in attributes)
+    yield from ((name, kind, f"{name}[...]", item) for item in items)
 
 
 def _iter_roots() -> Iterator[tuple[str, object]]:
     """Yield the variables of ``__main__``, user-named ones first, of other modules, and of calling functions."""
     main = vars(sys.modules["__main__"])
     hidden = {name for name in main if str(name).startswith("_") or name in {"In", "Out"}}
-    yield from _iter_with_class_attributes("__main__", sorted(main.items(), key=lambda item: item[0] in hidden))
+    yield from sorted(main.items(), key=lambda item: item[0] in hidden)
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if type(module) is ModuleType else None
         is_excluded = name.partition(".")[0] == PACKAGE or module is sys.modules["__main__"]
         if is_excluded or not isinstance(file, str) or not _is_user_file(file):
             continue
-        variables = [
-            (variable, value) for variable, value in vars(module).copy().items() if not variable.startswith("__")
-        ]
-        module_name = module.__name__
-        named_values = _iter_with_class_attributes(module_name, variables)
-        yield from ((f"{module_name}.{variable}", value) for variable, value in named_values)
+        for variable, value in vars(module).copy().items():
+            if not variable.startswith("__"):
+                yield f"{module.__name__}.{variable}", value
     # Frames that called this package, outermost first.
     calling_frames: list[FrameType] = []
     caller: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public access to the variables of the caller
     while caller is not None:
         is_main = caller.f_globals is main and caller.f_code.co_name == "<module>"
-        if not is_main and not _is_package_frame(caller):
+        module_name = str(caller.f_globals.get("__name__", ""))
+        if not is_main and not module_name.startswith(f"{PACKAGE}."):
             calling_frames.insert(0, caller)
         caller = caller.f_back
     for frame in calling_frames:
@@ -376,14 +345,6 @@ def _is_user_file(file: str) -> bool:
     return not (file.startswith((*library_paths, "<frozen ")) or INSTALLED_FOLDERS & set(Path(file).parts))
 
 
-def _iter_with_class_attributes(module: str, variables: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield variables, and the attributes of those classes that the module itself defines."""
-    for name, value in variables:
-        yield name, value
-        if _is_instance(value, type) and value.__module__ == module:
-            yield from ((f"{name}.{attribute}", child) for attribute, child in list(vars(value).items()))
-
-
 def _get_variables(frame: FrameType) -> list[tuple[str, object]]:
     """Return the variables of a frame; ``self`` is named by its type."""
     # Before Python 3.13, the frame of a function keeps this copy, and with it the values of the variables. An unused
@@ -394,7 +355,3 @@ def _get_variables(frame: FrameType) -> list[tuple[str, object]]:
     if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED_REFERENCES:
         copy.clear()
     return variables
-
-
-def _is_package_frame(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith(f"{PACKAGE}.")

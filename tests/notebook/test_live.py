@@ -59,7 +59,7 @@ def test_live_curve_escapes_names():
 def test_hooks_update_the_live_curve(capsys):
     """With live=True a widget is shown, and is drawn again after each epoch."""
     loop = nb.epochs(2, "cpu", live=True)
-    live = loop.hooks.live_curve
+    live = loop.live_curve
     values = []
     live.observe(lambda change: values.append(change["new"]), "value")
     list(loop)
@@ -84,7 +84,7 @@ def test_live_curve_is_one_output_of_a_kernel(kernel):
     assert reply.status == "ok"
     assert [message["text/plain"] for message in reply.shown] == [repr(LiveMemoryCurve())]
     assert reply.streams == {}
-    assert "image/svg+xml" in kernel.value("loop.hooks.live_curve.value")
+    assert "image/svg+xml" in kernel.value("loop.live_curve.value")
 
 
 FORKED = """
@@ -94,7 +94,8 @@ def train():
     from accelerate import Accelerator
     epochs = nb.epochs(2, Accelerator(cpu=True), live=True)
     list(epochs)
-    print(f"{epochs.curve.process.sentence} It has {len(epochs.curve.epoch_samples)} epochs.")
+    process = epochs.curve.process
+    print(f"This is process {process.rank} of {process.world_size}. It has {len(epochs.curve.epoch_samples)} epochs.")
 
 from accelerate import debug_launcher
 debug_launcher(train, num_processes=2)

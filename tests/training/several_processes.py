@@ -29,7 +29,6 @@ def write_result(loop_name: str, curve: Any) -> None:
         "device": curve.device,
         "epochs": len(curve.epoch_samples),
         "displayed": len(DISPLAYED),
-        "sentence": curve.to_report().sentences[-1],
     }
     Path(sys.argv[1], f"{loop_name} {curve.process.rank}.json").write_text(json.dumps(result), "utf-8")
     DISPLAYED.clear()
@@ -53,7 +52,7 @@ def train_with_accelerate() -> None:
     trained = make_model()
     loader = torch.utils.data.DataLoader(make_samples(), batch_size=4)
     trained, optimizer, loader = accelerator.prepare(trained, torch.optim.SGD(trained.parameters(), 0.1), loader)
-    epochs = nb.epochs(3, accelerator, live=True)
+    epochs = nb.epochs(2, accelerator, live=True)
     for _epoch in epochs:
         for batch in loader:
             accelerator.backward(trained(**batch).loss)
@@ -66,7 +65,7 @@ def train_with_accelerate() -> None:
 def train_with_trainer(folder: Path) -> None:
     """Train with Trainer of transformers."""
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
-    size = {"num_train_epochs": 2, "per_device_train_batch_size": 4}
+    size = {"num_train_epochs": 1, "per_device_train_batch_size": 4}
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=True, **size, **quiet)
     callback = nb.training.callback("trainer", "cpu", live=True)
     Trainer(make_model(), arguments, train_dataset=make_samples(), callbacks=[callback]).train()

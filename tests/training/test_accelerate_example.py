@@ -13,6 +13,8 @@ from accelerate.state import AcceleratorState
 
 import openmed_nb as nb
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_with_accelerate.py"
 LAUNCH = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node", "2")
@@ -35,7 +37,6 @@ def assert_learned(text, device):
     assert re.search(r"^memory: (flat|insufficient data)$", text, flags=re.MULTILINE), text
 
 
-@pytest.mark.slow
 @pytest.mark.real_computer
 @pytest.mark.parametrize("launcher", [LAUNCH, TORCHRUN])
 def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
@@ -51,7 +52,7 @@ def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
 
 
 @pytest.mark.real_computer  # It starts its own simulation.
-@pytest.mark.parametrize("device", ["cpu", pytest.param("mps", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("device", ["cpu", "mps"])
 def test_example_trains_in_one_process(device, capsys):
     AcceleratorState._reset_state(reset_partial_state=True)
     with nb.simulated_mps("8 GiB") if device == "mps" else contextlib.nullcontext():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer
 
 import openmed_nb as nb
@@ -17,39 +17,35 @@ pytestmark = [
     pytest.mark.real_computer,  # Each test selects its device, and starts its simulation for MPS.
 ]
 
-EPOCHS = 6
+EPOCHS = 5
 FLAT_AND_LEAKING = pytest.mark.parametrize("leaking", [False, True], ids=["flat", "leaking"])
 FIRST_ON_THE_CPU = pytest.mark.parametrize("device", ["cpu", pytest.param("mps", marks=pytest.mark.slow)])
 
 
-@contextlib.contextmanager
 def use_device(device):
     """Make a device available: the CPU, or a simulated MPS."""
-    with nb.simulated_mps("8 GiB") if device == "mps" else contextlib.nullcontext():
-        yield
+    return nb.simulated_mps("8 GiB") if device == "mps" else contextlib.nullcontext()
 
 
-def assert_verdict(curve, leaking, simulated=False, name="losses"):
+def assert_verdict(curve, leaking, simulated=False):
     """Assert the verdict on tensors and, for a leak, that the advice names the list."""
-    assert len(curve.epoch_samples) == EPOCHS
+    assert [sample.epoch for sample in curve.epoch_samples] == list(range(1, EPOCHS + 1))
     assert curve.simulated is simulated
-    assert ("SIMULATED" in str(curve)) is simulated
     assert curve.trends["allocated"].kind == ("growing" if leaking else "flat"), str(curve)
     if leaking:
-        assert curve.advice.startswith("Tensors are retained: ")
-        assert curve.referrers[0].name.endswith(name)
-        assert curve.referrers[0].num_graphs == curve.referrers[0].tensors > EPOCHS
-        assert f"{curve.referrers[0].name} (" in curve.advice
-        assert curve.referrers[0].name in curve._repr_html_()
+        cause = curve.referrers[0]
+        assert curve.advice.startswith(f"Tensors are retained: {cause.name} (")
+        assert cause.name.endswith("losses")
+        assert cause.num_graphs == cause.tensors > EPOCHS
 
 
 class Network(nn.Module):
-    """Small convolutional network for images of 3 x 32 x 32."""
+    """Small convolutional network for images of 3 x 16 x 16."""
 
     def __init__(self):
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5))
-        self.classifier = nn.Linear(16 * 10 * 10, 10)
+        self.classifier = nn.Linear(64, 10)
 
     def forward(self, images):
         return self.classifier(self.features(images).flatten(1))
@@ -59,8 +55,8 @@ class Network(nn.Module):
 def pictures():
     """Synthetic images with their classes."""
     numbers = torch.Generator().manual_seed(0)
-    data = torch.randn(16, 3, 32, 32, generator=numbers), torch.randint(0, 10, (16,), generator=numbers)
-    return torch.utils.data.TensorDataset(*data)
+    data = torch.randn(128, 3, 16, 16, generator=numbers), torch.randint(0, 10, (128,), generator=numbers)
+    return DataLoader(TensorDataset(*data), batch_size=64)
 
 
 @FLAT_AND_LEAKING
@@ -82,23 +78,20 @@ def test_verdict_of_plain_loop(device, leaking, tagger, make_batch):
                 losses.append(loss if leaking else loss.item())
 
     assert_verdict(loop.curve, leaking, simulated=device == "mps")
-    assert loop.curve.epoch_samples[-1].step == 2 * EPOCHS
-    assert len(losses) == 2 * EPOCHS
+    assert loop.curve.epoch_samples[-1].step == len(losses) == 2 * EPOCHS
 
 
 @FLAT_AND_LEAKING
 def test_verdict_of_convolutional_network_with_accelerate(leaking, pictures):
-    torch.manual_seed(0)
     losses = []
     accelerator = Accelerator(**nb.training.arguments("accelerate", "cpu"))
     network = Network()
-    loader = DataLoader(pictures, batch_size=8)
-    model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), loader)
+    model, optimizer, loader = accelerator.prepare(network, torch.optim.Adam(network.parameters()), pictures)
     loop = nb.epochs(EPOCHS, accelerator)
     for _ in loop:
-        for images, classes in loader:
+        for batch in loader:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images), classes)
+            loss = compute_loss(model, batch)
             accelerator.backward(loss, retain_graph=leaking)
             optimizer.step()
             losses.append(loss if leaking else loss.item())
@@ -107,18 +100,14 @@ def test_verdict_of_convolutional_network_with_accelerate(leaking, pictures):
 
 
 @FIRST_ON_THE_CPU
-def test_retained_outputs_without_graphs_are_named(device, tagger, make_batch):
+def test_retained_outputs_without_graphs_are_named(device):
     outputs = []
-    with use_device(device), torch.inference_mode():
-        model = tagger.to(device).eval()
+    with use_device(device):
         loop = nb.epochs(EPOCHS, device)
-        for _ in loop:
-            batch = nb.training.to_device(make_batch(rows=16, length=32), device)
-            outputs.append(model(**batch).logits.expand(512, -1, -1, -1).contiguous())
+        outputs.extend(torch.zeros(1 << 20, device=device) for _ in loop)
 
-    assert (loop.hooks.verdict, loop.curve.deciding_metric) == ("growing", "allocated")
-    assert loop.curve.referrers[0].name == "outputs"
-    assert loop.curve.referrers[0].num_graphs == 0
+    assert (loop.verdict, loop.curve.deciding_metric) == ("growing", "allocated")
+    assert (loop.curve.referrers[0].name, loop.curve.referrers[0].num_graphs) == ("outputs", 0)
 
 
 @pytest.fixture
@@ -153,24 +142,21 @@ def test_verdict_of_trainer(device, leaking, train):
         curve = train(device, kind=LeakingTrainer if leaking else Trainer)
 
     assert_verdict(curve, leaking, simulated=device == "mps")
-    assert [sample.epoch for sample in curve.epoch_samples] == list(range(1, EPOCHS + 1))
     assert curve.epoch_samples[-1].step == 2 * EPOCHS
 
 
 def test_reused_callback_starts_new_curve(train):
     callback = nb.training.callback("trainer", "cpu")
-    first = train(epochs=2, callback=callback)
-    second = train(epochs=3, callback=callback)
+    curves = [train(epochs=epochs, callback=callback) for epochs in (1, 2)]
 
-    assert [len(curve.epoch_samples) for curve in (first, second)] == [2, 3]
-    assert second.samples[0].epoch == 1
+    assert [len(curve.epoch_samples) for curve in curves] == [1, 2]
 
 
 def test_trainer_resumes_counts_from_checkpoint(train, tmp_path):
-    train(epochs=2, save_strategy="epoch")
-    curve = train(epochs=4, resume=str(tmp_path / "out" / "checkpoint-4"))
+    train(epochs=1, save_strategy="epoch")
+    curve = train(epochs=2, resume=str(tmp_path / "out" / "checkpoint-2"))
 
-    assert [(sample.epoch, sample.step) for sample in curve.epoch_samples] == [(3, 6), (4, 8)]
+    assert [(sample.epoch, sample.step) for sample in curve.epoch_samples] == [(2, 4)]
 
 
 def test_trainer_on_another_device_warns(train):
@@ -197,8 +183,7 @@ def test_verdict_of_lightning(leaking, pictures, fit):
         return compute_loss(network, batch)
 
     callback = nb.training.callback("lightning", "cpu")
-    loader = DataLoader(pictures, batch_size=8)
-    fit(Network(), retain_loss if leaking else compute_loss, loader, callback, max_epochs=EPOCHS)
+    fit(Network(), retain_loss if leaking else compute_loss, pictures, callback, max_epochs=EPOCHS)
 
     assert_verdict(callback.curve, leaking)
     assert callback.curve.epoch_samples[-1].step == 2 * EPOCHS

@@ -47,31 +47,27 @@ def results(request, tmp_path_factory):
 
 @pytest.mark.real_computer
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("loop", "epochs"), [("loop", 3), ("trainer", 2)])
+@pytest.mark.parametrize(("loop", "epochs"), [("loop", 2), ("trainer", 1)])
 def test_each_process_records_its_curve(results, loop, epochs, rank):
     """Only the first process displays its curve."""
-    sentence = f"This is process {rank} of 2; each process records the curve of its device."
-    expected = {"processes": 2, "device": "cpu", "epochs": epochs}
+    expected = {"processes": 2, "device": "cpu", "epochs": epochs, "displayed": int(rank == 0)}
 
-    assert results[f"{loop} {rank}"] == {**expected, "displayed": int(rank == 0), "sentence": sentence}
+    assert results[f"{loop} {rank}"] == expected
 
 
 @pytest.mark.parametrize(
-    ("variables", "process", "displays_curve"),
+    ("variables", "process"),
     [
-        ({}, ProcessInfo(0, 1, 0), True),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, ProcessInfo(0, 2, 0), True),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ProcessInfo(3, 4, 1), False),
-        ({"RANK": "1"}, ProcessInfo(1, 1, 0), True),
-        ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1, 0), True),
+        ({}, ProcessInfo(0, 1, 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ProcessInfo(3, 4, 1)),
+        ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1, 0)),
     ],
 )
-def test_current_process_reads_launcher_variables(variables, process, displays_curve, monkeypatch):
+def test_current_process_reads_launcher_variables(variables, process, monkeypatch):
     for name, value in {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **variables}.items():
         monkeypatch.setenv(name, value)
-    found = nb.training.EpochHooks("cpu").curve.process
 
-    assert (found, found.is_main_process) == (process, displays_curve)
+    assert nb.training.EpochHooks("cpu").curve.process == process
 
 
 @pytest.mark.parametrize(
@@ -91,10 +87,8 @@ def test_process_device(device, process, expected):
 @pytest.mark.usefixtures("second_of_two")
 def test_mps_rejects_several_processes():
     with nb.simulated_mps():
-        for train in (partial(nb.epochs, 2), partial(nb.epochs, 2, "mps"), partial(nb.training.callback, "trainer")):
-            with pytest.raises(
-                DeviceUnavailableError, match=r"^MPS cannot train in 2 processes: .*160732\)\. Start one"
-            ):
+        for train in (partial(nb.epochs, 2), partial(nb.training.callback, "trainer")):
+            with pytest.raises(DeviceUnavailableError, match=r"^MPS cannot train in 2 processes: "):
                 train()
 
 
@@ -105,10 +99,10 @@ def test_growing_process_without_display_warns(rank, num_warnings, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", nb.OpenMedWarning)
-        losses = [torch.ones(1 << 18) for _epoch in nb.epochs(6, "cpu")]
+        losses = [torch.ones(1 << 18) for _epoch in nb.epochs(4, "cpu")]
     messages = [str(warning.message) for warning in warned if warning.category is nb.OpenMedWarning]
 
-    assert (len(losses), len(messages)) == (6, num_warnings)
+    assert (len(losses), len(messages)) == (4, num_warnings)
     assert all(re.match(r"Process 1 of 2 on cpu: Memory .* went from .*threshold", text) for text in messages)
 
 
