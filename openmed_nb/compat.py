@@ -24,7 +24,7 @@ from .devices.environment import (
 from .devices.request import DEVICE_VARIABLE as LEGACY_DEVICE_ENV_VAR
 from .devices.request import TORCH_DEVICE_VARIABLE as TORCH_DEVICE_ENV_VAR
 from .errors import ConfigurationError
-from .models.config import OpenMedConfig, drop_ignored_settings
+from .models.config import IGNORED_SETTINGS, OpenMedConfig, drop_ignored_settings
 from .models.registry import BUNDLED, all_aliases
 from .session import SESSION
 
@@ -45,14 +45,9 @@ MPS_ENV_DEFAULTS: Mapping[str, str] = MappingProxyType(
     {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: str(DEFAULT_HIGH), LOW_WATERMARK_VARIABLE: str(DEFAULT_LOW)}
 )
 
-# Arguments of OpenMed's loader that have no effect here, with their defaults there. Tokenizers are always fast, torch
-# selects the attention implementation, and weights are float32 by default.
-_IGNORED_ARGUMENTS = {
-    "use_fast_tokenizer": True,
-    "attn_implementation": None,
-    "load_in_4bit": False,
-    "bnb_4bit_use_double_quant": True,
-}
+# Arguments of OpenMed's loader that have no effect here. Tokenizers are always fast, and torch selects the attention
+# implementation.
+_IGNORED_ARGUMENTS = (*IGNORED_SETTINGS, "use_fast_tokenizer", "attn_implementation")
 
 
 class ModelLoader:
@@ -77,8 +72,12 @@ class ModelLoader:
             config = OpenMedConfig()
         elif isinstance(config, openmed_class):
             names = {setting.name for setting in fields(OpenMedConfig)}
-            ignored = {setting.name: setting.default for setting in fields(config) if setting.name not in names}
-            config = OpenMedConfig(**drop_ignored_settings(vars(config), ignored))
+            settings = {}
+            for setting in fields(config):
+                value = getattr(config, setting.name)
+                if setting.name in names or value != setting.default:
+                    settings[setting.name] = value
+            config = OpenMedConfig(**settings)
         elif not isinstance(config, OpenMedConfig):
             raise ConfigurationError(f"Invalid type {short_type_name(config)} for config.", "Pass an OpenMedConfig.")
         self.config = config

@@ -224,18 +224,17 @@ class Session:
         self.device_manager.enter(choice.device, self.active_device, export=self.override is not None)
         self.active_device = choice.device
 
-    def save_batch_size(self, spec: LoadSpec, device: str, batch_tokens: int | None, by: str = "") -> None:
+    def save_batch_size(self, spec: LoadSpec, device: str, batch_tokens: int | None) -> None:
         """Save the tuned batch size of a model on a device for this and later sessions on this machine.
 
         Args:
             spec: Specification of the model.
             device: Name of the device.
             batch_tokens: Number of tokens per batch. If ``None``, the saved value is removed.
-            by: Name of the function that measured the value.
         """
         from .models.records import save_batch_size
 
-        save_batch_size(spec, device, self.device_manager, self.environ, batch_tokens, by)
+        save_batch_size(spec, device, self.device_manager, self.environ, batch_tokens)
         self.models.set_batch_tokens(spec, device_type(device), batch_tokens)
 
     def apply_mps_variables(self) -> dict[str, str]:

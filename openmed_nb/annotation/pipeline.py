@@ -170,8 +170,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     def reset_calibration(self) -> None:
         """Discard the measured batch size for this device type, in this session and for later sessions."""
-        if spec := SESSION.models.spec_of(self.model):
-            SESSION.save_batch_size(spec, str(self.device), None)
+        if key := SESSION.models.key_of(self.model):
+            SESSION.save_batch_size(key.spec, str(self.device), None)
 
     def _sanitize_parameters(
         self,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from .._utils.text import describe_value, short_type_name
 from .._utils.validation import suggest
@@ -15,35 +15,45 @@ from .._utils.warning import warn
 from ..devices.request import DeviceRequest, parse_device_argument
 from ..errors import ConfigurationError
 
+ConfigT = TypeVar("ConfigT")
+
 BACKEND = "hf"
 
-# Backends of the openmed package that this package does not have, with the commands that install them.
-UNSUPPORTED_BACKENDS = {
-    "mlx": "python -m pip install 'openmed[mlx]'",
-    "onnx": "python -m pip install 'openmed[onnx]'",
-    "remote": "python -m pip install openmed",
-}
-
-# The settings of the class in OpenMed 3.1 (openmed/core/config.py) that have no effect here, with their defaults there.
-IGNORED_SETTINGS: dict[str, object] = {
-    **dict.fromkeys(("use_medical_tokenizer", "clinical_protect_enabled", "clinical_protect_use_builtin"), True),
-    **dict.fromkeys(("lazy_model_loading", "bnb_4bit_use_double_quant", "remote_inference_verify_tls"), True),
-    **dict.fromkeys(("load_in_4bit", "transliteration_aware_name_matching"), False),
-    **dict.fromkeys(("medical_tokenizer_exceptions", "chinese_user_dict_path", "chinese_target_script")),
-    **dict.fromkeys(("clinical_protect_terms", "batch_size", "num_workers", "onnx_intra_op_num_threads", "profile")),
-    **dict.fromkeys(("pii_model", "pii_model_revision", "remote_inference_endpoint", "remote_inference_tokenizer")),
-    **dict.fromkeys(("remote_inference_model_name", "remote_inference_model_version")),
-    "log_level": "INFO",
-    "timeout": 300,
-    "chinese_segmentation_backend": "jieba",
-    "chinese_pkuseg_domain": "medicine",
-    "onnx_variant": "auto",
-    "torch_attention_backend": "auto",
-    "cjk_width_convention": "cjk",
-    "indic_name_similarity_threshold": 0.8,
-    "remote_inference_protocol": "http",
-    "remote_inference_timeout_seconds": 30.0,
-}
+# The settings of the class in OpenMed 3.1 (openmed/core/config.py) that have no effect here.
+IGNORED_SETTINGS = (
+    "batch_size",
+    "bnb_4bit_use_double_quant",
+    "chinese_pkuseg_domain",
+    "chinese_segmentation_backend",
+    "chinese_target_script",
+    "chinese_user_dict_path",
+    "cjk_width_convention",
+    "clinical_protect_enabled",
+    "clinical_protect_terms",
+    "clinical_protect_use_builtin",
+    "indic_name_similarity_threshold",
+    "lazy_model_loading",
+    "load_in_4bit",
+    "log_level",
+    "medical_tokenizer_exceptions",
+    "num_workers",
+    "onnx_intra_op_num_threads",
+    "onnx_variant",
+    "pii_model",
+    "pii_model_revision",
+    "profile",
+    "remote_inference_endpoint",
+    "remote_inference_model_name",
+    "remote_inference_model_version",
+    "remote_inference_protocol",
+    "remote_inference_timeout_seconds",
+    "remote_inference_tokenizer",
+    "remote_inference_verify_tls",
+    "timeout",
+    "torch_attention_backend",
+    "transliteration_aware_name_matching",
+    "use_medical_tokenizer",
+)
 
 # Valid types of the settings. A string for a flag, such as "no", would be truthy.
 SETTING_TYPES: dict[str, tuple[type, ...]] = {
@@ -69,67 +79,32 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 DEFAULT_STRATEGY = "first"
 
 
-def drop_ignored_settings(settings: Mapping[str, Any], ignored: Mapping[str, object]) -> dict[str, Any]:
-    """Return settings of OpenMed without those that have no effect here.
-
-    One warning names the ignored settings whose values differ from the defaults of OpenMed.
-    """
-    # Compared as text, because comparing a tensor or an array does not return a bool.
-    changed = sorted(name for name in settings if name in ignored and repr(settings[name]) != repr(ignored[name]))
-    if len(changed) == 1:
-        warn(f"OpenMed's {changed[0]} has no effect in openmed_nb. Remove it.")
-    elif changed:
-        warn(f"OpenMed's {' and '.join(changed)} have no effect in openmed_nb. Remove them.")
-    return {name: value for name, value in settings.items() if name not in ignored}
+def drop_ignored_settings(settings: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]:
+    """Return settings without those of OpenMed that have no effect here. One warning names those."""
+    dropped = sorted(settings.keys() & set(ignored))
+    if dropped:
+        warn(f"Settings of OpenMed have no effect in openmed_nb: {', '.join(dropped)}. Remove them.")
+    return {name: value for name, value in settings.items() if name not in dropped}
 
 
+def _accept_openmed_settings(cls: type[ConfigT]) -> type[ConfigT]:
+    """Let the constructor of a class accept the settings of OpenMed that have no effect here."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def accepting_init(self: ConfigT, *arguments: object, **settings: object) -> None:
+        init(self, *arguments, **drop_ignored_settings(settings, IGNORED_SETTINGS))
+
+    cls.__init__ = accepting_init  # type: ignore[assignment]
+    return cls
+
+
+@_accept_openmed_settings
 @dataclass(frozen=True)
-class _Settings:
-    """The settings of this package, without those of OpenMed."""
-
-    backend: str | None = BACKEND
-    device: str | None = None
-    dtype: str = "float32"
-    revision: str | None = None
-    cache_dir: str | os.PathLike[str] | None = None
-    hf_token: str | None = field(default=None, repr=False)
-    local_only: bool = False
-    default_org: str = "OpenMed"
-    remote_code_allowed: tuple[str, ...] = ()
-    allow_pickle: bool = False
-
-    def __post_init__(self) -> None:
-        backend = str(self.backend)
-        if command := UNSUPPORTED_BACKENDS.get(backend):
-            message = (
-                f"The backend {describe_value(backend)} is not supported by openmed_nb, which runs PyTorch models."
-            )
-            raise ConfigurationError(message, f"Use it through the openmed package: {command}.")
-        if self.backend not in (BACKEND, None):
-            raise ConfigurationError(f"{describe_value(backend)} is not a valid backend.", f"Use {BACKEND!r}.")
-        if self.device is not None:
-            object.__setattr__(self, "device", parse_device_argument(self.device))
-            DeviceRequest.parse(str(self.device), "OpenMedConfig")
-        for name, types in SETTING_TYPES.items():
-            _check_type(name, getattr(self, name), types)
-        allowed: str | Iterable[str] = self.remote_code_allowed
-        allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
-        for model in allowed:
-            _check_type("remote_code_allowed", model, (str,))
-        object.__setattr__(self, "remote_code_allowed", allowed)
-        dtype = normalize_dtype(self.dtype)
-        if dtype not in DTYPES:
-            raise ConfigurationError(
-                f"{describe_value(dtype)} is not a valid dtype.", f"Use one of {', '.join(DTYPES)}."
-            )
-        object.__setattr__(self, "dtype", dtype)
-
-
-class OpenMedConfig(_Settings):
+class OpenMedConfig:
     """Settings for finding and loading models, including the keyword arguments of OpenMed's class of this name.
 
-    Settings of OpenMed without effect here, such as ``timeout``, are named in one warning, except those with the default
-    values of OpenMed.
+    Settings of OpenMed without effect here, such as ``timeout``, are named in one warning.
 
     Args:
         backend: ``"hf"`` or ``None``: Hugging Face models on PyTorch, the only supported backend.
@@ -155,19 +130,46 @@ class OpenMedConfig(_Settings):
         >>> OpenMedConfig(backend="mlx")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: The backend 'mlx' is not supported by openmed_nb, which runs PyTorch models. \
-Use it through the openmed package: python -m pip install 'openmed[mlx]'.
+        openmed_nb.errors.ConfigurationError: 'mlx' is not a backend of openmed_nb, which runs PyTorch models. \
+Use 'hf', or the openmed package.
     """
 
-    if not TYPE_CHECKING:  # Its signature is that of the settings of this package, also for type checkers.
+    backend: str | None = BACKEND
+    device: str | None = None
+    dtype: str = "float32"
+    revision: str | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    hf_token: str | None = field(default=None, repr=False)
+    local_only: bool = False
+    default_org: str = "OpenMed"
+    remote_code_allowed: tuple[str, ...] = ()
+    allow_pickle: bool = False
 
-        @functools.wraps(_Settings.__init__)
-        def __init__(self, *arguments: object, **settings: object) -> None:
-            super().__init__(*arguments, **drop_ignored_settings(settings, IGNORED_SETTINGS))
+    def __post_init__(self) -> None:
+        if self.backend not in (BACKEND, None):
+            backend = describe_value(str(self.backend))
+            message = f"{backend} is not a backend of openmed_nb, which runs PyTorch models."
+            raise ConfigurationError(message, f"Use {BACKEND!r}, or the openmed package.")
+        if self.device is not None:
+            object.__setattr__(self, "device", parse_device_argument(self.device))
+            DeviceRequest.parse(str(self.device), "OpenMedConfig")
+        for name, types in SETTING_TYPES.items():
+            _check_type(name, getattr(self, name), types)
+        allowed: str | Iterable[str] = self.remote_code_allowed
+        allowed = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+        for model in allowed:
+            _check_type("remote_code_allowed", model, (str,))
+        object.__setattr__(self, "remote_code_allowed", allowed)
+        dtype = normalize_dtype(self.dtype)
+        if dtype not in DTYPES:
+            raise ConfigurationError(
+                f"{describe_value(dtype)} is not a valid dtype.", f"Use one of {', '.join(DTYPES)}."
+            )
+        object.__setattr__(self, "dtype", dtype)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> OpenMedConfig:
-        """Return settings from a mapping, such as the result of :meth:`to_dict` or of OpenMed's method of that name.
+        """Return settings from a mapping, such as the result of :meth:`to_dict`.
 
         Args:
             settings: Settings by name. Missing settings have their defaults.
@@ -177,7 +179,7 @@ Use it through the openmed package: python -m pip install 'openmed[mlx]'.
                 that name.
 
         Example:
-            >>> OpenMedConfig.from_dict({"device": "cpu", "timeout": 300}).device
+            >>> OpenMedConfig.from_dict({"device": "cpu"}).device
             'cpu'
         """
         if not isinstance(settings, Mapping):

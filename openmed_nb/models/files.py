@@ -1,7 +1,7 @@
 """The files of a model: types and sizes, required contents, forbidden settings, hashes, and the maximum input length.
 
-transformers acts on many settings of a ``config.json`` and of tokenizer files. Most describe the model. The settings in the
-tables below make transformers import, download or open something else. A model with such a setting is rejected unless the
+transformers acts on many settings of a ``config.json`` and of tokenizer files. Most describe the model. The settings below make
+transformers import, download or open something else. A model with such a setting is rejected unless the
 user trusts it by name. All checks run before transformers reads any file of the model.
 """
 
@@ -33,7 +33,6 @@ ARCHITECTURE_SUFFIX = "ForTokenClassification"
 MAX_SHARDS = 1000
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-DISTRIBUTED_SHARD_PATTERN = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
 
 # A config.json may refer to another file for a version of transformers, such as config.4.0.0.json.
 CONFIG_PATTERNS = ("config*.json", "*.py")
@@ -59,21 +58,8 @@ MAX_PLAUSIBLE_LENGTH = 1_000_000
 # Names of the maximum input length in configurations. MPT has no position embeddings, but the same limit.
 MAX_LENGTH_KEYS = ("max_position_embeddings", "max_seq_len")
 
-# Names of the position embeddings of tokens. Those of boxes, word pairs and images have other names or are not next to the
-# token embeddings.
-POSITION_EMBEDDING_NAMES = (
-    "position_embeddings",
-    "position_embedding",
-    "position_embedding_table",
-    "position_embeds_layer",
-    "positions_embed",
-    "positional_embedding",
-    "positional_embeddings",
-    "embed_positions",
-    "pos_embed",
-    "pos_emb",
-    "wpe",
-)
+# Names of the position embeddings of tokens in transformers. Those of boxes and images have other names.
+POSITION_EMBEDDING_NAMES = ("position_embeddings", "embed_positions", "wpe")
 
 # Cyrillic, cuneiform and runic letters and an emoji that few vocabularies contain.
 RARE_CHARACTERS = "\ua66e \U00012000 \u16a0 \U0001f9ff"
@@ -91,25 +77,17 @@ DOWNLOAD_AGAIN_REMEDY = "Download the model again, or use another model."
 JsonObject = dict[str, Any]
 
 MIB = 1 << 20
+MAX_JSON_BYTES = 128 * MIB
 
 # Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
 # 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46. A directory may have
 # larger files of other names, which are not loaded.
 MAX_FILE_BYTES = {
-    "tokenizer*.json": 128 * MIB,
+    "tokenizer*.json": MAX_JSON_BYTES,
     "*.index.json": 64 * MIB,
     **dict.fromkeys(("config*.json", "*_config.json", "special_tokens_map.json", "added_tokens.json"), 16 * MIB),
     **dict.fromkeys(("vocab.*", "merges.txt", "*.model", "chat_template*", "*.jinja"), 32 * MIB),
 }
-
-# Suffixes of files. A directory may have any other name.
-FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin", ".jinja", ".py")
-
-# A safetensors file starts with the length of its header, which has about 100 bytes per tensor.
-HEADER_LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 16 * MIB
-
-MAX_LABELS = 10_000
 
 
 def check_file(path: Path, name: str) -> None:
@@ -122,35 +100,28 @@ def check_file(path: Path, name: str) -> None:
     except (OSError, ValueError) as error:  # A loop of links, or an invalid name.
         reason = getattr(error, "strerror", None) or "invalid file name"
         raise InvalidModelError(f"{file} cannot be read: {reason}.", DOWNLOAD_AGAIN_REMEDY) from error
-    if stat.S_ISDIR(status.st_mode) and not path.name.endswith(FILE_SUFFIXES):
+    if stat.S_ISDIR(status.st_mode):  # A directory is not read as a file.
         return
     if not stat.S_ISREG(status.st_mode):
         raise InvalidModelError(f"{file} is not a regular file.", "Replace it by a regular file.")
     max_bytes = next((limit for pattern, limit in MAX_FILE_BYTES.items() if fnmatchcase(path.name, pattern)), math.inf)
     if status.st_size > max_bytes:
         raise InvalidModelError(f"{file} is larger than {max_bytes // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
-    header_bytes = 0
-    if path.name.endswith(".safetensors"):
-        with contextlib.suppress(OSError), path.open("rb") as weights:  # The load reports a damaged file.
-            header_bytes = int.from_bytes(weights.read(HEADER_LENGTH_BYTES), "little")
-    if MAX_HEADER_BYTES < header_bytes < status.st_size:
-        problem = f"has a header that is larger than {MAX_HEADER_BYTES // MIB} MiB"
-        raise InvalidModelError(f"{file} {problem}.", DOWNLOAD_AGAIN_REMEDY)
 
 
-def read_json(file: Path, max_bytes: int = 128 * MIB) -> Any:
+def read_json(file: Path) -> Any:
     """Return the contents of a JSON file.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is not a regular file, larger than ``max_bytes``, or not valid JSON.
+        ValueError: If it is not a regular file, too large, or not valid JSON.
         RecursionError: If it is nested too deeply.
     """
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
-    if status.st_size > max_bytes:
-        raise ValueError(f"it is larger than {max_bytes // MIB} MiB")
+    if status.st_size > MAX_JSON_BYTES:
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES // MIB} MiB")
     return json.loads(file.read_text("utf-8"))
 
 
@@ -201,13 +172,6 @@ def read_config(folder: Path, name: str) -> JsonObject:
         problem = f"cannot be read: {describe_error(error)}"
     if not isinstance(config, dict):
         raise InvalidModelError(f"The config.json of {describe_value(name)} {problem}.", "Download the model again.")
-    for key in ("id2label", "label2id"):
-        labels = config.get(key)
-        # The time of transformers grows with the number of labels.
-        if isinstance(labels, (dict, list)) and len(labels) > MAX_LABELS:
-            counts = f"{len(labels):,} labels; the maximum is {MAX_LABELS:,}"
-            message = f"The config.json of {describe_value(name)} has {counts}."
-            raise InvalidModelError(message, "Correct id2label in its config.json.")
     architectures = config.get("architectures")
     if (
         isinstance(architectures, list)
@@ -229,34 +193,28 @@ def check_labels(settings: JsonObject, config: PreTrainedConfig, name: str) -> N
         config: Configuration that transformers built from the settings.
         name: Name of the model.
     """
-    config_labels = settings.get("id2label")
+    stored = settings.get("id2label")
     count = settings.get("num_labels")
     labels = config.id2label
-    problem = ""
-    if not labels:
-        problem = f"The model {describe_value(name)} does not have labels."
-    elif (
-        isinstance(config_labels, dict)
+    # transformers uses num_labels, and names the labels LABEL_0, LABEL_1 and so on.
+    is_replaced = (
+        isinstance(stored, dict)
         and isinstance(count, int)
-        and count != len(config_labels)
-        # transformers uses num_labels, and names the labels LABEL_0, LABEL_1 and so on.
-        and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in config_labels.values())
-    ):
-        problem = (
-            f"The id2label of {describe_value(name)} has {len(config_labels)} labels, but its num_labels is {count}."
-        )
-    elif set(labels) != set(range(config.num_labels)) or not all(
+        and count != len(stored)
+        and not all(re.fullmatch(r"LABEL_\d+", str(label)) for label in stored.values())
+    )
+    is_complete = set(labels) == set(range(config.num_labels)) and all(
         isinstance(label, str) and label.isprintable() for label in labels.values()
-    ):
+    )
+    if is_replaced or not is_complete or not labels:
         count = config.num_labels
-        problem = f"The id2label of {describe_value(name)} does not have one string for each of its {count} labels."
-    if problem:
-        raise InvalidModelError(problem, "Correct id2label in its config.json.")
+        message = f"The id2label of {describe_value(name)} does not have one string for each of its {count} labels."
+        raise InvalidModelError(message, "Correct id2label in its config.json.")
 
 
 def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     """Check that a directory has weights that may be loaded, and return whether transformers loads them as safetensors."""
-    if any(DISTRIBUTED_SHARD_PATTERN.fullmatch(file.name) for file in folder.glob("shard-*.safetensors")):
+    if any(folder.glob("shard-*-model-*-of-*.safetensors")):
         # transformers would load them instead of the other weights, and would not report unused tensors.
         message = f"The weights of {describe_value(name)} are a distributed checkpoint."
         raise InvalidModelError(message, "Save the model with save_pretrained() in one process.")
@@ -385,37 +343,11 @@ def max_positions(model: torch.nn.Module) -> int | None:
 
 
 def find_position_embeddings(model: torch.nn.Module) -> torch.nn.Embedding | None:
-    """Return the position embeddings of tokens, or ``None`` if a model has none or computes them on demand.
-
-    A model may have other position embeddings, for images or for its decoder. Those next to the token embeddings are
-    used, or else those one module level away, as in RoFormer.
-    """
-    modules = list(model.named_modules())
-    tables = {
-        name: module
-        for name, module in modules
-        if name.rpartition(".")[2] in POSITION_EMBEDDING_NAMES
-        and hasattr(module, "padding_idx")
-        and hasattr(module, "weight")
-    }
-    try:
-        tokens = getattr(model, "get_input_embeddings", lambda: None)()
-    except NotImplementedError:  # transformers raises it for models without token embeddings.
-        tokens = None
-    weight = getattr(tokens, "weight", None)
-    if weight is None:
-        return tables.popitem()[1] if len(tables) == 1 else None
-    parents = [_parent(name) for name, module in modules if getattr(module, "weight", None) is weight]
-    siblings = [name for name in tables if _parent(name) in parents]
-    cousins = [name for name in tables if _parent(_parent(name)) in map(_parent, parents)]
-    for name in (*siblings, *cousins):
-        return None if hasattr(tables[name], "make_weight") else tables[name]
+    """Return the position embeddings of tokens, or ``None`` if a model has none or computes them on demand."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in POSITION_EMBEDDING_NAMES and hasattr(module, "padding_idx"):
+            return None if hasattr(module, "make_weight") else module
     return None
-
-
-def _parent(name: str) -> str:
-    """Return the name of the module that contains a module."""
-    return name.rpartition(".")[0]
 
 
 def max_input_length(tokenizer: PreTrainedTokenizerBase, positions: int | None) -> int:
@@ -445,30 +377,21 @@ TOKENIZER_CLASS_PATTERN = re.compile(
 CHAT_TEMPLATES = "additional_chat_templates"
 
 
-# Settings that replace checked files with unchecked files: modeling_utils._get_resolved_checkpoint_files and
-# configuration_utils.PreTrainedConfig.get_config_dict. They are rejected even for trusted models.
-FORBIDDEN_SETTINGS = {
-    "transformers_weights": "refers to other weights",
-    "configuration_files": "refers to other settings",
-}
-
-# The settings of a config.json that transformers 5.23 acts on and that must be empty, with their effects.
-# check_remote_code() handles auto_map.
-EMPTY_SETTINGS = {
-    **FORBIDDEN_SETTINGS,
+# Settings that transformers 5.23 acts on and that must be empty. check_remote_code() handles auto_map.
+UNSAFE_SETTINGS = (
+    # modeling_utils._get_resolved_checkpoint_files and configuration_utils.PreTrainedConfig.get_config_dict: refer to other
+    # files, which are not checked
+    "transformers_weights",
+    "configuration_files",
     # quantizers.auto.get_hf_quantizer: imports a package of each method; mxfp4, fp8 and others download kernels
-    "quantization_config": "requires the code of a quantization method",
+    "quantization_config",
     # configuration_utils.PreTrainedConfig.__setattr__: renames any setting, so that none can be checked
-    "attribute_map": "renames settings",
+    "attribute_map",
     # backbone_utils.consolidate_backbone_kwargs_to_config: reads the settings of another model on the hub
-    "backbone": "refers to another model",
-}
-
-# The same for tokenizer_config.json and special_tokens_map.json, which both become arguments of the tokenizer.
-EMPTY_TOKENIZER_SETTINGS = {
+    "backbone",
     # tokenization_utils_base.PreTrainedTokenizerBase._from_pretrained: are passed to the class instead of its files
-    "init_inputs": "has arguments for the tokenizer class",
-}
+    "init_inputs",
+)
 
 # Many tokenizers have this setting, but no library opens the file.
 UNUSED_FILE_SETTING = "special_tokens_map_file"
@@ -511,45 +434,37 @@ def check_remote_code(config: JsonObject, reference: ModelReference, trusted: bo
     return requested or needed
 
 
-def check_settings(folder: Path, config: JsonObject, reference: ModelReference, trusted: bool) -> None:
+def check_settings(folder: Path, config: JsonObject, reference: ModelReference) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
-    unsafe = []
+    for part in _unsafe_parts(folder, config):
+        message = f"{part} of {describe_value(reference.name)} refers to code or files outside its folder."
+        raise UntrustedModelError(message, f"Remove it or, if you trust the model, {_trust_remedy(reference)}")
+
+
+def _unsafe_parts(folder: Path, config: JsonObject) -> Iterator[str]:
+    """Yield the unsafe settings and files of a model."""
     for key, value in walk_settings(config):
-        unsafe.append(("config.json", key, _config_effect(key, value)))
+        # A setting also has effect under the name of its private attribute.
+        if _is_unsafe_setting(key.removeprefix("_").removesuffix("_internal"), value):
+            yield f"The setting {describe_names([key])} in the config.json"
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         for key, value in read_json_object(folder / file).items():
-            effect = _tokenizer_effect(key, value, folder)
-            if file == "special_tokens_map.json" and not effect and not SPECIAL_TOKENS_PATTERN.fullmatch(key):
-                effect = "is not the setting of a token"
-            unsafe.append((file, key, effect))
-    for file, key, effect in unsafe:
-        if effect and (key in FORBIDDEN_SETTINGS or not trusted):
-            remedy = f"Remove it or, if you trust the model, {_trust_remedy(reference)}"
-            if key in FORBIDDEN_SETTINGS:
-                remedy = "Remove that line."
-            setting = describe_names([key])
-            message = f"The setting {setting} in the {file} of {describe_value(reference.name)} {effect}."
-            raise UntrustedModelError(message, remedy)
-    if (folder / "adapter_config.json").is_file() and not trusted:
-        message = f"The folder of {describe_value(reference.name)} has an adapter_config.json, with which the package peft changes the model."
-        raise UntrustedModelError(
-            message, f"Merge the adapter into the weights or, if you trust it, {_trust_remedy(reference)}"
-        )
+            is_misplaced = file == "special_tokens_map.json" and not SPECIAL_TOKENS_PATTERN.fullmatch(key)
+            if is_misplaced or _is_unsafe_setting(key, value) or _is_unsafe_tokenizer_setting(key, value, folder):
+                yield f"The setting {describe_names([key])} in the {file}"
+    if (folder / "adapter_config.json").is_file():  # transformers adds the adapter if the package peft is installed.
+        yield "The adapter_config.json"
 
 
-# The following functions return the effect of an unsafe setting as a verb phrase, empty if the setting is safe.
-
-
-def _config_effect(key: str, value: object) -> str:
-    """Return the effect of a setting in a config.json, at any depth and also under the name of a private attribute."""
-    name = key.removeprefix("_").removesuffix("_internal")
+def _is_unsafe_setting(key: str, value: object) -> bool:
+    """Return whether a setting is unsafe in any file."""
     # modeling_utils.PreTrainedModel._check_and_adjust_attn_implementation; a mapping is by submodel, "" is the whole model.
     # integrations.moe.ExpertsInterface: "deepgemm" and "sonicmoe" are downloaded from the Hub in the first forward pass.
-    if name in ("attn_implementation", "experts_implementation"):
-        return "" if _is_builtin_implementation(value) else "requires code outside transformers"
-    if name == "tokenizer_class":
-        return _tokenizer_class_effect(value)
-    return EMPTY_SETTINGS.get(name, "") if value else ""
+    if key in ("attn_implementation", "experts_implementation"):
+        return not _is_builtin_implementation(value)
+    if key == "tokenizer_class":  # models.auto.tokenization_auto.tokenizer_class_from_name
+        return isinstance(value, str) and not TOKENIZER_CLASS_PATTERN.fullmatch(value)
+    return key in UNSAFE_SETTINGS and bool(value)
 
 
 def _is_builtin_implementation(value: object) -> bool:
@@ -559,35 +474,23 @@ def _is_builtin_implementation(value: object) -> bool:
     return value is None or (isinstance(value, str) and value in IMPLEMENTATIONS)
 
 
-def _tokenizer_class_effect(value: object) -> str:
-    """Return the effect of a tokenizer class (models.auto.tokenization_auto.tokenizer_class_from_name)."""
-    if isinstance(value, str) and not TOKENIZER_CLASS_PATTERN.fullmatch(value):
-        return "names a class that is not a tokenizer"
-    return ""
-
-
-def _tokenizer_effect(key: str, value: object, folder: Path) -> str:
-    """Return the effect of a setting of a tokenizer."""
-    if key == "tokenizer_class":
-        return _tokenizer_class_effect(value)
+def _is_unsafe_tokenizer_setting(key: str, value: object, folder: Path) -> bool:
+    """Return whether a setting of a tokenizer refers to a file outside the directory or to another library."""
     # tokenization_utils_tokenizers.TokenizersBackend.convert_to_native_format: a string is the path of a file.
-    if key in ("vocab", "merges") and isinstance(value, str):
-        return "refers to another file"
-    if value and key in EMPTY_TOKENIZER_SETTINGS:
-        return EMPTY_TOKENIZER_SETTINGS[key]
+    if key in ("vocab", "merges"):
+        return isinstance(value, str)
     # SentencePiece (model_file), MeCab and Sudachi (dictionaries) open the files in their arguments.
-    if value and key.endswith("_kwargs"):
-        return "has arguments for another library"
+    if key.endswith("_kwargs"):
+        return bool(value)
+    if key == UNUSED_FILE_SETTING or not key.endswith(("_file", "_files")):
+        return False
     # Some releases of transformers open the named file, others ignore it and open the default file
     # (tokenization_utils_base.get_fast_tokenizer_file also accepts "../tokenizer.4.0.0.json"). Many tokenizers contain a
     # path on the machine of their author, which does not exist here.
-    if key.endswith(("_file", "_files")) and key != UNUSED_FILE_SETTING:
-        names = value if isinstance(value, (list, dict)) else [value]
-        paths = [folder / name for name in names if isinstance(name, str) and name and "\0" not in name]
-        roots = _allowed_roots(folder)
-        if not all(_is_within(path, roots) or not path.exists() for path in paths):
-            return "refers to a file outside its folder"
-    return ""
+    names = value if isinstance(value, (list, dict)) else [value]
+    paths = [folder / name for name in names if isinstance(name, str) and name and "\0" not in name]
+    roots = _allowed_roots(folder)
+    return not all(_is_within(path, roots) or not path.exists() for path in paths)
 
 
 def check_file_locations(folder: Path, name: str) -> None:

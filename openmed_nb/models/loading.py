@@ -41,11 +41,11 @@ if TYPE_CHECKING:
         TokenClassificationPipeline,
     )
 
-# Settings for the number of modules, which Python builds one after another.
-MODULE_COUNT_PATTERN = re.compile(r"(^|_)(layers?|blocks?|groups?|experts?|repeats|networks|functions|types)(_|$)")
+# Settings for the number of labels and of modules, which Python builds one after another.
+COUNT_PATTERN = re.compile(r"(^|_)(labels|layers?|blocks?|groups?|experts?|repeats|networks|functions|types)(_|$)")
 
-# Maximum number of modules, unless the weights have more tensors. No token classifier has more.
-MAX_MODULES = 1000
+# Maximum number of modules and of labels, unless the weights have more tensors or rows. No token classifier has more modules.
+MAX_COUNT = 1000
 
 # Maximum number of elements besides the weights: masks and tables that are computed when the model is built.
 MAX_EXTRA_ELEMENTS = 2**28
@@ -241,7 +241,8 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     folder = model_folder(spec)
     settings = files.read_config(folder, name)
     trusted = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
-    files.check_settings(folder, settings, spec.reference, trusted)
+    if not trusted:
+        files.check_settings(folder, settings, spec.reference)
     safetensors = files.check_weights(folder, name, spec.config.allow_pickle)
     remote = files.check_remote_code(settings, spec.reference, trusted, spec.remote_code)
     import_transformers()
@@ -370,18 +371,12 @@ def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
 
 def _check_counts(settings: files.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
     """Raise an error for far more modules or labels than the weights have. Such a model could take forever to build."""
+    limit = max(MAX_COUNT, len(stored), _largest_size(stored))
     for key, value in files.walk_settings(settings):
-        words = set(key.split("_"))
-        limit = math.inf
-        if "labels" in words:
-            limit = max(MAX_MODULES, _largest_size(stored))
-        elif MODULE_COUNT_PATTERN.search(key):
-            limit = max(MAX_MODULES, len(stored))
         count = max(_iter_integers(value), default=0)
-        if count > limit and "size" not in words:
-            tensors = pluralize(len(stored), "tensor")
+        if COUNT_PATTERN.search(key) and count > limit:
             setting = f"{describe_names([key])} = {shorten(f'{count:,}')}"
-            message = f"The config.json of {describe_value(name)} specifies {setting}, but its weights have {tensors}."
+            message = f"The config.json of {describe_value(name)} specifies {setting}, which its weights do not have."
             raise InvalidModelError(message, "Correct its config.json.")
 
 

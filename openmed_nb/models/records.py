@@ -4,7 +4,8 @@ A record is valid for exactly one :class:`ModelIdentity`. It expires when a file
 changes, and it is not valid on another device. It contains counts and fingerprints of texts, but no text content.
 ``runbook.checks.precision`` decides whether a dtype gets a validation record. Loading only checks whether one exists.
 
-Loading in a reduced dtype without a validation record emits a warning. ``"auto"`` selects the fastest dtype that has one.
+Loading in a reduced dtype without a validation record emits a warning. ``"auto"`` selects the first dtype of
+``REDUCED_DTYPES`` that has one and is faster than float32.
 """
 
 from __future__ import annotations
@@ -13,23 +14,21 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
-from .._utils.plain import Minimum, atomic_write, from_json_data, utc_timestamp
+from .._utils.plain import Minimum, atomic_write, from_json_data
 from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.warning import warn
 from ..devices.backend import import_torch
 from ..devices.computer import DeviceManager
-from ..devices.machine import is_marked_simulated
 from ..devices.registry import get_device
 from ..errors import ConfigurationError
 from .files import hash_model_files, read_json
-from .loading import INT8, LoadSpec, model_folder, snapshot_files
+from .loading import INT8, LoadSpec, model_folder
 from .store import ModelKey
 
 # Names the directory for the records of the user. If it is not set, the user data directory of the system is used.
@@ -135,22 +134,6 @@ class ValidationMetrics:
     speedup: Ratio | None
 
 
-# The metrics that a report shows first, with their labels.
-METRIC_LABELS = {
-    "texts": "distinct texts",
-    "tokens": "tokens",
-    "non_finite_tokens": "tokens with NaN or infinity",
-    "exact": "entities that are the same",
-    "moved": "entities with different boundaries",
-    "label_changed": "entities with a different label",
-    "missing": "entities that were not found",
-    "extra": "entities that float32 does not find",
-    "reference_recall": "recall in float32",
-    "recall": "recall in this dtype",
-    "speedup": "times as fast as float32",
-}
-
-
 @dataclass(frozen=True, repr=False)
 class ValidationRecord(Displayable):
     """Record that the predictions of a model in a reduced dtype meet the acceptance criteria.
@@ -184,29 +167,14 @@ class ValidationRecord(Displayable):
         return f"{evidence.exact:,} of {entities} in {pluralize(evidence.texts, 'text')} are the same as in float32."
 
     def to_report(self) -> Report:
-        """Return the summary, the measurements, and the identity with the criteria as a collapsed table."""
+        """Return the summary, and all fields as a collapsed table."""
         identity = self.identity
-        fields = {
-            **asdict(identity),
-            "device": identity.shown_device,
-            **asdict(self.evidence),
-            "date": self.date,
-            **self.criteria,
-        }
-        values = {name: str(value) for name, value in fields.items() if value is not None}
-        measured = tuple((label, values.pop(name)) for name, label in METRIC_LABELS.items() if name in values)
-        rest = tuple((name.replace("_", " "), value) for name, value in values.items())
-        columns = ("metric", "value")
-        dtype_and_device = f"{identity.dtype} on {identity.shown_device}"
-        return Report(
-            f"Validation record: {identity.model} in {dtype_and_device}",
-            (self.summary,),
-            metrics=(
-                Table("Measurements", columns, measured),
-                Table("Identity and criteria", ("field", "value"), rest, collapsed=True),
-            ),
-            status=OK,
-        )
+        fields = {**asdict(identity), **asdict(self.evidence), "date": self.date, **self.criteria}
+        fields["device"] = identity.shown_device
+        rows = tuple((name.replace("_", " "), str(value)) for name, value in fields.items() if value is not None)
+        title = f"Validation record: {identity.model} in {identity.dtype} on {identity.shown_device}"
+        table = Table("Validation record", ("field", "value"), rows, collapsed=True)
+        return Report(title, (self.summary,), metrics=(table,), status=OK)
 
 
 @dataclass(frozen=True)
@@ -216,14 +184,10 @@ class TunedBatchSize(JsonMixin):
     Attributes:
         identity: Model, dtype, device and versions for which the record is valid.
         batch_tokens: Maximum number of tokens per batch.
-        source: Operation that measured it, such as ``nb.sweep()``.
-        date: Day of the measurement, such as ``2026-03-01``.
     """
 
     identity: ModelIdentity
     batch_tokens: Annotated[int, Minimum(1)]
-    source: str
-    date: str
 
 
 Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
@@ -237,7 +201,7 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def file(self, identity: ModelIdentity, kind: type[ValidationRecord | TunedBatchSize] = ValidationRecord) -> Path:
+    def file(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> Path:
         """Return the path of the record of an identity."""
         return self.folder / f"{identity.key}{FILE_SUFFIXES[kind]}"
 
@@ -249,44 +213,22 @@ class RecordStore:
             atomic_write(file, json.dumps(record.to_dict(), indent=2))
         return file
 
-    def remove(self, identity: ModelIdentity, kind: type[ValidationRecord | TunedBatchSize] = ValidationRecord) -> None:
+    def remove(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> None:
         """Delete the record of an identity, if it exists."""
-        file = self.file(identity, kind)
-        if file.is_file():
-            with self._writing():
-                file.unlink(missing_ok=True)
+        with self._writing():
+            self.file(identity, kind).unlink(missing_ok=True)
 
     def get(self, identity: ModelIdentity) -> ValidationRecord | None:
         """Return the validation record that is valid for an identity, or ``None``."""
         record = _read(self.file(identity), ValidationRecord)
         # The user may have renamed the file or edited the identity in it.
-        return record if isinstance(record, ValidationRecord) and record.identity.key == identity.key else None
+        return record if record and record.identity.key == identity.key else None
 
     def iter_batch_sizes(self) -> Iterator[TunedBatchSize]:
-        """Yield all tuned batch sizes, skipping damaged files."""
+        """Yield all tuned batch sizes."""
         for file in sorted(self.folder.glob(f"*{FILE_SUFFIXES[TunedBatchSize]}")):
-            record = _read(file, TunedBatchSize)
-            if isinstance(record, TunedBatchSize):
+            if record := _read(file, TunedBatchSize):
                 yield record
-
-    def explain_missing(self, identity: ModelIdentity) -> str:
-        """Return the reason why an identity has no valid validation record, as a clause; empty if it has one."""
-        if self.get(identity):
-            return ""
-        own = _read(self.file(identity), ValidationRecord)
-        if isinstance(own, str):
-            return f"its validation record is damaged ({own})"
-        for file in self.folder.glob("*.json"):
-            record = _read(file, ValidationRecord)
-            if not isinstance(record, ValidationRecord):
-                continue
-            stored = record.identity
-            # The same model by its name, or under another name by its weights.
-            is_same_model = stored.model == identity.model or stored.weights == identity.weights
-            is_relevant = stored.dtype == identity.dtype and (identity.simulated or not stored.simulated)
-            if is_same_model and is_relevant and stored.key != identity.key:
-                return "it was validated with other files, versions or another device"
-        return "it has not been validated"
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -297,14 +239,12 @@ class RecordStore:
             raise ConfigurationError(message, f"Set {DATA_VARIABLE} to a writable directory.") from error
 
 
-def _read(file: Path, kind: type[Record]) -> Record | str | None:
-    """Return the record in a file, the problem with it as text, or ``None`` if the file does not exist."""
+def _read(file: Path, kind: type[Record]) -> Record | None:
+    """Return the record in a file, or ``None`` if the file is missing or damaged."""
     try:
         record: Record = from_json_data(kind, read_json(file))
-    except (FileNotFoundError, NotADirectoryError):
+    except (OSError, ValueError, RecursionError):
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        return describe_error(error)
     return record
 
 
@@ -336,8 +276,8 @@ def load_batch_sizes(spec: LoadSpec, computer: DeviceManager, environ: Mapping[s
     return tokens
 
 
-def save_batch_size(  # noqa: PLR0913, PLR0917 - the parameters are independent of each other
-    spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str], batch_tokens: int | None, by: str
+def save_batch_size(
+    spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str], batch_tokens: int | None
 ) -> None:
     """Store the tuned batch size of a model on a device, or delete it if it is ``None``; a failure is a warning."""
     identity = identify_model(spec, spec.dtype, device, computer)
@@ -345,45 +285,27 @@ def save_batch_size(  # noqa: PLR0913, PLR0917 - the parameters are independent 
         if batch_tokens is None:
             record_store(environ).remove(identity, TunedBatchSize)
         else:
-            record_store(environ).store(TunedBatchSize(identity, batch_tokens, by, utc_timestamp()[:10]))
+            record_store(environ).store(TunedBatchSize(identity, batch_tokens))
     except ConfigurationError as error:
         warn(collapse_whitespace(str(error)))
 
 
-# The dtypes that need a validation record, in the order of preference at equal speed.
+# The dtypes that need a validation record, in the order in which "auto" selects them.
 REDUCED_DTYPES = ("bfloat16", "float16", INT8)
 
 # A reduced dtype must exceed this speedup over float32 to count as faster.
 MIN_SPEEDUP = 1.05
 
 
+NOT_VALIDATED = "it has not been validated on this device with these files and versions"
+
+
 @dataclass(frozen=True)
-class ReducedDtype(JsonMixin):
-    """A reduced dtype, with its valid validation record or the reason why it has none."""
+class ReducedDtype:
+    """A reduced dtype, with its validation status as a sentence."""
 
     dtype: str
-    record: ValidationRecord | None
-    reason: str
-
-    JSON_PROPERTIES = ("faster", "summary")
-    JSON_EXCLUDE = ("record", "reason")
-
-    @property
-    def faster(self) -> bool | None:
-        """Whether the speedup exceeds :data:`MIN_SPEEDUP`; ``None`` on a simulated device, where speed is not measured."""
-        if self.record is None:
-            return False
-        speedup = self.record.evidence.speedup
-        return None if speedup is None else speedup > MIN_SPEEDUP
-
-    @property
-    def summary(self) -> str:
-        """Status of the dtype as a sentence, without timings."""
-        if self.record is None:
-            return f"{self.reason[0].upper()}{self.reason[1:]}."
-        if self.faster is False:
-            return f"{self.record.summary} It is not clearly faster than float32."
-        return self.record.summary
+    summary: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -408,14 +330,11 @@ class DtypeChoice(Displayable):
             reason = "Requested explicitly."
         elif self.dtype not in REDUCED_DTYPES:
             reason = "Selected by 'auto': no reduced dtype is both validated here for this model and faster."
-        elif is_marked_simulated(self.device):
-            reason = "Selected by 'auto': the first dtype validated here. Speed is not measured on a simulated device."
         else:
-            reason = "Selected by 'auto': the fastest dtype that is validated here for this model."
+            reason = "Selected by 'auto': the first dtype that is validated here for this model."
         rows = tuple((candidate.dtype, candidate.summary) for candidate in self.candidates)
-        return Report(
-            f"Data type: {self.dtype} on {self.device}", (reason,), (Table("", ("dtype", "validation"), rows),)
-        )
+        table = Table("", ("dtype", "validation"), rows)
+        return Report(f"Data type: {self.dtype} on {self.device}", (reason,), (table,))
 
 
 def select_dtype(
@@ -429,24 +348,29 @@ def select_dtype(
     store = record_store(environ)
     identity = identify_model(local_spec, spec.dtype, device, computer)
     candidates = []
-    best_speedup = 0.0
     selected = "float32" if spec.dtype == "auto" else spec.dtype
     for dtype in REDUCED_DTYPES if spec.dtype == "auto" else (spec.dtype,):
         if dtype == INT8 and not get_device(device).has_int8:
             continue
-        dtype_identity = replace(identity, dtype=dtype)
+        record = store.get(replace(identity, dtype=dtype))
         if rule := computer.dtype_rejection(dtype, device):
-            candidate = ReducedDtype(dtype, None, rule.reason)
+            summary = _to_sentence(rule.reason)
+        elif record is None:
+            summary = _to_sentence(NOT_VALIDATED)
+        # The speed is not measured on a simulated device.
+        elif record.evidence.speedup is not None and record.evidence.speedup <= MIN_SPEEDUP:
+            summary = f"{record.summary} It is not clearly faster than float32."
         else:
-            candidate = ReducedDtype(dtype, store.get(dtype_identity), store.explain_missing(dtype_identity))
-        candidates.append(candidate)
-        if spec.dtype == "auto" and candidate.record and candidate.faster is not False:
-            speedup = candidate.record.evidence.speedup or 1.0
-            if speedup > best_speedup:
+            summary = record.summary
+            if selected == "float32":
                 selected = dtype
-                best_speedup = speedup
+        candidates.append(ReducedDtype(dtype, summary))
     choice = DtypeChoice(selected, spec.dtype, identity.shown_device, tuple(candidates))
     return local_spec.in_dtype(selected), choice
+
+
+def _to_sentence(clause: str) -> str:
+    return f"{clause[0].upper()}{clause[1:]}."
 
 
 @dataclass(frozen=True)
@@ -474,11 +398,10 @@ def get_dtype_validation(
     if spec.dtype not in REDUCED_DTYPES:
         return None
     identity = identify_model(spec, spec.dtype, device, computer)
-    reason = record_store(environ).explain_missing(identity)
-    folder = spec.reference.location
-    if spec.files and (not Path(folder).is_dir() or snapshot_files(folder) != spec.files):
-        reason = "its files changed since it was loaded"  # The identity of the loaded copy is then unknown.
-    remedy = f"To validate it, run {validation_command(spec, key.device)}"
+    reason = "" if record_store(environ).get(identity) else NOT_VALIDATED
+    requested = "" if key.device is None else f", device={key.device!r}"
+    arguments = f"{spec.reference.name!r}, texts, dtype={spec.dtype!r}{requested}"
+    remedy = f"To validate it, run nb.runbook.validate_precision({arguments})"
     if rule := computer.dtype_rejection(spec.dtype, device):
         reason = rule.reason
         remedy = rule.remedy
@@ -493,17 +416,3 @@ def warn_unless_validated(key: ModelKey, device: str, computer: DeviceManager, e
         problem = f"{name} is loaded in {validation.dtype} on {validation.device}, but {validation.reason}."
         consequence = "Predictions may differ from float32."
         warn(collapse_whitespace(f"{problem} {consequence} {validation.remedy}"))
-
-
-def validation_command(spec: LoadSpec, device: str | None) -> str:
-    """Return the command that validates a model in its dtype; ``device`` is ``None`` if none was requested for it."""
-    config = spec.config
-    options = {
-        "dtype": spec.dtype,
-        "device": device,
-        "revision": config.revision,
-        "cache_dir": None if config.cache_dir is None else os.fspath(config.cache_dir),
-        "allow_pickle": config.allow_pickle or None,
-    }
-    arguments = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
-    return f"nb.runbook.validate_precision({spec.reference.name!r}, texts, {arguments})"

@@ -19,7 +19,7 @@ from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import format_device
 from ..devices.memory import empty_cache
 from ..devices.request import normalize_device
-from .loading import INT8, LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_layers
+from .loading import LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_layers
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,6 @@ class LoadedModelInfo:
     dtype: str
     size: int
     follows_session: bool
-
-    @property
-    def follow_status(self) -> str:
-        """Whether the model follows the session device, with the reason if not, as text."""
-        if self.follows_session:
-            return "yes"
-        return "no: int8 stays on the CPU" if self.dtype == INT8 else "no: it was loaded for this device"
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,7 +68,7 @@ class LoadedModels(Displayable, Sequence[LoadedModelInfo]):
     def table(self) -> Table:
         """Return a table with one row per model."""
         rows = tuple(
-            (model.name, model.device, model.dtype, format_bytes(model.size), model.follow_status)
+            (model.name, model.device, model.dtype, format_bytes(model.size), "yes" if model.follows_session else "no")
             for model in self.models
         )
         return Table("", ("model", "device", "dtype", "size", "moves when you change the device"), rows)
@@ -143,10 +136,13 @@ class ModelStore:
             self._on_progress(ProgressEvent(LOADING, model_label(spec.reference.name)))
             self._on_placement(key, device)
             loaded = load_from_spec(spec, device)
-            loaded.tuned_batch_tokens.update(self._load_batch_sizes(replace(spec, folder=loaded.folder)))
+            spec = replace(spec, folder=loaded.folder)
+            loaded.tuned_batch_tokens.update(self._load_batch_sizes(spec))
             # The files of a directory may have changed since an earlier load.
             outdated = (old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
             self._drop(outdated)
+            key = replace(key, spec=spec)
+            self._drop([key])
             self._models[key] = loaded
         return self._models[key]
 
@@ -203,13 +199,8 @@ class ModelStore:
         return next((loaded for loaded in copies if normalize_device(str(loaded.model.device)) == target), None)
 
     def key_of(self, model: object) -> ModelKey | None:
-        """Return the key of a model, or ``None`` if it was not loaded by this store."""
+        """Return the key of a model, with its directory, or ``None`` if it was not loaded by this store."""
         return next((key for key, loaded in self._models.items() if loaded.model is model), None)
-
-    def spec_of(self, model: object) -> LoadSpec | None:
-        """Return the specification of a model with its directory, or ``None`` if it was not loaded by this store."""
-        loaded = ((key.spec, loaded) for key, loaded in self._models.items() if loaded.model is model)
-        return next((replace(spec, folder=copy.folder) for spec, copy in loaded), None)
 
     def set_batch_tokens(self, spec: LoadSpec, kind: str, batch_tokens: int | None) -> None:
         """Set the tuned batch size of a model on a device type in tokens; ``None`` restores the default of the device."""

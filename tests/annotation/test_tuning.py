@@ -59,7 +59,7 @@ class TestLearned:
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
         for tokens in (64, 96):  # The second one replaces the first one.
-            SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, tokens, "nb.sweep()")
+            SESSION.save_batch_size(SESSION.models.key_of(pipe.model).spec, home, tokens)
         again = self.fresh(keyword_model, home)
         choice = nb.device(home)
 
@@ -76,7 +76,7 @@ class TestLearned:
         """An explicit ``batch_tokens`` takes precedence."""
         pipe = self.fresh(keyword_model, home)
         other = nb.load_pipeline(keyword_model, device=home, aggregation_strategy="simple")
-        SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        SESSION.save_batch_size(SESSION.models.key_of(pipe.model).spec, home, 96)
         taken = pipe.batch_tokens, other.batch_tokens, nb.load_pipeline(keyword_model, device=home).batch_tokens
         pipe.batch_tokens = 32
 
@@ -89,7 +89,7 @@ class TestLearned:
         """A corrupt record is ignored."""
         pipe = self.fresh(keyword_model, home)
         usual = pipe.batch_tokens
-        SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+        SESSION.save_batch_size(SESSION.models.key_of(pipe.model).spec, home, 96)
         (file,) = data.iterdir()
         kept = json.loads(file.read_text("utf-8"))
         file.write_text(json.dumps({**kept, "identity": {**kept["identity"], name: "other"}}), "utf-8")
@@ -115,5 +115,5 @@ class TestLearned:
         pipe = self.fresh(keyword_model, home)
 
         with pytest.warns(OpenMedWarning, match="cannot be stored"):
-            SESSION.save_batch_size(SESSION.models.spec_of(pipe.model), home, 96, "nb.sweep()")
+            SESSION.save_batch_size(SESSION.models.key_of(pipe.model).spec, home, 96)
         assert pipe.batch_tokens == 96

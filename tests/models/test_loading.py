@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
 import openmed_nb as nb
+from helpers import model_families
 from openmed_nb.annotation.pipeline import build_pipeline
-from openmed_nb.errors import InvalidModelError
+from openmed_nb.errors import InvalidModelError, OpenMedWarning
 from openmed_nb.models.files import max_input_length
 from openmed_nb.models.loading import move_model
 
@@ -166,3 +167,113 @@ def test_privacy_filter_loads_with_code_of_transformers(tiny, tmp_path, load_fol
     assert loaded.config.model_type == "openai_privacy_filter"
     assert found
     assert {entity["entity_group"] for entity in found} <= labels
+
+
+def add_tensors(folder, **tensors):
+    """Add tensors to the weights of a folder; dots in their names are written as ``__``."""
+    weights = load_file(folder / "model.safetensors")
+    added = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file({**weights, **added}, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_load_rejects_weights_of_another_attention(tiny, tmp_path, load_folder):
+    """Only tensors that the settings do not have tell it from a model without relative positions."""
+    from transformers import DebertaV2Config, DebertaV2ForTokenClassification
+
+    relative = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
+    folder = tiny.save(tmp_path, DebertaV2ForTokenClassification(DebertaV2Config(**tiny.SMALL, **relative)))
+    tiny.change_json(folder / "config.json", relative_attention=False)
+    with pytest.raises(InvalidModelError, match=r"have 5 tensors .* does not have.*pos_key_proj"):
+        load_folder(folder)
+
+
+def test_load_warns_about_unused_head(folder, find):
+    """Such as a CRF."""
+    add_tensors(folder, crf__transitions=torch.ones(3, 3), crf__start_transitions=torch.ones(3))
+    with pytest.warns(OpenMedWarning, match=r"have 2 tensors that its architecture does not use.*crf\."):
+        assert find(folder) == WORDS
+
+
+@pytest.mark.parametrize("part", ["pooler__dense__weight", "embeddings__position_ids"])
+def test_unused_tensors_of_real_checkpoints_do_not_warn(folder, find, part):
+    """Real checkpoints have poolers, computed tables and pretraining heads."""
+    heads = {name: torch.arange(8) for name in ("cls__predictions__bias", "lm_head__weight")}
+    add_tensors(folder, **{f"bert__{part}": torch.arange(8)}, **heads)
+    assert find(folder) == WORDS
+
+
+def test_saved_architectures_load_without_warning(tiny, tmp_path, load_folder):
+    """Also with the additional tensors that older releases of transformers saved."""
+    for number, model in enumerate(architectures(tiny)):
+        folder = tiny.save(tmp_path / str(number), model)
+        load_folder(folder)
+        add_tensors(folder, **{name.replace(".", "__"): tensor.clone() for name, tensor in model.named_buffers()})
+        load_folder(folder)
+
+
+def architectures(tiny):
+    """Return small models of several families, for the buffers that each has."""
+    import transformers
+
+    size = {**tiny.SMALL, "pad_token_id": 0}
+    gpt = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 32}
+    neo = {**size, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]}
+    families = {
+        "Bert": size,
+        "Roberta": size,
+        "DistilBert": {"dim": 32, "hidden_dim": 37, "n_heads": 2, "n_layers": 1, "vocab_size": 32},
+        "Electra": {**size, "embedding_size": 16},
+        "GPT2": gpt,
+        "GPTNeo": neo,
+        "Longformer": {**size, "attention_window": 8},
+        "XLNet": {"d_model": 32, "n_layer": 1, "n_head": 2, "d_inner": 37, "vocab_size": 32},
+        "LayoutLM": {**size, "max_2d_position_embeddings": 64},
+        "ModernBert": {**size, "cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3},
+        "Mistral": {**size, "num_key_value_heads": 2},
+    }
+    for name, settings in families.items():
+        config = getattr(transformers, f"{name}Config")(**settings)
+        yield getattr(transformers, f"{name}ForTokenClassification")(config)
+
+
+def test_load_accepts_large_unrelated_numbers(folder, tiny, find):
+    tiny.change_json(folder / "config.json", rope_theta=10**9, seed=2**31, trained_on={"tokens": 10**12})
+    assert find(folder) == WORDS
+
+
+def test_load_accepts_many_labels(tiny, tmp_path, load_folder):
+    folder = tiny.save(tmp_path, tiny.random_bert(tuple(f"B-KIND{number}" for number in range(3000))))
+    tiny.change_json(folder / "config.json", num_labels=3000)
+    assert load_folder(folder).config.num_labels == 3000
+
+
+def test_load_completes_numbered_labels(folder, tiny, load_folder):
+    """Old configurations have fewer of them than the model has labels."""
+    names = {"0": "LABEL_0", "1": "LABEL_1"}
+    tiny.change_json(folder / "config.json", id2label=names, label2id=None, num_labels=3)
+    assert load_folder(folder).config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+
+
+@pytest.mark.parametrize("strategy", ["none", "average"])
+def test_pipeline_rejects_missing_labels(keyword_model, load_folder, strategy):
+    pipe = build_pipeline(load_folder(keyword_model), strategy, {})
+    pipe.model.config.id2label = {0: "O", 1: "B-DISEASE"}
+    with pytest.raises(InvalidModelError, match="3 labels"):
+        pipe("no asthma .")
+
+
+@pytest.mark.parametrize(
+    "family",
+    [*model_families.FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in model_families.MORE)],
+)
+def test_longest_window_of_every_family(tiny, tmp_path, load_folder, family):
+    """A text with as many tokens as the model has positions is one window, and a longer one is several."""
+    expected, _settings = model_families.ALL[family]
+    model = model_families.model_of(family, len(tiny.VOCABULARY), tiny.LABELS)
+    pipe = build_pipeline(load_folder(tiny.save(tmp_path, model)), "first", {"ignore_labels": []})
+    assert pipe.tokenizer.model_max_length == expected
+    own = expected - pipe.tokenizer.num_special_tokens_to_add()
+    for words in (own, own + 1, 3 * own):
+        text = " ".join(["patient"] * words)
+        found = pipe(text)
+        assert (found[0]["start"], found[-1]["end"]) == (0, len(text))

@@ -1,4 +1,4 @@
-"""What a model's files may not ask for: code, downloads, and files outside their folder."""
+"""Code, downloads, pickles, and files outside the folder of a model: rejected unless the user trusts the model by name."""
 
 import json
 import os
@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-import openmed_nb as nb
+from openmed_nb.errors import InvalidModelError, UntrustedModelError
+
+WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 
 KERNELS = """
 __version__ = "{version}"
@@ -43,7 +46,7 @@ def tokens(**changes):
     return "special_tokens_map.json", changes
 
 
-REFUSED = {
+REJECTED = {
     "a kernel": config(attn_implementation="org/kernel"),
     "a kernel, privately": config(_attn_implementation="org/kernel"),
     "a kernel for a part": config(text_config={"attn_implementation": {"": "sdpa", "text_config": "org/kernel"}}),
@@ -73,7 +76,7 @@ REFUSED = {
 }
 """Settings that make transformers, or what it calls, import, fetch or open something outside a model's folder."""
 
-TAKEN = {
+ACCEPTED = {
     "attention of torch": config(attn_implementation="eager", _attn_implementation={"": None, "text_config": "sdpa"}),
     "nothing": config(quantization_config=None, attn_implementation=None, backbone=None),
     "code that is not needed": config(auto_map={"AutoConfig": "own.Config"}),
@@ -133,114 +136,75 @@ def changed(tiny, outside):
     return changed
 
 
-class TestSettings:
-    """Settings that send transformers elsewhere, in a process that notices where it goes."""
-
-    def test_unsafe_settings_are_rejected(self, load_watched, changed):
-        """Each is refused in one sentence that names file and setting; nothing is imported, fetched or opened outside."""
-        for name, change in REFUSED.items():
-            answer = load_watched(changed(f"refused {name}", change))
-            assert answer["error"] == "UntrustedModelError", (name, answer)
-            assert change[0] in answer["text"], (name, answer)
-            assert "\n" not in answer["text"], (name, answer)
-            assert any(key in answer["text"] for key in keys_of(change[1])) or "adapter" in name, (name, answer)
-            assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
-
-    def test_settings_of_real_models_load_nothing_outside(self, load_watched, changed):
-        """Settings that real models have, and that nothing follows, do not keep a model from loading."""
-        for name, change in TAKEN.items():
-            answer = load_watched(changed(f"taken {name}", change))
-            assert answer["error"] == "", (name, answer)
-            assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
-
-    def test_unsafe_settings_apply_to_trusted_models(self, load_watched, changed, outside):
-        """A model that is allowed by name gets the kernel that it asks for, and the file; so the process notices both."""
-        folder = changed("allowed kernel", config(attn_implementation="kernels-community/kernel"))
-        answer = load_watched(folder, remote_code_allowed=[str(folder)])
-        assert answer["fetched"] == ["kernels-community/kernel"], answer
-        folder = changed("allowed file", tokenizer(tokenizer_class="BertTokenizer"))
-        (folder / "special_tokens_map.json").write_text(json.dumps({"tokenizer_file": str(outside / "tokenizer.json")}))
-        answer = load_watched(folder, remote_code_allowed=[str(folder)])
-        assert f"open {outside / 'tokenizer.json'}" in answer["opened"], answer
-
-    def test_missing_settings_load_nothing_outside(self, load_watched, tiny, outside):
-        """A family that asks the hub for kernels whenever it is imported does without, unless it is allowed by name."""
-        from transformers import GPTNeoConfig, GPTNeoForTokenClassification
-
-        size = {"hidden_size": 32, "num_layers": 1, "attention_types": [[["global"], 1]], "num_heads": 2}
-        model = GPTNeoForTokenClassification(GPTNeoConfig(vocab_size=64, max_position_embeddings=64, **size))
-        folder = tiny.save(outside.parent / "gpt_neo", model)
-        answer = load_watched(folder)
-        assert (answer["error"], answer["fetched"], answer["opened"]) == ("", [], []), answer
+def test_unsafe_settings_are_rejected(load_watched, changed):
+    """Nothing is imported, downloaded or opened outside the folder."""
+    for name, change in REJECTED.items():
+        answer = load_watched(changed(f"rejected {name}", change))
+        assert answer["error"] == "UntrustedModelError", (name, answer)
+        assert change[0] in answer["text"], (name, answer)
+        assert "\n" not in answer["text"], (name, answer)
+        assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
 
 
-def keys_of(value):
-    """Return all keys in nested mappings and lists."""
-    if isinstance(value, dict):
-        return [*value, *(key for child in value.values() for key in keys_of(child))]
-    return [key for child in value for key in keys_of(child)] if isinstance(value, list) else []
+def test_settings_of_real_models_load_nothing_outside(load_watched, changed):
+    for name, change in ACCEPTED.items():
+        answer = load_watched(changed(f"accepted {name}", change))
+        assert answer["error"] == "", (name, answer)
+        assert (answer["opened"], answer["imported"], answer["fetched"]) == ([], [], []), (name, answer)
 
 
-def index_of(folder, part):
-    """Replace the weights of a folder by an index that names another file for all of them."""
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, part)}
+def test_unsafe_settings_apply_to_trusted_models(load_watched, changed, outside):
+    """This also shows that the process notices downloads and opened files."""
+    folder = changed("allowed kernel", config(attn_implementation="kernels-community/kernel"))
+    answer = load_watched(folder, remote_code_allowed=[str(folder)])
+    assert answer["fetched"] == ["kernels-community/kernel"], answer
+    folder = changed("allowed file", tokenizer(tokenizer_class="BertTokenizer"))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"tokenizer_file": str(outside / "tokenizer.json")}))
+    answer = load_watched(folder, remote_code_allowed=[str(folder)])
+    assert f"open {outside / 'tokenizer.json'}" in answer["opened"], answer
+
+
+def test_model_type_that_requests_kernels_loads_without_them(load_watched, tiny, outside):
+    from transformers import GPTNeoConfig, GPTNeoForTokenClassification
+
+    size = {"hidden_size": 32, "num_layers": 1, "attention_types": [[["global"], 1]], "num_heads": 2}
+    model = GPTNeoForTokenClassification(GPTNeoConfig(vocab_size=64, max_position_embeddings=64, **size))
+    answer = load_watched(tiny.save(outside.parent / "gpt_neo", model))
+    assert (answer["error"], answer["fetched"], answer["opened"]) == ("", [], []), answer
+
+
+def write_index(folder, part):
+    """Write an index that names one file for all weights."""
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(folder / "model.safetensors"), part)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-class TestPaths:
-    """Indexes and links that lead out of a model's folder."""
+@pytest.mark.parametrize("part", ["../elsewhere/model.safetensors", "{elsewhere}/model.safetensors"])
+def test_index_outside_the_folder_is_rejected(folder, tmp_path, load_folder, part):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_index(folder, part.format(elsewhere=elsewhere))
+    (folder / "model.safetensors").rename(elsewhere / "model.safetensors")
+    with pytest.raises(UntrustedModelError, match=r"index of the weights of .* refers to a file outside its folder"):
+        load_folder(folder)
 
-    @pytest.mark.parametrize("part", ["../elsewhere/model.safetensors", "{elsewhere}/model.safetensors"])
-    def test_index_outside_the_folder_is_rejected(self, folder, keyword_model, tmp_path, part):
-        """Weights of another folder are not loaded, whether the index goes up to them or names them in full."""
-        elsewhere = tmp_path / "elsewhere"
-        elsewhere.mkdir()
-        (elsewhere / "model.safetensors").write_bytes((keyword_model / "model.safetensors").read_bytes())
-        index_of(folder, part.format(elsewhere=elsewhere))
-        with pytest.raises(
-            nb.errors.UntrustedModelError, match=r"index of the weights of .* refers to a file outside its folder"
-        ):
-            nb.load_model(str(folder), device="cpu")
 
-    @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "README.md"])
-    def test_link_outside_the_folder_is_rejected(self, folder, keyword_model, tmp_path, name):
-        """A file of a model that is a link to one outside its folder is refused, whatever it is, and so is its folder."""
-        target = tmp_path / f"elsewhere {name}"
-        target.write_bytes((keyword_model / name).read_bytes() if (keyword_model / name).is_file() else b"secret")
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-        with pytest.raises(nb.errors.UntrustedModelError, match=f"file '{name}' of .* is a link to a file outside"):
-            nb.load_model(str(folder), device="cpu")
-
-    def test_link_to_templates_outside_is_rejected(self, folder, tmp_path):
-        """The folder of chat templates, which a tokenizer reads too, is no way out."""
-        (tmp_path / "notes").mkdir()
-        (tmp_path / "notes" / "note.jinja").write_text("private")
-        (folder / "additional_chat_templates").symlink_to(tmp_path / "notes")
-        with pytest.raises(nb.errors.UntrustedModelError, match="additional_chat_templates"):
-            nb.load_model(str(folder), device="cpu")
-
-    def test_links_of_the_cache_of_the_hub_load(self, folder, tmp_path):
-        """A model in the cache of huggingface_hub, whose files are links to blobs, loads by its path."""
-        snapshot = cached(folder, tmp_path)
-        (tmp_path / "latest").symlink_to(snapshot)
-        for name in (snapshot, tmp_path / "latest"):
-            assert nb.load_pipeline(str(name), device="cpu")("asthma")
-
-    def test_blob_outside_the_cache_is_rejected(self, folder, tmp_path):
-        """A blob in the cache that links to another location is not a file of the model."""
-        snapshot = cached(folder, tmp_path)
-        blob = Path(os.path.realpath(snapshot / "config.json"))
-        blob.rename(tmp_path / "elsewhere")
-        blob.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(nb.errors.UntrustedModelError, match="is a link to a file outside"):
-            nb.load_model(str(snapshot), device="cpu")
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "README.md", "additional_chat_templates"])
+def test_link_outside_the_folder_is_rejected(folder, tmp_path, load_folder, name):
+    target = tmp_path / "elsewhere"
+    if (folder / name).is_file():
+        (folder / name).rename(target)
+    elif name == "additional_chat_templates":
+        target.mkdir()
+    else:
+        target.write_text("secret")
+    (folder / name).symlink_to(target)
+    with pytest.raises(UntrustedModelError, match=f"file '{name}' of .* is a link to a file outside"):
+        load_folder(folder)
 
 
 def cached(folder, cache):
-    """Put the files of a model where the cache of huggingface_hub has them, and return the folder of its snapshot."""
+    """Move the files of a model into a cache of huggingface_hub, and return the folder of its snapshot."""
     snapshot = cache / "models--org--name" / "snapshots" / "0123abcd"
     blobs = snapshot.parent.parent / "blobs"
     snapshot.mkdir(parents=True)
@@ -249,3 +213,99 @@ def cached(folder, cache):
         file.rename(blobs / str(number))
         (snapshot / file.name).symlink_to(Path("..", "..", "blobs", str(number)))
     return snapshot
+
+
+def test_links_of_the_hub_cache_load_unless_a_blob_is_a_link(folder, tmp_path, load_folder):
+    snapshot = cached(folder, tmp_path)
+    (tmp_path / "latest").symlink_to(snapshot)
+    assert load_folder(tmp_path / "latest").folder == tmp_path / "latest"
+    blob = Path(os.path.realpath(snapshot / "config.json"))
+    blob.rename(tmp_path / "elsewhere")
+    blob.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UntrustedModelError, match="is a link to a file outside"):
+        load_folder(snapshot)
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_pickle_needs_allow_pickle(folder, load_folder, find, has_index):
+    """Also behind an index with the name of one for safetensors."""
+    if has_index:
+        write_index(folder, "pytorch_model.bin")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UntrustedModelError, match=r"pickle file.*allow_pickle=True"):
+        load_folder(folder)
+    assert find(folder, allow_pickle=True) == WORDS
+
+
+def test_integers_in_a_pickle_are_rejected(folder, load_folder):
+    weights = load_file(folder / "model.safetensors")
+    torch.save({name: tensor.to(torch.int8) for name, tensor in weights.items()}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InvalidModelError, match="are integers"):
+        load_folder(folder, allow_pickle=True)
+
+
+CONFIG_CODE = """
+import pathlib
+from transformers import BertConfig
+pathlib.Path({marker!r}).touch()
+class OwnConfig(BertConfig):
+    model_type = "own_bert"
+"""
+MODEL_CODE = """
+from transformers import BertForTokenClassification
+from .configuration_own import OwnConfig
+class OwnForTokenClassification(BertForTokenClassification):
+    config_class = OwnConfig
+"""
+
+
+class TestRemoteCode:
+    """Models with Python code of their own."""
+
+    @pytest.fixture
+    def marker(self, tmp_path):
+        """The file that the model's code creates when it runs."""
+        return tmp_path / "the code ran"
+
+    @pytest.fixture
+    def own_code(self, folder, marker, tiny, monkeypatch, tmp_path):
+        """A model whose type is defined in its own code."""
+        import transformers.dynamic_module_utils
+
+        monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+        monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+        (folder / "configuration_own.py").write_text(CONFIG_CODE.format(marker=str(marker)))
+        (folder / "modeling_own.py").write_text(MODEL_CODE)
+        own = {
+            "AutoConfig": "configuration_own.OwnConfig",
+            "AutoModelForTokenClassification": "modeling_own.OwnForTokenClassification",
+        }
+        tiny.change_json(folder / "config.json", model_type="own_bert", auto_map=own)
+        return folder
+
+    @pytest.mark.parametrize(("requested", "allowed"), [(False, ()), (True, ()), (True, ("openai/privacy-filter",))])
+    def test_remote_code_is_rejected_by_default(self, own_code, marker, requested, allowed, load_folder):
+        with pytest.raises(UntrustedModelError, match="remote_code_allowed=") as caught:
+            load_folder(own_code, remote_code=requested, remote_code_allowed=allowed)
+        assert repr(str(own_code)) in caught.value.remedy
+        assert not marker.exists()
+
+    def test_remote_code_runs_if_trusted_by_name(self, own_code, marker, find):
+        assert find(own_code, remote_code_allowed=(str(own_code),)) == WORDS
+        assert marker.exists()
+
+    def test_remote_code_is_ignored_for_known_model_type(self, own_code, marker, tiny, find):
+        tiny.change_json(own_code / "config.json", model_type="bert")
+        assert find(own_code) == WORDS
+        assert not marker.exists()
+
+    def test_remote_code_of_tokenizer_is_rejected(self, folder, marker, tiny, load_folder):
+        (folder / "tokenization_own.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
+        own = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
+        tiny.change_json(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own)
+        (folder / "tokenizer.json").unlink()
+        with pytest.raises(InvalidModelError, match="tokenizer"):
+            load_folder(folder)
+        assert not marker.exists()

@@ -219,7 +219,7 @@ class TestInventory:
             "3 models loaded",
             "  model    device  dtype     size       moves when you change the device",
             "  bundled  cpu     float32   3.0 MiB    yes",
-            "  bundled  cuda:1  bfloat16  2.5 MiB    no: it was loaded for this device",
+            "  bundled  cuda:1  bfloat16  2.5 MiB    no",
             "  another  mps     float16   512 bytes  yes",
         ]
         assert str(LoadedModels(())) == "No models loaded"

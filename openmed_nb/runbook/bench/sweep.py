@@ -331,7 +331,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
             benchmark = benchmarks[device_name]
             report = run_sweep(benchmark, seconds, start, max_batch_size, min_rows)
         if target.spec and report.batch_tokens and not report.still_increasing:
-            SESSION.save_batch_size(target.spec, device_name, report.batch_tokens, "nb.sweep()")
+            SESSION.save_batch_size(target.spec, device_name, report.batch_tokens)
             report = replace(report, is_saved=True)
         return report
 

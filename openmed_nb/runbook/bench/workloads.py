@@ -372,7 +372,8 @@ def _load_spec(model: Any, arguments: Mapping[str, object]) -> LoadSpec:
     """Return the specification of a model name, or of the model of a pipeline that the session has loaded."""
     if is_model_name(model):
         return SESSION.load_spec(model, arguments)[0]
-    spec = SESSION.models.spec_of(model.model)
+    key = SESSION.models.key_of(model.model)
+    spec = key.spec if key else None
     if spec is None:
         raise ConfigurationError(
             "The session has not loaded the model of this pipeline.", "Pass the name of the model."

@@ -178,7 +178,7 @@ class TestPrecision:
         for dtype, stays in (("bfloat16", ""), ("int8", ", device='cpu'")):
             with pytest.warns(OpenMedWarning):
                 pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
-            evidence = f"weights are {dtype}, which can shift or lose entities; it has not been validated"
+            evidence = f"weights are {dtype}, which can shift or lose entities; it has not been validated on this device with these files and versions"
             command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
             expected.append((WARNING, evidence, f"To validate it, run {command}."))
             assert self.find_model_problems(pipe) == expected[-1:]
