@@ -8,25 +8,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
-import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from . import __version__
 from ._annotate import annotate_in_session
-from ._events.activity import ProgressEvent
 from ._render.values import Json
-from ._utils.text import describe_error, parser_problem, short_type_name
+from ._utils.text import parser_problem, short_type_name
 from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
-# Name of the program for its help: that of the script, which may not be on the path of the shell, or of the module.
-PROGRAM = "openmed-nb" if Path(sys.argv[0]).stem == "openmed-nb" else "python -m openmed_nb"
+PROGRAM = "openmed-nb"
 
 # Exit status after Ctrl-C, as in a shell for a program that SIGINT terminated.
 EXIT_SIGINT = 130
@@ -59,26 +55,15 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()
-    with contextlib.ExitStack() as stack:
-        if run in {run_report, run_bring_up}:  # These commands take minutes.
-            stack.callback(SESSION.subscribe(print_progress))
-        try:
-            output, status = run(words)
-            try:
-                print(output, flush=True)
-            except OSError as error:
-                # Python's ``signal``, "Note on SIGPIPE": otherwise Python reports a second error at exit.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                if isinstance(error, BrokenPipeError):  # The reader, such as ``head``, has closed the pipe.
-                    return 1
-                message = f"The result cannot be written: {describe_error(error)}."
-                raise ConfigurationError(message, "Free disk space or use another output.") from error
-        except OpenMedError as error:
-            print(f"{short_type_name(error)}: {error}", file=sys.stderr)
-            return 2
-        except RunInterrupted as interrupt:
-            print(f"\n{interrupt}", file=sys.stderr)
-            return EXIT_SIGINT
+    try:
+        output, status = run(words)
+        print(output)
+    except OpenMedError as error:
+        print(f"{short_type_name(error)}: {error}", file=sys.stderr)
+        return 2
+    except RunInterrupted as interrupt:
+        print(f"\n{interrupt}", file=sys.stderr)
+        return EXIT_SIGINT
     return status
 
 
@@ -99,7 +84,10 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--model", help="alias, Hub id or folder (default: the bundled disease model)")
     command.add_argument("--json", action="store_true", help="print JSON")
     options = command.parse_args(arguments)
-    text = read_note(options.note)
+    if is_table(str(options.note)):
+        raise ConfigurationError("The note is a table.", TABLE_REMEDY)
+    # The text is read as nb.annotate() reads it, with its line ends and byte order mark.
+    text = raise_if_error(read_text(FileReference.from_path(str(options.note)), 0))
     annotation = annotate_in_session(SESSION, text, {"model": options.model}, {"device": options.device})
     choice = SESSION.device(options.device)
     if options.json:
@@ -129,19 +117,13 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
         description="Benchmark this computer; each step runs in a separate process.",
         epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
     )
-    command.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=Path(DEFAULT_FOLDER),
-        help=f"output folder (default: {DEFAULT_FOLDER})",
-    )
+    command.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, help=f"output folder (default: {DEFAULT_FOLDER})")
     command.add_argument(
         "--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five"
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     options = command.parse_args(arguments)
-    device_report = report(options.folder, quick=options.quick, training=options.training)
+    device_report = report(**vars(options))
     return f"{device_report}\n\n{REVIEW_NOTICE.format(folder=options.folder)}", device_report.exit_code
 
 
@@ -151,36 +133,13 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
 
     command = _Parser(
         f"{PROGRAM} bring-up",
-        description="Bring up a model on the device in five stages, each with an exit criterion.",
+        description=f"Bring up a model in five stages, each with an exit criterion. Writes to {BRING_UP_FOLDER}.",
         epilog="Rerun the command to continue at the first stage that has not passed. Exits with status 1 until all pass.",
     )
     command.add_argument("model", nargs="?", help="alias, Hub id or folder (default: the bundled model)")
-    command.add_argument(
-        "--folder", type=Path, default=Path(BRING_UP_FOLDER), help=f"output folder (default: {BRING_UP_FOLDER})"
-    )
-    command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--training", action="store_true", help="bring up training instead of annotation")
     result = bring_up(**vars(command.parse_args(arguments)))
     return str(result), result.exit_code
-
-
-def print_progress(event: ProgressEvent | None) -> None:
-    """Print an event to standard error, unless it is a terminal, which has a progress line."""
-    if event is not None and not sys.stderr.isatty():
-        print(event, file=sys.stderr, flush=True)
-
-
-def read_note(path: Path) -> str:
-    """Return the text of a file as ``annotate`` reads it, with its line ends and byte order mark.
-
-    Raises:
-        ConfigurationError: If the file is a table.
-        InvalidTextError: If the file is not UTF-8 text.
-    """
-    if is_table(str(path)):
-        raise ConfigurationError("The note is a table.", TABLE_REMEDY)
-    text: str = raise_if_error(read_text(FileReference.from_path(str(path)), 0))
-    return text
 
 
 if __name__ == "__main__":
