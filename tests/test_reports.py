@@ -128,7 +128,7 @@ def make_reports():
         "memory_limit": MemoryLimit("mps", 0.8, 12 << 30),
         "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30),
         "members": WorkerList(
-            (WorkerInfo("mini", "Darwin arm64", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
+            (WorkerInfo("mini", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
         ),
         "simulated_device": make_simulated_device(),
         "precision": nb.training.precision(device="cpu"),

@@ -56,14 +56,9 @@ def validate_client(client: object) -> Client:
     """
     require_extra("distributed", "A cluster needs Dask")
     from distributed import Client
-    from distributed.deploy.cluster import Cluster
 
     if not isinstance(client, Client):
         remedy = "Pass a dask.distributed.Client, such as nb.cluster().client."
-        if isinstance(getattr(client, "client", None), Client):
-            remedy = "Pass its client: client=cluster.client."
-        elif isinstance(client, Cluster):
-            remedy = "Pass a client of the cluster: client=dask.distributed.Client(cluster)."
         raise ConfigurationError(f"client must be a Dask client, not {short_type_name(client)}.", remedy)
     if client.asynchronous:
         raise ConfigurationError(
@@ -134,22 +129,22 @@ def call_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Res
             raise ClusterUnavailableError(UNREACHABLE, RESTART_REMEDY) from error
 
 
-def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]], timeout: float = WORKER_TIMEOUT) -> Result:
+def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]]) -> Result:
     """Return the result of a method of a client or a task that needs workers.
 
     Raises:
-        ClusterUnavailableError: If there is no running worker for ``timeout`` seconds.
+        ClusterUnavailableError: If there is no running worker for ``WORKER_TIMEOUT`` seconds.
         KilledWorker: If a task crashed the workers that ran it (an exception of Dask).
     """
-    interval = min(POLL_INTERVAL, timeout)
-    remaining = timeout
+    interval = min(POLL_INTERVAL, WORKER_TIMEOUT)
+    remaining = WORKER_TIMEOUT
     with translate_dask_errors(client):
         pending = _run_on_client_loop(client, call)
         while not threads.wait([pending], timeout=interval).done:
             is_any_running = any(map(is_running, _running_workers(client).values()))
-            remaining = timeout if is_any_running else remaining - interval
+            remaining = WORKER_TIMEOUT if is_any_running else remaining - interval
             if remaining <= 0:
-                message = f"The cluster had no running worker for {timeout:g} s."
+                message = f"The cluster had no running worker for {WORKER_TIMEOUT:g} s."
                 raise ClusterUnavailableError(message, RESTART_REMEDY)
         return pending.result()
 
@@ -177,10 +172,10 @@ def submit(client: Client, function: Callable[..., object], *arguments: object, 
         return client.submit(function, *arguments, pure=False, **options)
 
 
-def fetch_result(client: Client, future: Future, timeout: float = WORKER_TIMEOUT) -> Any:
+def fetch_result(client: Client, future: Future) -> Any:
     """Return the result of a task as :func:`wait_for_workers` does, and release the task."""
     try:
-        return wait_for_workers(client, future.result, timeout)
+        return wait_for_workers(client, future.result)
     finally:
         cancel(client, [future])
 
@@ -192,23 +187,21 @@ def cancel(client: Client, futures: Sequence[Future]) -> None:
             call_scheduler(client, lambda: client.cancel(futures))
 
 
-def call_on_workers(
-    client: Client, function: Callable[..., Awaitable[Result]], *arguments: object, timeout: float = WORKER_TIMEOUT
-) -> list[Result]:
+def call_on_workers(client: Client, function: Callable[..., Awaitable[Result]], *arguments: object) -> list[Result]:
     """Call a function of ``openmed_nb.distributed.worker`` on every worker, and return the results sorted by address.
 
     A worker that exits during the call is ignored if another worker responds. Its replacement is checked with its first
     texts. The first error of a worker is raised.
 
     Raises:
-        ClusterUnavailableError: If no worker registers within ``timeout`` seconds, or all workers exit repeatedly.
+        ClusterUnavailableError: If no worker registers within ``WORKER_TIMEOUT`` seconds, or all workers exit repeatedly.
     """
     from distributed import TimeoutError as DaskTimeoutError
     from distributed.comm import CommClosedError
 
     async def has_worker() -> bool:
         try:
-            await client.wait_for_workers(1, timeout=timeout)
+            await client.wait_for_workers(1, timeout=WORKER_TIMEOUT)
         except DaskTimeoutError:
             return False
         return True
@@ -239,23 +232,11 @@ def call_on_workers(
 
 def _worker_error(host: str, error: BaseException) -> OpenMedError:
     if isinstance(error, OpenMedError):
-        return error
+        return type(error)(f"On {host}: {error.message}", error.remedy)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "openmed_nb":
         message = f"The worker at {host} does not have {error.name}."
         return ClusterError(message, "Install openmed-nb in the Python of the worker.")
     return ClusterError(f"The worker at {host} failed: {describe_error(error)}.", "Check the log of the worker.")
-
-
-@contextlib.contextmanager
-def translate_killed_worker() -> Iterator[None]:
-    """Convert Dask's ``KilledWorker`` during the search for texts to ``ClusterError``."""
-    from distributed import KilledWorker
-
-    try:
-        yield
-    except KilledWorker as error:
-        message = f"{error.allowed_failures + 1} workers in a row crashed during the search for the texts."
-        raise ClusterError(message, LOGS_REMEDY) from None
 
 
 def parse_host(address: str) -> str:

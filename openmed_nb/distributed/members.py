@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .._render.display import Displayable, Report, Table, pluralize, to_plain_data
+from .._render.display import Displayable, Report, Table, pluralize
 from ..annotation.resume import changed_settings
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, WorkerMismatchError
@@ -17,68 +17,39 @@ from ..errors import ConfigurationError, WorkerMismatchError
 MIN_CPU_WORKERS = 2
 
 
-def worker_options(device: str | None, threads: int | None = None, gpu: str | None = None) -> dict[str, object]:
+def worker_options(device: str | None, threads: int | None = None) -> dict[str, object]:
     """Return the options of Dask's ``Nanny`` for a worker.
 
     Args:
         device: Device name in the worker. If ``None``, use the best device of its machine.
         threads: Number of CPU threads. If ``None``, use the default of torch.
-        gpu: Name of a GPU for ``CUDA_VISIBLE_DEVICES``. If ``None``, all GPUs are visible.
     """
-    variables = {
-        "OPENMED_TORCH_DEVICE": device,
-        "CUDA_VISIBLE_DEVICES": gpu,
-        "OMP_NUM_THREADS": threads and str(threads),
-    }
+    variables = {"OPENMED_TORCH_DEVICE": device, "OMP_NUM_THREADS": threads and str(threads)}
     # With more than one thread, the worker tokenizes a chunk while it computes another one.
     tasks = 1 if threads == 1 else 2
     return {"nthreads": tasks, "env": {name: value for name, value in variables.items() if value is not None}}
 
 
-def plan_workers(device: str, n: int | None, gpus: Sequence[str], cores: int) -> list[dict[str, object]]:
-    """Return the options of the workers on this machine: one for each CUDA GPU, one for MPS, at least one for the CPU.
+def plan_workers(device: str, n: int | None, cores: int) -> list[dict[str, object]]:
+    """Return the options of the workers on this machine: one for a GPU, at least one for the CPU.
 
     Args:
         device: Name of the device.
-        n: Number of workers. If ``None``, use the default of the device.
-        gpus: Names of the GPUs for ``CUDA_VISIBLE_DEVICES``.
+        n: Number of workers. If ``None``, start one.
         cores: Number of CPU cores, which several workers share.
 
     Raises:
-        ConfigurationError: If there are not enough devices or cores for ``n`` workers.
+        ConfigurationError: If ``n`` workers are too many for the device.
     """
-    target = get_device(device)
-    if not target.is_accelerator:
-        count = n or 1
-        _check_worker_count(n, max(MIN_CPU_WORKERS, cores), f"{pluralize(cores, 'core')} of the CPU", "")
-        threads = None if count == 1 else max(1, cores // count)
-        return [worker_options(target.type, threads)] * count
-    if not target.supports_index:
-        _check_worker_count(n, 1, f"one {target.type.upper()} device, which several processes would only share")
-        return [worker_options(target.type)]
-    index = device.partition(":")[2]
-    selected = gpus if not index else gpus[int(index) : int(index) + 1]
-    _check_worker_count(n, len(selected), f"{pluralize(len(selected), 'GPU')} for {device!r}")
-    return [worker_options(target.type, gpu=gpu) for gpu in selected[:n]]
-
-
-def _check_worker_count(
-    n: int | None, max_workers: int, resources: str, alternative: str = ", or device='cpu'"
-) -> None:
-    """Raise ``ConfigurationError`` if ``n`` is larger than ``max_workers``."""
-    if n is not None and n > max_workers:
+    count = n or 1
+    is_accelerator = get_device(device).is_accelerator
+    max_workers = 1 if is_accelerator else max(MIN_CPU_WORKERS, cores)
+    if count > max_workers:
+        resources = f"one {device} device" if is_accelerator else pluralize(cores, "core")
+        alternative = ", or device='cpu'" if is_accelerator else ""
         raise ConfigurationError(f"n={n} is not possible with {resources}.", f"Use n={max_workers}{alternative}.")
-
-
-def visible_gpu_ids(count: int, visible_devices: str | None) -> tuple[str, ...]:
-    """Return the names of the visible GPUs for ``CUDA_VISIBLE_DEVICES``.
-
-    Args:
-        count: Number of visible GPUs.
-        visible_devices: Value of ``CUDA_VISIBLE_DEVICES``, or ``None`` if it is not set.
-    """
-    names = [name.strip() for name in (visible_devices or "").split(",") if name.strip()]
-    return tuple(names or map(str, range(count)))[:count]
+    threads = None if count == 1 else max(1, cores // count)
+    return [worker_options(device, threads)] * count
 
 
 # Packages whose version can affect the results.
@@ -91,14 +62,12 @@ class WorkerInfo:
 
     Attributes:
         host: Name of the host.
-        system: Operating system and architecture, such as ``"Darwin arm64"``.
         device: Device of the models.
         reason: Reason for the device.
         versions: Version of each of ``PACKAGES``, without build suffixes.
     """
 
     host: str
-    system: str
     device: str
     reason: str
     versions: Mapping[str, str]
@@ -123,18 +92,11 @@ class WorkerList(Displayable):
         kinds = sorted({get_device(worker.device).type for worker in self.workers})
         return f"{pluralize(len(self.workers), 'worker')} ({', '.join(kinds)})"
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the descriptions of the workers as JSON-compatible mappings, lists and strings."""
-        return {"workers": to_plain_data(self.workers)}
-
     def to_report(self) -> Report:
-        """Return the number of workers, and their hosts, devices and versions."""
+        """Return the number of workers, and their hosts and devices."""
         hosts = pluralize(len({worker.host for worker in self.workers}), "host")
-        rows = tuple((worker.host, worker.device, worker.reason, worker.system) for worker in self.workers)
-        versions = tuple((worker.host, *worker.versions.values()) for worker in self.workers)
-        workers_table = Table("Workers", ("host", "device", "reason", "system"), rows)
-        versions_table = Table("Versions", ("host", *PACKAGES), versions, collapsed=True)
-        return Report(f"{self.label} on {hosts}", metrics=(workers_table, versions_table))
+        rows = tuple((worker.host, worker.device, worker.reason) for worker in self.workers)
+        return Report(f"{self.label} on {hosts}", metrics=(Table("Workers", ("host", "device", "reason"), rows),))
 
 
 @dataclass(frozen=True)
@@ -172,36 +134,26 @@ def installed_versions() -> dict[str, str]:
     }
 
 
-SAME_VERSION_REMEDY = "Install the same version on every host."
-
-
 def check_workers_match(ready: Sequence[ReadyWorker]) -> Mapping[str, object]:
-    """Return the compatibility key of the workers.
+    """Return the compatibility key that every worker of a run must have.
 
     Raises:
-        WorkerMismatchError: If a worker has a different openmed_nb than this process, or differs from the other workers.
+        WorkerMismatchError: If a worker has a different openmed_nb than this process, or differs from the first worker.
     """
     package = PACKAGES[0]
-    local_version = installed_versions()[package]
-    for worker in ready:
-        version = worker.info.versions[package]
-        if version != local_version:
-            message = f"The worker on {worker.info.host} has {package} {version}, but this process has {local_version}."
-            raise WorkerMismatchError(message, SAME_VERSION_REMEDY)
-    keys = [worker.compatibility_key for worker in ready]
-    expected = max(keys, key=keys.count)
+    expected = {**ready[0].compatibility_key, package: installed_versions()[package]}
     for worker in ready:
         check_worker_matches(worker, expected)
     return expected
 
 
 def check_worker_matches(worker: ReadyWorker, expected: Mapping[str, object]) -> None:
-    """Raise ``WorkerMismatchError`` if the versions, the model or the settings of a worker differ from the other workers."""
+    """Raise ``WorkerMismatchError`` if the versions, the model or the settings of a worker differ from the expected ones."""
     key = worker.compatibility_key
     for name in PACKAGES:
         if key[name] != expected[name]:
-            message = f"The worker on {worker.info.host} has {name} {key[name]}, but others have {expected[name]}."
-            raise WorkerMismatchError(message, SAME_VERSION_REMEDY)
+            message = f"The worker on {worker.info.host} has {name} {key[name]}, but {expected[name]} is required."
+            raise WorkerMismatchError(message, "Install the same version on every host.")
     if changed := changed_settings(expected, key):
         message = f"The worker on {worker.info.host} has a different model or different settings ({changed})."
         raise WorkerMismatchError(message, "Copy the same files to every host.")

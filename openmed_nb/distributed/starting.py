@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 import re
 import shlex
 import signal
@@ -27,7 +26,7 @@ from ..devices.request import DeviceRequest, source_name
 from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
 from .client import call_on_workers, require_extra
-from .members import WorkerList, plan_workers, visible_gpu_ids, worker_options
+from .members import WorkerList, plan_workers, worker_options
 
 if TYPE_CHECKING:
     from distributed import Client, SpecCluster
@@ -78,9 +77,9 @@ def cluster(n: int | None = None, hosts: Iterable[str] | None = None, *, device:
     ports, so use it in a trusted network only. A cluster on hosts shuts down after 8 hours without work.
 
     Args:
-        n: Number of workers on this machine. If ``None``, start one worker for each CUDA GPU, or one for MPS or the CPU.
-            More than one worker needs as many CUDA GPUs, or ``device="cpu"`` and as many cores. Two workers are always
-            allowed on the CPU. Several workers share its cores.
+        n: Number of workers on this machine (default: 1). More than one worker needs ``device="cpu"`` and as many cores.
+            Two workers are always allowed on the CPU. Several workers share its cores. For several CUDA GPUs, pass the
+            client of a ``dask_cuda.LocalCUDACluster`` to ``annotate``.
         hosts: Names of hosts to which ``ssh`` connects without a prompt. Each gets one worker, and the first also runs the
             scheduler of Dask. Each host needs the same openmed_nb with its ``cluster`` extra in a Python at the same path
             as this one, and ports that the other hosts and this machine can reach. User names, ports and keys are read from
@@ -126,16 +125,13 @@ def _start_on_this_machine(n: int | None, device: str | None) -> Cluster:
     from distributed import Nanny, Scheduler, Security, SpecCluster
 
     choice = SESSION.device(device)
-    gpus = visible_gpu_ids(len(SESSION.device_manager.torch.cuda_names or ()), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    plans = plan_workers(choice.device, n, gpus, CPU_COUNT)
+    plans = plan_workers(choice.device, n, CPU_COUNT)
     require_extra("cryptography", "TLS certificates need cryptography")
     security = Security.temporary()
     main = sys.modules["__main__"]
     if not hasattr(main, "__spec__"):  # The magic %reset deletes it, and multiprocessing.spawn reads it.
         main.__spec__ = None
-    remedy = "Check that there is enough memory for the workers, or use fewer workers: n=1."
-    if getattr(main, "__spec__", None) or hasattr(main, "__file__"):  # See multiprocessing.spawn.
-        remedy = MAIN_GUARD
+    remedy = f"{MAIN_GUARD} Check that there is enough memory for the workers."
 
     def create() -> SpecCluster:
         shared = {"host": "127.0.0.1", "protocol": "tls://", "security": security, **DASHBOARD_DISABLED}

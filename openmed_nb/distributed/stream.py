@@ -8,7 +8,6 @@ no other chunk is in progress. Only a text that crashes its worker alone gets an
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import uuid
@@ -23,11 +22,10 @@ from .._utils.warning import warn
 from ..annotation.references import TextReference, absolute_path, check_iterable
 from ..annotation.results import ResultStore
 from ..annotation.stream import END_OF_STREAM, AnnotationSource, Chunk, iter_chunks, text_error
-from ..errors import ClusterUnavailableError, ConfigurationError, WorkerKilledError
+from ..errors import ConfigurationError, WorkerKilledError
 from ..models.registry import BUNDLED, is_model_name
 from . import worker
 from .client import (
-    WORKER_TIMEOUT,
     call_on_workers,
     call_scheduler,
     cancel,
@@ -56,11 +54,6 @@ MIN_TEXT_CHARACTERS = 32
 
 RETRIES = 2  # Number of times that Dask repeats a failed chunk, possibly on another worker.
 
-# Number of consecutive texts that crash every worker. Then the workers are the likely cause, and the run ends. A smaller number
-# can have another cause, such as copies of one very long note, or notes sorted by length. These texts are recorded, so that
-# the same call resumes after them and repeats them at the end.
-MAX_CONSECUTIVE_KILLS = 5
-
 PendingChunks = deque[tuple[Chunk, "Future"]]
 
 
@@ -72,13 +65,11 @@ class ClusterAnnotator:
         client: Client of the cluster.
         run_spec: Model and arguments of the run.
         chunk_characters: Approximate number of characters per chunk.
-        timeout: Seconds without a running worker after which the run ends.
     """
 
     client: Client
     run_spec: RunSpec
     chunk_characters: int
-    timeout: float = WORKER_TIMEOUT
 
     def annotate(self, texts: Iterable[Any], _on_progress: object = None) -> Iterator[ResultStore]:
         """Yield the results of a stream of texts in order, one chunk at a time.
@@ -110,7 +101,7 @@ class ClusterAnnotator:
             return length_hint(texts, sys.maxsize) / (2 * num_threads)
 
         chunks = iter_chunks(iter_picklable(), self.chunk_characters, MIN_TEXT_CHARACTERS, get_max_texts)
-        return stop_after_repeated_kills(self.iter_in_order(chunks))
+        return self.iter_in_order(chunks)
 
     def iter_in_order(self, chunks: Iterator[Chunk]) -> Generator[ResultStore]:
         """Yield the results of chunks in order. Pending chunks are cancelled when the generator is closed."""
@@ -159,44 +150,19 @@ class ClusterAnnotator:
                 await other_future.exception()
 
         try:
-            yield wait_for_workers(self.client, future.result, self.timeout)
+            yield wait_for_workers(self.client, future.result)
         except KilledWorker:
             cancel(self.client, [future])
-            wait_for_workers(self.client, wait_for_other_chunks, self.timeout)
+            wait_for_workers(self.client, wait_for_other_chunks)
             for number, text in enumerate(chunk.texts, chunk.first_index):
                 try:  # No other chunk is in progress, so only the text itself can crash its worker.
-                    yield fetch_result(self.client, self.submit(Chunk(number, [text])), self.timeout)
+                    yield fetch_result(self.client, self.submit(Chunk(number, [text])))
                 except KilledWorker as error:  # noqa: PERF203 - each text runs in a task of its own
                     times = error.allowed_failures + 1
                     host = parse_host(error.last_worker.address)
                     message = f"Text {number} crashed its worker {times} times, most recently on {host}."
                     remedy = "Annotate the text separately. It may need more memory than a worker has."
                     yield ResultStore.from_results([WorkerKilledError(message, remedy)])
-
-
-def stop_after_repeated_kills(stores: Generator[ResultStore]) -> Iterator[ResultStore]:
-    """Yield results until too many consecutive texts crash their workers.
-
-    Raises:
-        ClusterUnavailableError: If ``MAX_CONSECUTIVE_KILLS`` consecutive texts crash their workers. Texts with other
-            errors do not interrupt the sequence.
-    """
-    num_kills = 0
-    with contextlib.closing(stores):
-        for store in stores:
-            yield store
-            for index in range(len(store)):
-                error = store.errors.get(index)
-                if error is None:
-                    num_kills = 0
-                elif isinstance(error, WorkerKilledError):
-                    num_kills += 1
-            if num_kills >= MAX_CONSECUTIVE_KILLS:
-                message = f"{MAX_CONSECUTIVE_KILLS} consecutive texts crashed every worker that processed them alone."
-                remedy = (
-                    "Check the device and the memory of the workers, then repeat the call with the same resume file."
-                )
-                raise ClusterUnavailableError(message, remedy)
 
 
 def cluster_source(
@@ -212,21 +178,13 @@ def cluster_source(
         batch_tokens: Maximum number of tokens per batch, or ``None`` for the default.
 
     Raises:
-        ConfigurationError: If an argument is not valid or cannot be sent to workers.
+        ConfigurationError: If an argument is not valid.
     """
     client = validate_client(client)
-    import cloudpickle  # type: ignore[import-untyped] # Dask serializes with this package.
-
     if not is_model_name(model):
         message = f"model must be the name or the folder of a model for workers, not {short_type_name(model)}."
         raise ConfigurationError(message, "Pass the name or the folder of its model, and its arguments to annotate().")
     name = "bundled" if model is None else str(model)
-    for argument, value in arguments.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001, PERF203 - code of the value can raise any exception
-            message = f"{argument} cannot be sent to workers: {short_type_name(value)} cannot be pickled."
-            raise ConfigurationError(message, "Pass numbers and strings.") from None
     references = to_references(texts, client)
     check_iterable(references)  # This check runs before workers load the model.
     # A local directory is passed as an absolute path, because workers have other working directories. As in the model

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import platform
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +20,7 @@ from ..annotation.loading import create_pipeline
 from ..annotation.results import ResultStore
 from ..annotation.resume import run_settings
 from ..annotation.stream import Annotator, Chunk, chunk_characters
-from ..errors import OpenMedError, OpenMedWarning
+from ..errors import OpenMedWarning
 from ..models.config import OpenMedConfig
 from ..session import SESSION
 from .members import ReadyWorker, WorkerInfo, check_worker_matches, installed_versions
@@ -87,14 +85,13 @@ async def prepare_worker(run_spec: RunSpec, dask_worker: Worker | None = None) -
 
 def annotate_chunk(run_spec: RunSpec, chunk: Chunk) -> ResultStore:
     """Return the results of a chunk of texts if this worker matches the others. Each task of a run calls this function."""
-    with _prefix_errors_with_host():
-        run = get_or_load(run_spec)
-        if run_spec.expected is not None:
-            check_worker_matches(run.ready, run_spec.expected)
-        results, reduced_budget = run.annotator.annotate_chunk(chunk, run.budget)
-        with LOAD_LOCK:  # If memory ran out, later texts run in smaller batches.
-            run.budget = run.budget.capped_at(reduced_budget.max_tokens)
-        return results
+    run = get_or_load(run_spec)
+    if run_spec.expected is not None:
+        check_worker_matches(run.ready, run_spec.expected)
+    results, reduced_budget = run.annotator.annotate_chunk(chunk, run.budget)
+    with LOAD_LOCK:  # If memory ran out, later texts run in smaller batches.
+        run.budget = run.budget.capped_at(reduced_budget.max_tokens)
+    return results
 
 
 def get_or_load(run_spec: RunSpec) -> LoadedRun:
@@ -105,7 +102,7 @@ def get_or_load(run_spec: RunSpec) -> LoadedRun:
 
 @functools.lru_cache(maxsize=1)  # Only the last run is cached. The session caches the models.
 def load(run_spec: RunSpec) -> LoadedRun:
-    with _prefix_errors_with_host(), warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OpenMedWarning)
         pipe = create_pipeline(SESSION, run_spec.model, OpenMedConfig(), **run_spec.arguments)
         annotator = pipe.default_annotator(run_spec.batch_tokens)
@@ -118,10 +115,8 @@ def load(run_spec: RunSpec) -> LoadedRun:
 
 def _worker_info(device: str | None = None) -> WorkerInfo:
     """Return the description of this worker with the given device. If ``None``, use the best device."""
-    with _prefix_errors_with_host():
-        choice = SESSION.device(device)
-    system = f"{platform.system()} {platform.machine()}"
-    return WorkerInfo(socket.gethostname(), system, choice.device, choice.reason, installed_versions())
+    choice = SESSION.device(device)
+    return WorkerInfo(socket.gethostname(), choice.device, choice.reason, installed_versions())
 
 
 async def _run_in_task_thread(dask_worker: Worker | None, function: Callable[[], Result]) -> Result:
@@ -129,15 +124,3 @@ async def _run_in_task_thread(dask_worker: Worker | None, function: Callable[[],
     # A task already runs on the event loop, so any other thread is suitable.
     executor = dask_worker.executors["default"] if dask_worker else None
     return await asyncio.get_running_loop().run_in_executor(executor, function)
-
-
-@contextmanager
-def _prefix_errors_with_host() -> Iterator[None]:
-    """Context manager that adds the host name to the errors of this package."""
-    host = f"On {socket.gethostname()}: "
-    try:
-        yield
-    except OpenMedError as error:
-        if error.message.startswith(host):
-            raise
-        raise type(error)(host + error.message, error.remedy) from None

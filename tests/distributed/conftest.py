@@ -35,9 +35,9 @@ def fork_settings() -> dict[str, str]:
     return {"distributed.worker.multiprocessing-method": "forkserver"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def quick_workers(fork_settings: dict[str, str]) -> Iterator[None]:
-    """Workers that start quickly, for the clusters of a module."""
+    """Workers that start quickly."""
     import dask
     import distributed  # noqa: F401 - the import loads the settings that are changed
 
@@ -45,12 +45,9 @@ def quick_workers(fork_settings: dict[str, str]) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - only its setup is needed
-    """Cluster of two workers on this machine with one thread each. Tests must not change it.
-
-    Each module has a separate cluster, because some modules check the processes of this machine.
-    """
+    """Cluster of two workers on this machine with one thread each. Tests must not close it."""
     import openmed_nb
 
     with openmed_nb.cluster(n=2, device="cpu") as cluster:

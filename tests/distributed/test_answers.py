@@ -18,22 +18,20 @@ import numpy as np
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.annotation.results import ResultStore
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, MIN_CHUNK_TOKENS, Chunk
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
+from openmed_nb.distributed import client as client_module
 from openmed_nb.distributed import worker
 from openmed_nb.distributed.client import call_on_workers, call_scheduler, fetch_result
-from openmed_nb.distributed.stream import CHUNKS_PER_THREAD, ClusterAnnotator, stop_after_repeated_kills
+from openmed_nb.distributed.stream import CHUNKS_PER_THREAD, ClusterAnnotator
 from openmed_nb.distributed.worker import RunSpec
 from openmed_nb.errors import (
     ClusterError,
     ClusterUnavailableError,
     ConfigurationError,
-    InvalidTextError,
     OpenMedError,
     RunInterrupted,
     UnknownModelError,
-    WorkerKilledError,
     WorkerMismatchError,
 )
 
@@ -65,27 +63,12 @@ def locally(keyword_model):
     return locally
 
 
-@pytest.fixture
-def are_results_equal(on_pool, locally, rounded):
-    """Function that returns whether the workers and this process give the same results."""
-
-    def are_results_equal(texts, *model, **options):
-        return list(on_pool(texts, *model, **options)) == rounded(locally(texts, *model, **options))
-
-    return are_results_equal
-
-
 def test_workers_return_dropped_spans(on_pool, locally):
     texts = ["the patient has atension", "no asthma", "atension and hypertension"]
     found = on_pool(texts)
 
-    assert [(number, span.start, span.end) for number, (span,) in found.dropped.items()] == [(0, 17, 24), (2, 1, 8)]
+    assert list(found.dropped) == [0, 2]
     assert found.dropped == locally(texts).dropped
-    assert [text.text for text in found.mask()] == [
-        "the patient has [DISEASE]",
-        "no [DISEASE]",
-        "[DISEASE] and [DISEASE]",
-    ]
 
 
 class Text(str):
@@ -95,13 +78,6 @@ class Text(str):
 
     def __reduce__(self):
         raise RuntimeError(f"{self} cannot be pickled")
-
-
-class Unpicklable:
-    """Object that cannot be pickled."""
-
-    def __reduce__(self):
-        raise RuntimeError("it cannot be pickled")
 
 
 def wait_until(condition):
@@ -147,35 +123,33 @@ class TestResults:
     def test_results_equal_those_of_one_process(self, on_pool, locally, random_model, sentences, count):
         texts = sentences(count, longest=60)
         found = on_pool(texts, random_model)
-        expected = locally(texts, random_model)
         columns = found.results.columns()
-        expected_columns = expected.results.columns()
-        np.testing.assert_allclose(columns.pop("score"), expected_columns.pop("score"), atol=1e-5)
-        for name, column in expected_columns.items():
-            assert columns[name].tolist() == column.tolist()
+        expected = locally(texts, random_model).results.columns()
+        np.testing.assert_allclose(columns.pop("score"), expected.pop("score"), atol=1e-5)
+        assert {name: columns[name].tolist() for name in expected if name != "score"} == {
+            name: column.tolist() for name, column in expected.items()
+        }
         assert len(columns["note_index"]) > count
         assert (len(found), found.errors, found.device) == (count, {}, "2 workers (cpu)")
 
     @pytest.mark.parametrize(
-        "strategy",
-        ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in ("simple", "first", "average", "max"))],
+        ("texts", "options"),
+        [
+            ([], {}),
+            (["the patient has asthma"], {"aggregation_strategy": "none", "batch_tokens": 64}),
+            ([Text("asthma"), np.str_("no diabetes")], {}),
+        ],
+        ids=["none", "arguments", "custom texts"],
     )
-    def test_pipeline_arguments_apply_on_workers(self, are_results_equal, random_model, sentences, strategy):
-        assert are_results_equal(sentences(50), random_model, aggregation_strategy=strategy, batch_tokens=64)
-
-    @pytest.mark.parametrize("texts", [[], [Text("asthma"), np.str_("no diabetes")]], ids=["none", "custom texts"])
-    def test_custom_strings_are_supported(self, are_results_equal, texts):
+    def test_options_and_custom_strings_are_supported(self, on_pool, locally, rounded, texts, options):
         """A text of a custom class is sent as a built-in string."""
-        assert are_results_equal(texts)
+        assert list(on_pool(texts, **options)) == rounded(locally(texts, **options))
 
     def test_display_and_progress_name_the_workers(self, on_pool, numbered):
         events = []
         stop = worker.SESSION.subscribe(events.append)
-        try:
-            found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
-        finally:
-            stop()
-        assert str(found).splitlines()[0] == "30 mentions of diseases found in 30 notes"
+        found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
+        stop()
         assert "Model: bundled_small, device: 2 workers (cpu)" in str(found)
         assert found.preview_texts == tuple(numbered(30, spaces=1))[: len(found.preview_texts)] != ()
         messages = [str(event) for event in events]
@@ -219,10 +193,6 @@ class TestStreaming:
         max_chunk_texts = MIN_CHUNK_TOKENS * CHARACTERS_PER_TOKEN // len(text) + 1
         assert max(ahead) <= max_chunk_texts * (2 * CHUNKS_PER_THREAD + 1)
         assert len(caught.value.annotations) == len(ahead) - 1 > 200
-
-    def test_results_are_returned_while_texts_are_read(self, on_pool, tmp_path):
-        file = tmp_path / "run.jsonl"
-        assert len(on_pool(yield_until_first_result(file), resume=file)) > 1
 
     @pytest.mark.parametrize("order", [("locally", "on_pool"), ("on_pool", "locally")], ids=" then ".join)
     def test_resume(self, request, numbered, get_numbers, random_model, tmp_path, order):  # noqa: PLR0913, PLR0917 - fixtures
@@ -342,9 +312,7 @@ class TestWorker:
         expected = worker.get_or_load(run_spec).ready.compatibility_key
         chunk = Chunk(0, ["asthma"])
         assert worker.annotate_chunk(replace(run_spec, expected=expected), chunk)[0][0]["word"] == "asthma"
-        with pytest.raises(
-            WorkerMismatchError, match=r"^On .+: The worker on .+ has torch .+, but others have 1\.0\. "
-        ):
+        with pytest.raises(WorkerMismatchError, match=r"^The worker on .+ has torch .+, but 1\.0 is required\. "):
             worker.annotate_chunk(replace(run_spec, expected={**expected, "torch": "1.0"}), chunk)
 
     @pytest.mark.slow
@@ -400,49 +368,26 @@ class TestWorker:
         assert afterwards == []
 
 
-NO_CLIENT = r"^client must be a Dask client, not"
-INVALID_ARGUMENTS = {
-    "no client": ({"client": "tcp://127.0.0.1:8786"}, rf"{NO_CLIENT} str\. Pass a dask"),
-    "lock": ({"stride": threading.Lock()}, r"^stride cannot be sent to workers: lock "),
-    "unpicklable argument": ({"stride": Unpicklable()}, r"^stride cannot be sent to workers: Unpicklable "),
-}
-
-
 class TestErrors:
     """Errors that name the text or the host."""
-
-    def test_invalid_text_is_recorded_with_its_number(self, on_pool, numbered):
-        texts = numbered(100)
-        texts[77] = 5
-        found = on_pool(texts, on_error="record")
-        assert list(found.errors) == [77]
-        assert found.errors[77].startswith("Text 77 must be a string, not int.")
-        assert [len(entities) for entities in found] == [1] * 77 + [0] + [1] * 22
-        with pytest.raises(InvalidTextError, match="Text 77 must be a string") as caught:
-            on_pool(texts)
-        assert len(caught.value.annotations) == 77
 
     def test_values_that_cannot_be_sent_are_recorded(self, on_pool, locally):
         """The errors are the same as on one machine."""
         lock = threading.Lock()
-        unpicklable = Unpicklable()
-        invalid = [lock, (text for text in ()), lambda: 1, unpicklable, [lock], ["no", unpicklable], 5, None]
+        invalid = [lock, (text for text in ()), [lock], ["no", lock], 5, None]
         texts = ["asthma", *invalid, "diabetes"]
         found = on_pool(texts, on_error="record")
         expected = locally(texts, on_error="record")
         assert found.errors == expected.errors
-        assert list(found.errors) == list(range(1, 8))
-        assert found.missing == expected.missing == (8,)
-        assert [len(entities) for entities in found] == [1, *[0] * 8, 1]
+        assert list(found.errors) == list(range(1, 6))
+        assert found.missing == expected.missing == (6,)
+        assert [len(entities) for entities in found] == [1, *[0] * 6, 1]
 
     @pytest.mark.parametrize(
         ("model", "arguments", "error", "message"),
         [
             ("no_such_model_at_all_x", {}, OpenMedError, r"^On .+: "),
             ("./nowhere/model", {}, UnknownModelError, r"^On .+: .*'./nowhere/model'"),
-            ("", {}, UnknownModelError, r"^On .+: .*''"),
-            ("~", {}, OpenMedError, r"^On .+: "),
-            ("x" * 5000, {}, UnknownModelError, r"^On .+: .*a string of 5,000 characters"),
             (None, {"bogus": 1}, ConfigurationError, r"^On .+: "),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' "),
         ],
@@ -454,22 +399,14 @@ class TestErrors:
         assert next(texts) == "asthma"
         assert len(caught.value.annotations) == 0
 
-    @pytest.mark.parametrize(("arguments", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS)
-    def test_invalid_arguments_are_rejected(self, on_pool, arguments, message):
-        with pytest.raises(ConfigurationError, match=message):
-            on_pool(["asthma"], **arguments)
-
-    def test_swapped_arguments_have_a_specific_remedy(  # noqa: PLR0913, PLR0917 - fixtures
-        self, on_pool, locally, pool, threads_cluster, pipe_of, keyword_model
-    ):
-        swapped = {
-            rf"{NO_CLIENT} Cluster\. Pass its client: client=cluster\.client": {"client": pool},
-            rf"{NO_CLIENT} LocalCluster\. .*Client\(cluster\)": {"client": threads_cluster.cluster},
-            r"model.*Client.*client=": {"client": None, "model": pool.client},
-            r"^model must be the name .*, not AnnotationPipeline\. Pass the name": {"model": pipe_of(keyword_model)},
-        }
-        for message, arguments in swapped.items():
-            with pytest.raises(ConfigurationError, match=message):
+    def test_other_types_are_rejected(self, on_pool, locally, pool, pipe_of, keyword_model):
+        for arguments in (
+            {"client": "tcp://127.0.0.1:8786"},
+            {"client": pool},
+            {"client": None, "model": pool.client},
+            {"model": pipe_of(keyword_model)},
+        ):
+            with pytest.raises(ConfigurationError, match=r"client|model must be the name"):
                 on_pool(["asthma"], **arguments)
         for annotate in on_pool, locally:
             with pytest.raises(ConfigurationError, match=r"^Delayed"):
@@ -525,11 +462,12 @@ class TestMissingWorkers:
             assert not client.futures
         assert get_numbers(found) == [[number] for number in range(50)]
 
-    def test_run_ends_without_workers_after_available_results(self, threads_cluster, keyword_model):
+    def test_run_ends_without_workers_after_available_results(self, threads_cluster, keyword_model, monkeypatch):
+        monkeypatch.setattr(client_module, "WORKER_TIMEOUT", 1)
         client = threads_cluster.client
         cluster = threads_cluster.cluster
         results = []
-        annotator = ClusterAnnotator(client, RunSpec("gone", str(keyword_model), {"device": "cpu"}), 20000, timeout=1)
+        annotator = ClusterAnnotator(client, RunSpec("gone", str(keyword_model), {"device": "cpu"}), 20000)
 
         def texts():
             while not results:
@@ -542,7 +480,7 @@ class TestMissingWorkers:
             results.extend(itertools.chain.from_iterable(annotator.annotate(texts())))
         assert {len(entities) for entities in results} == {1}
         with pytest.raises(ClusterUnavailableError, match="The cluster does not have a worker"):
-            call_on_workers(client, worker.describe_worker, timeout=0.1)
+            call_on_workers(client, worker.describe_worker)
         cluster.scale(1)
         client.wait_for_workers(1)
 
@@ -551,9 +489,9 @@ class TestMissingWorkers:
         future.cancel()
         message = r"cancelled because the cluster was closed or restarted\. Restart the cluster"
         with pytest.raises(ClusterUnavailableError, match=message):
-            fetch_result(pool.client, future, timeout=1)
+            fetch_result(pool.client, future)
 
-    @pytest.mark.parametrize("closed", ["by the stream", "by another thread", "with its cluster"])
+    @pytest.mark.parametrize("closed", ["by the stream", "with its cluster"])
     def test_close_during_run_keeps_results(self, request, on_pool, numbered, tmp_path, closed):
         file = tmp_path / "run.jsonl"
         read = []
@@ -584,32 +522,3 @@ class TestMissingWorkers:
     def test_call_scheduler_reports_unreachable_scheduler(self, pool):
         with pytest.raises(ClusterUnavailableError, match="The scheduler of the cluster cannot be reached"):
             call_scheduler(pool.client, lambda: fail(OSError("Timed out trying to connect")))
-
-
-KILLED = WorkerKilledError("Text 1 crashed its worker 3 times.", "Annotate the text separately.")
-INVALID = InvalidTextError("Text 2 must be a string.", "Pass a string.")
-
-
-@pytest.mark.parametrize(
-    ("results", "raises"),
-    [
-        ([[KILLED]] * 4, False),
-        ([[KILLED]] * 5, True),
-        ([[KILLED] * 5], True),
-        ([*[[KILLED]] * 4, [[]], [KILLED]], False),
-        ([*[[KILLED]] * 3, [KILLED, []], *[[KILLED]] * 4], False),
-        ([*[[KILLED]] * 4, [INVALID], [KILLED]], True),
-        ([[INVALID]] * 5, False),
-        ([], False),
-    ],
-)
-def test_stop_after_repeated_kills_counts_consecutive_texts(results, raises):
-    """A result resets the count, an error of another type does not."""
-    received = []
-    expectation = contextlib.nullcontext()
-    if raises:
-        expectation = pytest.raises(ClusterUnavailableError, match="5 consecutive texts crashed")
-    with expectation:
-        for store in stop_after_repeated_kills(ResultStore.from_results(outcomes) for outcomes in [*results, [[]]]):
-            received.append(list(store.outcomes()))  # noqa: PERF401 - the items before the error are checked
-    assert received == (results if raises else [*results, [[]]])

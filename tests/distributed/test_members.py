@@ -10,8 +10,8 @@ from openmed_nb.distributed.members import ReadyWorker, WorkerInfo, WorkerList, 
 from openmed_nb.errors import ConfigurationError, WorkerMismatchError
 
 VERSIONS = {"openmed_nb": nb.__version__, "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}
-MAC = WorkerInfo("mac1", "Darwin arm64", "mps", "No device was requested, and mps has the highest priority.", VERSIONS)
-LINUX = WorkerInfo("box", "Linux x86_64", "cuda", "'cuda' was requested by the device argument.", VERSIONS)
+MAC = WorkerInfo("mac1", "mps", "No device was requested, and mps has the highest priority.", VERSIONS)
+LINUX = WorkerInfo("box", "cuda", "'cuda' was requested by the device argument.", VERSIONS)
 SETTINGS = {"model": "1f", "aggregation_strategy": "first"}
 
 
@@ -20,49 +20,40 @@ def make_ready(info, settings=SETTINGS, **versions):
     return ReadyWorker(replace(info, versions={**VERSIONS, **versions}), settings, 65536)
 
 
-def test_worker_list_displays_hosts_and_versions():
+def test_worker_list_displays_hosts_and_reasons():
     workers = WorkerList((MAC, MAC, LINUX))
 
     assert str(workers).startswith("3 workers (cuda, mps) on 2 hosts\nWorkers (this run)\n")
-    assert all(value in str(workers) for value in ("mac1", "'cuda' was requested", "2.13.0"))
+    assert all(value in str(workers) for value in ("mac1", "'cuda' was requested"))
     assert workers.to_dict()["workers"][2]["device"] == "cuda"
-    assert len(workers) == 3
-    assert WorkerList((MAC,)).label == "1 worker (mps)"
 
 
-MATCHING = {
-    "same": [make_ready(MAC), make_ready(MAC)],
-    "other devices": [make_ready(MAC), make_ready(LINUX)],
-    "other chunks": [make_ready(MAC), replace(make_ready(LINUX), chunk_characters=1)],
-    "alone": [make_ready(MAC, torch="2.6.0")],
-}
-MISMATCHES = {
-    "torch": (
-        [make_ready(MAC), make_ready(MAC), make_ready(LINUX, torch="2.12.0")],
-        "torch 2.12.0, but others have 2.13.0.",
-    ),
-    "the first": ([make_ready(LINUX, torch="2.12.0"), make_ready(MAC), make_ready(MAC)], "torch 2.12.0, but others"),
-    "transformers": ([make_ready(MAC), make_ready(LINUX, transformers="5.0.0")], "transformers 5.0.0, but others"),
-    "tokenizers": ([make_ready(MAC), make_ready(LINUX, tokenizers="0.22.0")], "tokenizers 0.22.0, but others"),
-    "openmed_nb": ([make_ready(MAC), make_ready(LINUX, openmed_nb="0.0.1")], "openmed_nb 0.0.1, but this process"),
-    "model": ([make_ready(MAC), make_ready(LINUX, {**SETTINGS, "model": "2e"})], "a different model or"),
-    "settings": (
-        [make_ready(MAC), make_ready(LINUX, {**SETTINGS, "aggregation_strategy": "max"})],
-        "a different model or",
-    ),
-}
-
-
-@pytest.mark.parametrize("workers", MATCHING.values(), ids=MATCHING)
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [make_ready(MAC), make_ready(LINUX)],
+        [make_ready(MAC), replace(make_ready(LINUX), chunk_characters=1)],
+        [make_ready(MAC, torch="2.6.0")],
+    ],
+    ids=["devices", "chunks", "alone"],
+)
 def test_check_workers_match_accepts_different_devices(workers):
     check_workers_match(workers)
 
 
-@pytest.mark.parametrize(("workers", "message"), MISMATCHES.values(), ids=MISMATCHES)
-def test_check_workers_match_names_the_different_host(workers, message):
-    with pytest.raises(WorkerMismatchError) as caught:
-        check_workers_match(workers)
-    assert str(caught.value).startswith(f"The worker on box has {message}")
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (make_ready(LINUX, torch="2.12.0"), "torch 2.12.0, but 2.13.0 is required"),
+        (make_ready(LINUX, tokenizers="0.22.0"), "tokenizers 0.22.0, but"),
+        (make_ready(LINUX, openmed_nb="0.0.1"), f"openmed_nb 0.0.1, but {nb.__version__} is required"),
+        (make_ready(LINUX, {**SETTINGS, "model": "2e"}), "a different model or"),
+        (make_ready(LINUX, {**SETTINGS, "aggregation_strategy": "max"}), "a different model or"),
+    ],
+)
+def test_check_workers_match_names_the_different_host(other, message):
+    with pytest.raises(WorkerMismatchError, match=f"^The worker on box has {message}"):
+        check_workers_match([make_ready(MAC), other])
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,6 @@ def home(server, tmp_path_factory):
         yield home
 
 
-@pytest.fixture(scope="module")
-def two_hosts(home):  # noqa: ARG001 - only its setup is needed
-    """Cluster of two hosts."""
-    with nb.cluster(hosts=HOSTS, device="cpu") as cluster:
-        yield cluster
-
-
 def list_processes():
     """Return the command lines of cluster processes on this machine, without zombies."""
     commands = []
@@ -67,99 +60,87 @@ def wait_until(condition):
     return condition()
 
 
-def test_hosts_give_the_results_of_one_machine(two_hosts, keyword_model, numbered):
-    found = nb.annotate(numbered(COUNT), keyword_model, client=two_hosts.client, progress=False)
+@pytest.fixture(autouse=True)
+def check_cleanup(home):  # noqa: ARG001 - only its setup is needed
+    """Check that a test leaves no process on a host."""
+    processes = list_processes()
+    yield
+    assert wait_until(lambda: list_processes() == processes)
+
+
+def test_hosts_give_the_results_of_one_machine(keyword_model, numbered):
+    with nb.cluster(hosts=HOSTS, device="cpu") as cluster:
+        found = nb.annotate(numbered(COUNT), keyword_model, client=cluster.client, progress=False)
 
     assert list(found) == list(nb.annotate(numbered(COUNT), keyword_model, device="cpu", progress=False))
-    assert str(two_hosts) == "2 workers (cpu) on 1 host\n  cpu: 'cpu' was requested by the device argument."
+    assert str(cluster) == "Closed: 2 workers (cpu) on 1 host\n  cpu: 'cpu' was requested by the device argument."
 
 
 @pytest.mark.slow
-def test_lost_host_loses_no_text(two_hosts, keyword_model, numbered, get_numbers, tmp_path):
+def test_lost_host_loses_no_text(keyword_model, numbered, get_numbers, tmp_path):
     file = tmp_path / "run.jsonl"
-    client = two_hosts.client
-    pids = [*zip(client.run(os.getppid).values(), client.run(os.getpid).values(), strict=True)]
     killed = []
 
-    def texts():
+    def texts(client):
+        pids = [*client.run(os.getppid).values()][:1] + [*client.run(os.getpid).values()][:1]
         for text in numbered(COUNT):
             if not killed and file.read_bytes().count(b"\n") > 1:
-                killed.extend(pids[0])
+                killed.extend(pids)
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
             yield text
 
-    found = nb.annotate(texts(), keyword_model, client=client, resume=file, progress=False)
+    with nb.cluster(hosts=HOSTS, device="cpu") as cluster:
+        found = nb.annotate(texts(cluster.client), keyword_model, client=cluster.client, resume=file, progress=False)
 
     assert killed
     assert get_numbers(found) == [[number] for number in range(COUNT)]
     assert found.errors == {}
-    assert [*client.run(os.getpid).values()] == [pids[1][1]]
 
 
-class TestShutdown:
-    """Processes after the end of a cluster."""
+@pytest.mark.slow
+def test_lost_scheduler_does_not_hide_the_error_of_the_block():
+    def run():
+        with nb.cluster(hosts=HOSTS[:1], device="cpu") as cluster:
+            os.kill(cluster.client.run_on_scheduler(os.getpid), signal.SIGKILL)
+            raise LookupError("of the block")
 
-    @pytest.fixture(autouse=True)
-    def check_cleanup(self, home):  # noqa: ARG002 - only its setup is needed
-        """Check that a test leaves no process on a host."""
-        processes = list_processes()
-        yield
-        assert wait_until(lambda: list_processes() == processes)
+    with (
+        pytest.warns(OpenMedWarning, match="did not shut down cleanly"),
+        pytest.raises(LookupError, match="of the block"),
+    ):
+        run()
 
-    def test_end_of_the_block_ends_the_processes(self):
-        processes = list_processes()
-        with nb.cluster(hosts=HOSTS[:1], device="cpu"):
-            assert len(list_processes()) > len(processes)
 
-    @pytest.mark.slow
-    def test_lost_scheduler_does_not_hide_the_error_of_the_block(self):
+@pytest.mark.slow
+def test_interrupt_during_start_ends_the_processes(interrupt_when):
+    processes = list_processes()
+    with pytest.raises(KeyboardInterrupt), interrupt_when(lambda: len(list_processes()) > len(processes)):
+        nb.cluster(hosts=HOSTS[:1])
 
-        def run():
-            with nb.cluster(hosts=HOSTS[:1], device="cpu") as cluster:
-                os.kill(cluster.client.run_on_scheduler(os.getpid), signal.SIGKILL)
-                raise LookupError("of the block")
 
-        with (
-            pytest.warns(OpenMedWarning, match="did not shut down cleanly"),
-            pytest.raises(LookupError, match="of the block"),
-        ):
-            run()
-
-    @pytest.mark.slow
-    def test_interrupt_during_start_ends_the_processes(self, interrupt_when):
-        processes = list_processes()
-        with pytest.raises(KeyboardInterrupt), interrupt_when(lambda: len(list_processes()) > len(processes)):
-            nb.cluster(hosts=HOSTS[:1])
-
-    @pytest.mark.slow
-    def test_failed_start_on_one_host_ends_the_worker_on_the_other(self, monkeypatch):
-        monkeypatch.setattr(starting, "START_TIMEOUT", 10)
-        with pytest.raises(
-            ClusterUnavailableError, match=r"^The cluster failed to start on 127.0.0.1, nohost.invalid: "
-        ):
-            nb.cluster(hosts=[HOSTS[0], "nohost.invalid"], device="cpu")
+@pytest.mark.slow
+def test_failed_start_on_one_host_ends_the_worker_on_the_other(monkeypatch):
+    monkeypatch.setattr(starting, "START_TIMEOUT", 10)
+    with pytest.raises(ClusterUnavailableError, match=r"^The cluster failed to start on 127.0.0.1, nohost.invalid: "):
+        nb.cluster(hosts=[HOSTS[0], "nohost.invalid"], device="cpu")
 
 
 UNREACHABLE = {
-    "unknown host key": {"UserKnownHostsFile": "user.pub"},
     "changed host key": {"UserKnownHostsFile": "changed_hosts"},
     "unknown key": {"IdentityFile": "stranger"},
-    "no server": {"Port": 1},
 }
 
 
 @pytest.mark.parametrize("changes", UNREACHABLE.values(), ids=UNREACHABLE)
 def test_cluster_names_unreachable_host(server, tmp_path, monkeypatch, changes):
-    changes = {name: value if name == "Port" else server.folder / value for name, value in changes.items()}
-    server.write_settings(tmp_path, **changes)
+    server.write_settings(tmp_path, **{name: server.folder / value for name, value in changes.items()})
     monkeypatch.setenv("HOME", str(tmp_path))
     message = r"^The cluster failed to start on localhost: .+\. Check that ssh connects to each host without a prompt\."
     with pytest.raises(ClusterUnavailableError, match=message):
         nb.cluster(hosts=["localhost"])
 
 
-@pytest.mark.usefixtures("home")
 def test_cluster_names_host_without_python(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/my python")
     message = r"^The cluster failed to start on localhost: .*\. Install openmed-nb\[cluster\] in /nowhere/my python on"

@@ -13,71 +13,50 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.members import plan_workers, visible_gpu_ids, worker_options
+from openmed_nb.distributed.members import plan_workers, worker_options
 from openmed_nb.distributed.starting import MAIN_GUARD
 from openmed_nb.errors import ClusterUnavailableError, ConfigurationError
 
-PLANS = {
-    "CPU": (("cpu", None, (), 8), [worker_options("cpu")]),
-    "two on a CPU": (("cpu", 2, (), 8), [worker_options("cpu", threads=4)] * 2),
-    "as many as cores": (("cpu", 3, (), 3), [worker_options("cpu", threads=1)] * 3),
-    "two on a core": (("cpu", 2, (), 1), [worker_options("cpu", threads=1)] * 2),
-    "MPS": (("mps", None, (), 8), [worker_options("mps")]),
-    "one on MPS": (("mps", 1, (), 8), [worker_options("mps")]),
-    "GPUs": (("cuda", None, ("0", "1"), 8), [worker_options("cuda", gpu="0"), worker_options("cuda", gpu="1")]),
-    "some GPUs": (("cuda", 1, ("2", "3"), 8), [worker_options("cuda", gpu="2")]),
-    "one GPU by its number": (("cuda:1", None, ("2", "3"), 8), [worker_options("cuda", gpu="3")]),
-}
-IMPOSSIBLE_PLANS = {
-    "two on MPS": (("mps", 2, (), 8), "n=2 is not possible with one MPS device, which several processes"),
-    "too many GPUs": (
-        ("cuda", 3, ("0", "1"), 8),
-        "n=3 is not possible with 2 GPUs for 'cuda'. Use n=2, or device='cpu'.",
-    ),
-    "two on one GPU": (("cuda:1", 2, ("0", "1"), 8), "n=2 is not possible with 1 GPU for 'cuda:1'."),
-    "more than cores": (("cpu", 500, (), 4), "n=500 is not possible with 4 cores of the CPU. Use n=4."),
-    "three on a core": (("cpu", 3, (), 1), "n=3 is not possible with 1 core of the CPU. Use n=2."),
-}
 
-
-@pytest.mark.parametrize(("arguments", "plans"), PLANS.values(), ids=PLANS)
-def test_plans_have_one_worker_per_device(arguments, plans):
+@pytest.mark.parametrize(
+    ("arguments", "plans"),
+    [
+        (("cpu", None, 8), [worker_options("cpu")]),
+        (("cpu", 2, 8), [worker_options("cpu", threads=4)] * 2),
+        (("cpu", 3, 3), [worker_options("cpu", threads=1)] * 3),
+        (("cpu", 2, 1), [worker_options("cpu", threads=1)] * 2),
+        (("mps", None, 8), [worker_options("mps")]),
+        (("cuda:1", 1, 8), [worker_options("cuda:1")]),
+    ],
+)
+def test_plans_share_the_cores(arguments, plans):
     assert plan_workers(*arguments) == plans
 
 
-@pytest.mark.parametrize(("arguments", "message"), IMPOSSIBLE_PLANS.values(), ids=IMPOSSIBLE_PLANS)
-def test_plans_reject_more_workers_than_devices(arguments, message):
-    with pytest.raises(ConfigurationError) as caught:
-        plan_workers(*arguments)
-    assert str(caught.value).startswith(message)
-
-
 @pytest.mark.parametrize(
-    ("count", "variable", "names"),
+    ("arguments", "message"),
     [
-        (0, None, ()),
-        (2, None, ("0", "1")),
-        (2, "", ("0", "1")),
-        (2, "2,GPU-5a, 7", ("2", "GPU-5a")),
+        (("mps", 2, 8), "n=2 is not possible with one mps device. Use n=1, or device='cpu'."),
+        (("cuda:1", 2, 8), "n=2 is not possible with one cuda:1 device. Use n=1, or device='cpu'."),
+        (("cpu", 500, 4), "n=500 is not possible with 4 cores. Use n=4."),
+        (("cpu", 3, 1), "n=3 is not possible with 1 core. Use n=2."),
     ],
 )
-def test_visible_gpu_ids_follow_the_variable(count, variable, names):
-    assert visible_gpu_ids(count, variable) == names
+def test_plans_reject_too_many_workers(arguments, message):
+    with pytest.raises(ConfigurationError) as caught:
+        plan_workers(*arguments)
+    assert str(caught.value) == message
 
 
-def test_worker_options_set_device_gpu_and_threads():
-    assert worker_options("cuda", gpu="GPU-5a") == {
-        "nthreads": 2,
-        "env": {"OPENMED_TORCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "GPU-5a"},
-    }
+def test_worker_options_set_device_and_threads():
+    assert worker_options("cuda") == {"nthreads": 2, "env": {"OPENMED_TORCH_DEVICE": "cuda"}}
     assert worker_options(None, threads=1) == {"nthreads": 1, "env": {"OMP_NUM_THREADS": "1"}}
 
 
-INVALID_HOSTS = ["mac1", 5, [], [""], [1], ["-oProxyCommand=x"], ["me@localhost"], ["\ud800"], ["a\0b"], ["a b"]]
+INVALID_HOSTS = ["mac1", 5, [], [""], [1], ["-oProxyCommand=x"], ["me@localhost"], ["a\0b"]]
 INVALID_ARGUMENTS = [
     ({"n": 2, "hosts": ["mac1"]}, "n can only be used without hosts"),
-    ({"n": ["mac1"]}, r".*a list of 1 item\..*, or pass host names as hosts="),
-    *[({"n": n}, f"Invalid value for n: {n!r}") for n in (0, "2", True)],
+    *[({"n": n}, "Invalid value for n") for n in (0, "2", True)],
     *[({"hosts": hosts}, r".*\. Pass a list of host names") for hosts in INVALID_HOSTS],
 ]
 
@@ -109,21 +88,20 @@ class TestProcesses:
     def test_workers_listen_on_loopback_and_need_the_certificate_of_the_cluster(self):
         from distributed import Client
 
+        settings = copy.deepcopy(dask.config.config)
+        levels = dask_log_levels()
         with nb.cluster(n=1, device="cpu") as cluster:
+            assert dask_log_levels() == [logging.CRITICAL] * len(levels)
             pids = [*cluster.client.run(os.getpid).values(), os.getpid()]
-            loaded = cluster.client.run(lambda: "torch" in sys.modules)
             connections = [connection for pid in pids for connection in psutil.Process(pid).net_connections()]
-            text = str(cluster)
             with pytest.raises(OSError, match=r"Timed out|reset|closed"):
-                Client(cluster.client.scheduler.address.replace("tls", "tcp"), timeout=2)
-        cluster.close()
+                Client(cluster.client.scheduler.address.replace("tls", "tcp"), timeout=1)
 
-        assert set(loaded.values()) == {False}
-        assert {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN} == {
-            "127.0.0.1"
-        }
-        assert text.startswith("1 worker (cpu) on 1 host\n")
-        assert str(cluster) == f"Closed: {text}"
+        listening = [connection for connection in connections if connection.status == psutil.CONN_LISTEN]
+        assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
+        assert str(cluster).startswith("Closed: 1 worker (cpu) on 1 host\n")
+        assert dask.config.config == settings
+        assert dask_log_levels() == levels
 
     def test_interrupt_during_start_stops_the_workers(self, interrupt_when):
         before = list_children()
@@ -150,16 +128,6 @@ class TestProcesses:
         with pytest.raises(ClusterUnavailableError, match=message):
             nb.cluster(n=1, device="cpu")
 
-    def test_cluster_restores_the_settings_of_dask(self):
-        settings = copy.deepcopy(dask.config.config)
-        levels = dask_log_levels()
-        with nb.cluster(n=1, device="cpu"):
-            during = dask_log_levels()
-
-        assert during == [logging.CRITICAL] * len(levels)
-        assert dask.config.config == settings
-        assert dask_log_levels() == levels
-
     def test_killed_client_leaves_no_worker(self, program):
         process = program("""
             import os, signal
@@ -185,7 +153,7 @@ class TestProcesses:
             f"A worker tried to start another cluster. {MAIN_GUARD}",
             "Traceback (most recent call last):",
         ]
-        assert lines[-1].endswith(MAIN_GUARD)
+        assert MAIN_GUARD in lines[-1]
         assert len([line for line in lines if line.startswith("Traceback")]) == 1
 
 
