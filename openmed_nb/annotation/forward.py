@@ -87,14 +87,12 @@ class TokenBudget:
     Attributes:
         max_tokens: Maximum number of tokens, including padding.
         max_padding: Maximum number of padding tokens. The default takes about as long as launching another batch.
-        max_rows: Maximum number of rows. If ``None``, only the number of tokens is limited.
         limit_shapes: Whether to use few different shapes.
         allow_padding: Whether rows may be padded. It is ``False`` for a model that does not mask padding.
     """
 
     max_tokens: int
     max_padding: int = 256
-    max_rows: int | None = None
     limit_shapes: bool = False
     allow_padding: bool = True
 
@@ -104,8 +102,7 @@ class TokenBudget:
 
     def rows_for_length(self, length: int) -> int:
         """Return the maximum number of rows of a length, at least 1."""
-        num_rows = max(1, self.max_tokens // length)
-        return num_rows if self.max_rows is None else min(num_rows, self.max_rows)
+        return max(1, self.max_tokens // length)
 
 
 def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> list[Batch]:
@@ -130,24 +127,18 @@ def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> l
 
 
 def _plan_few_shapes(order: np.ndarray, lengths: np.ndarray, budget: TokenBudget, max_length: int) -> Iterator[Batch]:
-    """Yield batches of few shapes, each with the most text tokens for its cost.
-
-    A batch of several rows contains at most as much padding as text.
-    """
+    """Yield batches of few shapes. A batch of several rows contains at most as much padding as text."""
     buckets = np.array(length_buckets(max_length))
     text_tokens = np.append(0, np.cumsum(lengths[order]))
     position = 0
     while position < len(order):
         length = int(buckets[np.searchsorted(buckets, lengths[order[position]])])
-        # Seven divisions reduce any budget to one row.
-        row_counts = np.unique(np.maximum(1, budget.rows_for_length(length) // ROW_DIVISOR ** np.arange(8)))
-        tokens = text_tokens[np.minimum(position + row_counts, len(order))] - text_tokens[position]
-        efficiency = np.where(
-            (row_counts == 1) | (row_counts * length <= 2 * tokens),
-            tokens / (row_counts * length + budget.max_padding),
-            0,
-        )
-        num_rows = int(row_counts[efficiency.argmax()])
+        num_rows = budget.rows_for_length(length)
+        while num_rows > 1:
+            tokens = text_tokens[min(position + num_rows, len(order))] - text_tokens[position]
+            if num_rows * length <= 2 * tokens:
+                break
+            num_rows = max(1, num_rows // ROW_DIVISOR)
         yield Batch(order[position : position + num_rows], length, num_rows)
         position += num_rows
 

@@ -5,7 +5,7 @@ This module imports transformers, so it is imported only when a pipeline is buil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
@@ -22,30 +22,15 @@ from ..errors import ConfigurationError, UnknownDeviceError
 from ..models.config import check_strategy
 from ..models.files import max_input_length, max_positions
 from ..models.loading import LoadedModel, is_quantized, move_model
-from ..session import SESSION
 from .decoding import Decoder, Detokenizer, LabelTables
 from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
-from .results import Entity, TextResult
+from .results import Entity
 from .stream import AnnotationSettings, Annotator, unwrap_result
 from .tokens import SpecialTokens
 from .tuning import fast_linear, is_padding_masked
 
 if TYPE_CHECKING:
     from ..models.records import DtypeChoice
-
-# Methods of the transformers class that a subclass may override to change results. AnnotationPipeline does not call them.
-OVERRIDABLE_METHODS = (
-    "preprocess",
-    "_forward",
-    "postprocess",
-    "gather_pre_entities",
-    "aggregate",
-    "aggregate_word",
-    "aggregate_words",
-    "group_sub_entities",
-    "get_tag",
-    "group_entities",
-)
 
 # Preprocessing options that the methods of transformers do not accept.
 CUSTOM_OPTIONS = {"truncation", "transformers_boundaries"}
@@ -73,8 +58,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
 
     - A text that is longer than the model supports is processed in full, in overlapping windows that do not split words.
       transformers silently truncates the text.
-    - Texts are sorted by length and run in batches of at most ``batch_tokens`` tokens. ``batch_size`` limits the number of rows
-      as well, except for a ``batch_size`` of 1 in a call, which is the default of transformers.
+    - Texts are sorted by length and run in batches of at most ``batch_tokens`` tokens. ``batch_size`` has no effect.
     - ``pipe.device`` is always the device of ``pipe.model``. Setting it moves the model.
     - Scores are Python floats, so that results are JSON-serializable.
     - ``first``, ``average`` and ``max`` label whole words. A word starts where the pre-tokenizer of the tokenizer starts a piece:
@@ -83,8 +67,8 @@ class AnnotationPipeline(TokenClassificationPipeline):
       and loses the name. An entity ends where its line ends, so that two diagnoses on two lines are two entities.
       ``transformers_boundaries=True`` selects the boundaries of transformers.
     - Several threads can call the pipeline at the same time. All work on the device runs under one lock.
-    - The methods of transformers process the texts, at their speed, with ``truncation=True``, ``stride``,
-      ``is_split_into_words`` or ``offset_mapping``, and in a subclass that overrides one of them, such as ``postprocess``.
+    - With ``truncation=True``, ``stride``, ``is_split_into_words`` or ``offset_mapping``, the methods of transformers process
+      the texts, at their speed.
 
     Args:
         kwargs: The arguments of the transformers class, and these:
@@ -168,11 +152,6 @@ class AnnotationPipeline(TokenClassificationPipeline):
         value: CachedT = cache[name][1]
         return value
 
-    def reset_calibration(self) -> None:
-        """Discard the measured batch size for this device type, in this session and for later sessions."""
-        if key := SESSION.models.key_of(self.model):
-            SESSION.save_batch_size(key.spec, str(self.device), None)
-
     def _sanitize_parameters(
         self,
         batch_tokens: int | None = None,
@@ -222,7 +201,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         postprocess_params: Parameters,
     ) -> Iterator[list[Entity]]:
         """Return an iterator over the results of texts. transformers calls this method for every kind of input."""
-        if self.special_tokens is None or self._find_transformers_features(preprocess_params):
+        if self.special_tokens is None or _transformers_options(preprocess_params):
             if (stride := preprocess_params.get("tokenizer_params", {}).get("stride")) is not None:
                 check_integer("stride", stride, 0, self._max_tokens - 1)
             parent_params = {name: value for name, value in preprocess_params.items() if name not in CUSTOM_OPTIONS}
@@ -230,19 +209,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 inputs, num_workers, batch_size, parent_params, {}, postprocess_params
             )
             return results
-        check_integer("batch_size", batch_size)
-        rows = batch_size if batch_size > 1 or self._batch_size == 1 else None  # 1 is the default of transformers.
-        return ResultIterator(inputs, self.build_annotator(preprocess_params, forward_params, postprocess_params, rows))
-
-    def _find_transformers_features(self, preprocess_params: Parameters) -> list[str]:
-        """Return the names of the options that only transformers supports, and of its methods that are overridden."""
-        options = [option for name, option in TRANSFORMERS_OPTIONS.items() if preprocess_params.get(name)]
-        methods = [
-            name
-            for name in OVERRIDABLE_METHODS
-            if getattr(type(self), name) is not getattr(TokenClassificationPipeline, name) or name in vars(self)
-        ]
-        return options + methods
+        annotator = self.build_annotator(preprocess_params, forward_params, postprocess_params)
+        chunks = annotator.annotate(inputs, in_memory=isinstance(inputs, Sequence))
+        # Unlike a generator, a map continues with the next text after an error.
+        return map(unwrap_result, chain.from_iterable(chunk.outcomes() for chunk in chunks))
 
     def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
         """Return an annotator with the parameters of the pipeline.
@@ -250,20 +220,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
         Args:
             batch_tokens: Maximum number of tokens per batch. If ``None``, use the value of the pipeline.
         """
-        if features := self._find_transformers_features(self._preprocess_params):
-            message = f"{short_type_name(self)} uses {', '.join(features)}, which only transformers supports."
-            raise ConfigurationError(message, "Call the pipeline itself on the texts.")
+        if options := _transformers_options(self._preprocess_params):
+            message = f"{', '.join(options)} cannot be used here, because only transformers supports it."
+            raise ConfigurationError(message, "Pass it in a call of the pipeline.")
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
-        return self.build_annotator(self._preprocess_params, forward, self._postprocess_params, self._batch_size)
+        return self.build_annotator(self._preprocess_params, forward, self._postprocess_params)
 
     def build_annotator(
-        self,
-        preprocess_params: Parameters,
-        forward_params: Parameters,
-        postprocess_params: Parameters,
-        rows: int | None = None,
+        self, preprocess_params: Parameters, forward_params: Parameters, postprocess_params: Parameters
     ) -> Annotator:
-        """Return an annotator with the three parameter mappings of transformers and a maximum number of rows."""
+        """Return an annotator with the three parameter mappings of transformers."""
         model = self.model
         special_tokens = self.special_tokens
         if special_tokens is None:
@@ -281,7 +247,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         needs_all_labels = settings.aggregation_strategy == "average"
         network = TokenClassifier(model, special_tokens, names, fast_linear, needs_all_labels)
         batch_tokens = self._resolve_batch_tokens(forward_params, network.device)
-        budget = replace(budget_for_device(network.device, model), max_tokens=batch_tokens, max_rows=rows)
+        budget = replace(budget_for_device(network.device, model), max_tokens=batch_tokens)
         tables = LabelTables.from_id2label(model.config.id2label, settings.ignore_labels)
         detokenizer = Detokenizer(
             self.tokenizer
@@ -307,36 +273,16 @@ class AnnotationPipeline(TokenClassificationPipeline):
         return Annotator(network, self.tokenizer, decoder, settings, budget, may_pad)
 
 
+def _transformers_options(preprocess_params: Parameters) -> list[str]:
+    """Return the names of the given options that only the methods of transformers support."""
+    return [option for name, option in TRANSFORMERS_OPTIONS.items() if preprocess_params.get(name)]
+
+
 def budget_for_device(device: torch.device, model: PreTrainedModel) -> TokenBudget:
     """Return the default token budget of a model on a device."""
     known_device = get_device(device)
     max_padding = known_device.max_padding_tokens(getattr(model.config, "hidden_size", None))
     return TokenBudget(known_device.batch_tokens, max_padding, limit_shapes=known_device.recompiles_for_new_shapes)
-
-
-class ResultIterator(Iterator[list[Entity]]):
-    """Iterator over the results of texts. It has a length if the texts have a length."""
-
-    def __init__(self, inputs: Iterable[object], annotator: Annotator) -> None:
-        self._inputs = inputs
-        self._annotator = annotator
-        self._results: Iterator[TextResult] | None = None
-
-    def __iter__(self) -> ResultIterator:
-        if not isinstance(self._inputs, Iterator):  # A collection can be read again, but an iterator cannot.
-            self._results = None
-        return self
-
-    def __len__(self) -> int:
-        if isinstance(self._inputs, Sized):
-            return len(self._inputs)
-        raise TypeError("Results of a generator have no length.")
-
-    def __next__(self) -> list[Entity]:
-        if self._results is None:  # No text is read before the first result is requested.
-            chunks = self._annotator.annotate(self._inputs, in_memory=isinstance(self._inputs, Sequence))
-            self._results = chain.from_iterable(chunk.outcomes() for chunk in chunks)
-        return unwrap_result(next(self._results))
 
 
 def get_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> AnnotationPipeline:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import timeit
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,33 +44,13 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
     ids = np.full((1, padded_length), network.special_tokens.pad_token_id, np.int64)
     ids[0, :length] = np.resize([*network.special_tokens.prefix_ids, *network.special_tokens.suffix_ids] or [0], length)
     inputs = network.build_inputs(ids, (np.arange(padded_length) < length)[None])
-    without_hooks = replace(network, model=ModelWithoutHooks(network.model))
     with TENSOR_LOCK, torch.no_grad():
-        padded = without_hooks.logits(inputs)[0, :length].float()
-        unpadded = without_hooks.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
+        padded = network.logits(inputs)[0, :length].float()
+        unpadded = network.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
         difference = float((padded - unpadded).abs().max())
         magnitude = float(unpadded.abs().max())
     rounding = torch.finfo(network.model.dtype).eps ** 0.5
     return not difference > rounding * max(1.0, magnitude)  # NaN is reported with the results.
-
-
-@dataclass(frozen=True)
-class ModelWithoutHooks:
-    """A model whose forward pass runs without the hooks that users have registered."""
-
-    model: torch.nn.Module
-    training: ClassVar[bool] = False
-
-    @property
-    def _modules(self) -> dict[str, torch.nn.Module]:
-        return {"model": self.model}
-
-    def modules(self) -> Iterator[torch.nn.Module]:
-        return self.model.modules()
-
-    def __call__(self, **inputs: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        output: Mapping[str, torch.Tensor] = self.model.forward(**inputs)
-        return output
 
 
 @dataclass

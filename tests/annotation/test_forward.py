@@ -23,7 +23,6 @@ budgets = st.builds(
     TokenBudget,
     max_tokens=st.integers(1, 40_000),
     max_padding=st.integers(0, 2_000),
-    max_rows=st.none() | st.integers(1, 64),
     limit_shapes=st.booleans(),
     allow_padding=st.booleans(),
 )
@@ -54,7 +53,7 @@ class TestEveryBatch:
         for batch in batches:
             padding = batch.length - lengths[batch.window_ids]
             assert (padding >= 0).all()
-            assert 1 <= len(batch.window_ids) <= batch.num_rows <= (budget.max_rows or batch.num_rows)
+            assert 1 <= len(batch.window_ids) <= batch.num_rows
             assert batch.length <= longest
             assert batch.num_rows == 1 or batch.num_rows * batch.length <= budget.max_tokens
             if not budget.allow_padding:
@@ -148,7 +147,6 @@ class TestOrder:
             ([], TokenBudget(10), []),
             ([3, 9, 4], TokenBudget(10), [([1], 9), ([2, 0], 4)]),
             ([3, 3, 3], TokenBudget(100), [([0, 1, 2], 3)]),
-            ([3, 3, 3], TokenBudget(100, max_rows=2), [([0, 1], 3), ([2], 3)]),
             ([3, 3, 3], TokenBudget(1), [([0], 3), ([1], 3), ([2], 3)]),
             ([5, 4, 5], TokenBudget(100, allow_padding=False), [([0, 2], 5), ([1], 4)]),
             ([5, 4, 5], TokenBudget(5, allow_padding=False), [([0], 5), ([2], 5), ([1], 4)]),
@@ -194,8 +192,8 @@ class TestHalves:
     @pytest.mark.parametrize(("tokens", "expected"), [(2048, 1024), (1024, 1024), (512, 512), (0, 1)])
     def test_capped_at_never_grows(self, tokens, expected):
         """A budget never grows, is at least one token, and keeps everything else."""
-        whole = TokenBudget(1024, max_rows=3, limit_shapes=True, allow_padding=False)
-        assert whole.capped_at(tokens) == TokenBudget(expected, max_rows=3, limit_shapes=True, allow_padding=False)
+        whole = TokenBudget(1024, limit_shapes=True, allow_padding=False)
+        assert whole.capped_at(tokens) == TokenBudget(expected, limit_shapes=True, allow_padding=False)
 
 
 def test_input_names(tiny):
@@ -259,11 +257,12 @@ def test_results_do_not_depend_on_other_texts(architectures, name):
 
 
 def test_only_models_that_mask_padding_are_padded(architectures, on_forward):
-    """BERT runs texts of different lengths together, ConvBERT does not; hooks see the rows of the texts alone."""
+    """BERT runs texts of different lengths together, ConvBERT does not."""
     rows = {}
     for name in ("bert", "convbert"):
         shapes = rows[name] = []
         _theirs, ours = architectures.both(name, "first")
+        ours(["a", "b"])  # Determines whether the model masks padding.
         on_forward(ours.model, lambda ids, shapes=shapes: shapes.append(len(ids)))
         ours(["a b c d e f", "a b c d e", "a b c d"])
 

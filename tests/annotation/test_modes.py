@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.errors import DeviceUnavailableError
 
 NOTE = "the patient has asthma and type 2 diabetes mellitus ."
@@ -40,21 +39,10 @@ class TestTrainingMode:
             assert list(annotated(training, [NOTE] * 3)) == training([NOTE] * 3) == expected
             assert modes(training.model) == before
 
-    def test_steps_of_transformers(self, new_pipe):
-        """So it is for a subclass, which runs transformers' own steps."""
-
-        class Own(AnnotationPipeline):
-            def postprocess(self, *arguments, **options):
-                return super().postprocess(*arguments, **options)
-
-        pipe = new_pipe(pipeline=Own)
-        expected = pipe(NOTE)
-        for part in pipe.model.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.9
-        pipe.model.train()
-        assert [pipe(NOTE) for _ in range(3)] == [expected] * 3
-        assert all(modes(pipe.model))
+    def test_options_of_transformers(self, training, new_pipe):
+        """The methods of transformers run in evaluation mode too."""
+        expected = new_pipe()([NOTE], stride=8)
+        assert training([NOTE], stride=8) == training([NOTE], stride=8) == expected
 
     def test_single_module_in_training_mode(self, annotated, new_pipe):
         """A part in training mode below a model in evaluation mode counts as well."""

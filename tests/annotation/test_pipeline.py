@@ -6,18 +6,16 @@ import os
 import pickle
 import signal
 import threading
-import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from torch.utils.data import Dataset
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from openmed_nb.annotation.pipeline import OVERRIDABLE_METHODS, AnnotationPipeline
+from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidTextError
@@ -60,11 +58,6 @@ class TestInputs:
         assert [len(next(answers)) > 0 for _ in range(3)] == [True] * 3
         with pytest.raises(OSError, match="the disk is gone"):
             next(answers)
-
-    def test_generator_has_no_length(self, pipe):
-        """The answers to a generator have no length."""
-        with pytest.raises(TypeError, match="no length"):
-            len(pipe(text for text in [TEXT]))
 
     @pytest.mark.parametrize("texts", [[], (), None, 5, {"text": TEXT}, (TEXT, TEXT)], ids=str)
     def test_call_rejects_other_inputs(self, pipe, theirs, texts):
@@ -112,34 +105,22 @@ class TestArguments:
         # Matrix products may use another library by now, so the last digits may differ.
         assert pipe(texts) == rounded(before)
 
-    @pytest.mark.parametrize(
-        ("options", "most"), [({"batch_tokens": 100}, 100), ({"batch_size": 2}, 128), ({"batch_size": 3}, 192)]
-    )
-    def test_batch_size_options(self, pipe, on_forward, sentences, options, most):
-        """Batches have at most the tokens, and the rows, that are asked for; ``batch_tokens`` can also be set."""
+    def test_batch_tokens_limit_batches(self, pipe, on_forward, sentences):
         sizes = []
         on_forward(pipe.model, lambda ids: sizes.append(ids.numel()))
-        pipe(sentences(60), **options)
-        assert max(sizes) <= most
+        pipe(sentences(60), batch_tokens=100)
+        assert max(sizes) <= 100
         pipe(sentences(60))
-        assert max(sizes) > most
+        assert max(sizes) > 100
         sizes.clear()
         pipe.batch_tokens = 70
         pipe(sentences(60))
         assert (max(sizes), pipe.batch_tokens) == (pytest.approx(64, abs=6), 70)
 
-    def test_batch_size_of_one(self, new_pipe, on_forward, sentences):
-        """A pipeline that was made with a batch size of one runs one window at a time."""
-        pipe, heights = new_pipe(batch_size=1), set()
-        on_forward(pipe.model, lambda ids: heights.add(len(ids)))
-        pipe(sentences(20))
-        assert heights == {1}
-
     @pytest.mark.parametrize(
         "options",
         [
             *({"batch_tokens": tokens} for tokens in (0, -1, 1.5, "many", True)),
-            *({"batch_size": rows} for rows in (0, -1, 1.5, "many", True)),
             *({"stride": stride} for stride in (-1, 62, 64, 1000, 1.5, "wide", True)),
             {"aggregation_strategy": "banana"},
             {"aggregation_strategy": 5},
@@ -244,12 +225,12 @@ class TestBuilding:
 
     @pytest.mark.parametrize(
         "options",
-        [{"grouped_entities": True}, {"stride": 1.5}, {"batch_size": "x"}, {"tokenizer": None}, {"model_kwargs": {}}],
+        [{"grouped_entities": True}, {"stride": 1.5}, {"tokenizer": None}, {"model_kwargs": {}}],
         ids=str,
     )
     def test_build_pipeline_rejects_options(self, pipe_of, keyword_model, options, words_of):
         """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
-        with pytest.raises(ConfigurationError, match=r"options|stride|batch_size"):
+        with pytest.raises(ConfigurationError, match=r"options|stride"):
             pipe_of(keyword_model, **options)
         assert words_of(pipe_of(keyword_model)) == WORDS
 
@@ -273,26 +254,6 @@ def test_device_that_fails_while_it_computes(own_pipe_of, keyword_model):
 
 
 TWO = ["the patient has diabetes mellitus", "no asthma ."]
-
-
-class TwoTexts(Dataset):
-    """TwoTexts as a data set of torch."""
-
-    def __len__(self):
-        return len(TWO)
-
-    def __getitem__(self, number):
-        return TWO[number]
-
-
-def test_data_set_can_be_read_twice(new_pipe):
-    """Results of a dataset can be iterated again. Results of a generator continue at the current position."""
-    pipe = new_pipe()
-    answers, stream = pipe(TwoTexts()), pipe(text for text in TWO)
-
-    assert len(answers) == len(TWO)
-    assert list(answers) == list(answers) == pipe(TWO)
-    assert [next(stream), *stream] == pipe(TWO)
 
 
 def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
@@ -383,40 +344,6 @@ def test_table_without_entities(new_pipe):
         assert frame["word"].dtype == np.dtype(object) or str(frame["word"].dtype).startswith("str")
 
 
-THREE = ["the patient has asthma .", "no history", "type 2 diabetes mellitus and hypertension"]
-
-
-def overriding(base, name):
-    """Return a subclass whose step notes that it runs."""
-
-    def step(self, *args, **kwargs):
-        self.ran = name
-        return getattr(TokenClassificationPipeline, name)(self, *args, **kwargs)
-
-    return type("Overriding", (base,), {name: step, "ran": None})
-
-
-@pytest.mark.parametrize("name", [name for name in OVERRIDABLE_METHODS if name != "aggregate_word"])
-def test_overridden_step_runs(new_pipe, rounded, name):
-    """A step that a subclass overrides runs, and the answers are those of transformers' class with the same step."""
-    ours = new_pipe("first", overriding(AnnotationPipeline, name))
-    theirs = new_pipe("first", overriding(TokenClassificationPipeline, name))
-
-    assert ours(THREE) == rounded(theirs(THREE))
-    assert ours.ran == theirs.ran
-
-
-def test_step_of_one_pipeline(new_pipe):
-    """A step that is replaced in one pipeline alone runs too."""
-    pipe = new_pipe("first")
-    pipe.postprocess = types.MethodType(lambda _self, *_outputs, **_options: ["mine"], pipe)
-
-    assert pipe(THREE) == [["mine"]] * 3
-
-
-def test_annotate_refuses_what_would_not_run(new_pipe, annotated):
-    """``annotate`` does not call the methods of transformers."""
-    with pytest.raises(ConfigurationError, match="Overriding uses postprocess"):
-        annotated(new_pipe("first", overriding(AnnotationPipeline, "postprocess")), THREE)
-    with pytest.raises(ConfigurationError, match="AnnotationPipeline uses stride, truncation"):
-        annotated(new_pipe("first", stride=8, truncation=True), THREE)
+def test_annotate_rejects_options_of_transformers(new_pipe, annotated):
+    with pytest.raises(ConfigurationError, match="stride, truncation"):
+        annotated(new_pipe("first", stride=8, truncation=True), TWO)

@@ -490,7 +490,7 @@ class AnnotationBenchmark:
         network = annotator.network
         budget = annotator.budget
         if rows is not None:
-            budget = replace(budget, max_tokens=rows * self.row_length, max_rows=None)
+            budget = replace(budget, max_tokens=rows * self.row_length)
         size = rows or DEFAULT_BATCH_SIZE
 
         def batches() -> Iterator[PaddedTexts]:
