@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openmed_nb import read_annotations
+from openmed_nb.annotation.browsing import ReviewListing
 from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import Annotations, ResultStore
-from openmed_nb.annotation.review import ReviewListing
 
 SIZES = (2_000, 20_000)
 WORDS = "Known gout.\n"
@@ -40,7 +40,6 @@ def make_calls(count: int, folder: Path) -> dict[str, Callable[[], object]]:
     found = make_annotations(count)
     one = found.at(0)
     review = found.review()
-    review.mark_all(0)
     gold = [[*found.note_spans(0), (0, count * len(WORDS) - 1, "DISEASE")]]
     calls: dict[str, Callable[[], object]] = {
         "to_frame": found.to_frame,

@@ -29,7 +29,6 @@ from .annotation.references import (
     TextReference,
     check_iterable,
     effective_length,
-    get_row_index,
     iter_texts,
     text_fingerprint,
     warn_if_file_name,
@@ -213,7 +212,7 @@ def annotate_in_session(  # noqa: C901, PLR0913, PLR0915 - one run, from its arg
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
             _forget_finished_run(session, annotations, earlier, path)
-            return replace(annotations.at(0), seconds=annotations.seconds) if is_single else annotations
+            return annotations.at(0) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
             completed = Annotations(ResultStore(), (), "no model", "no device")
             if run:
@@ -226,8 +225,7 @@ def annotate_in_session(  # noqa: C901, PLR0913, PLR0915 - one run, from its arg
                     hint = f"Repeat the call to continue from {path!r}."
                 elif run and len(run.results):
                     hint = f"Run nb.annotate(notes, {'client=client, ' if client else ''}resume=True) to continue."
-                count = max(len(completed), file.count() if file else 0)
-                raise RunInterrupted(count, unfinished, path or "", resume_hint=hint) from None
+                raise RunInterrupted(len(completed), unfinished, path or "", resume_hint=hint) from None
             # A user's exception class may reject new attributes (a frozen dataclass) or define this name, so the value is
             # written to the instance dictionary. ``vars(error)["annotations"]`` is always available.
             vars(error)["annotations"] = unfinished
@@ -258,14 +256,12 @@ class _InterruptedRun:
 def _forget_finished_run(
     session: Session, annotations: Annotations, earlier: _InterruptedRun | None, path: str | None
 ) -> None:
-    """Release the interrupted run of the session if a run has resumed it, or has repeated it from the start."""
+    """Release the interrupted run of the session if a run of at least its texts has resumed it."""
     interrupted: _InterruptedRun | None = session.interrupted_run
     if interrupted is None or len(annotations) < interrupted.num_texts:
         return
     is_resumed = interrupted is earlier or (path is not None and interrupted.path == os.path.realpath(path))
-    fingerprints = {*interrupted.results.fingerprints}
-    is_repeated = fingerprints and fingerprints <= {*annotations.results.fingerprints}
-    if is_resumed or (is_repeated and not changed_settings(annotations.settings, interrupted.settings)):
+    if is_resumed:
         session.interrupted_run = None
 
 
@@ -583,9 +579,7 @@ class _AnnotationRun:
             self.model,
             self.source.device,
             show_text,
-            self.source.settings,
             None if isinstance(texts, Iterator) else texts,
-            row_index=get_row_index(texts),
             ids=None if self.inputs.ids is None else self.inputs.ids[:count],
             id_name=self.notes.id_name,
             text_name=self.notes.text_name,

@@ -110,7 +110,7 @@ def test_imports_have_no_cycles():
 
 ALLOWED = {
     "annotation": {"numpy"},
-    "annotation.browser_view": {"anywidget"},
+    "annotation.browsing": {"anywidget", "numpy"},
     "annotation.pipeline": {"numpy", "torch", "transformers"},
     "notebook.panel.view": {"anywidget", "ipywidgets"},
     "runbook.checks.doctor.silent_errors": {"torch"},

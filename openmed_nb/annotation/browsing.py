@@ -1,44 +1,38 @@
-"""A browser of notes without its widget: the listed notes, the filters, and the displayed note."""
+"""The browser of notes: a widget that displays the state of a :class:`NoteListing`, and passes on what a user does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import anywidget
 import numpy as np
+from traitlets import Dict
 
 from .._render.display import Report, label_color, pluralize, to_html
+from .._utils.text import short_type_name
 from .._utils.validation import check_number
-from ..errors import OpenMedError
+from ..errors import ConfigurationError, OpenMedError
+from .boundaries import whole_words
+from .gold import GoldSpan
+from .inputs import NOTE_COLUMN
 from .presentation import displayable, entities_headline, note_name, origin_details
+
+FOLDER = Path(__file__).parent
+
+# The views of each cell, with the execution that displayed them. ipywidgets keeps a widget, and with it the notes, until it is closed.
+OPEN_VIEWS: dict[str, tuple[str, list[BrowserView]]] = {}
 
 # Number of notes in the list. A browser displays further notes when it gets there.
 NUM_LISTED = 100
 
+# Label of a missed entity if the labels of the model are not known.
+DEFAULT_LABEL = "ENTITY"
+
 TEXTS_NOT_SEARCHED = "Only the entities were searched in notes whose text is not stored: {:,}."
-
-
-class EntityColumns(NamedTuple):
-    """All entities as columns.
-
-    Attributes:
-        notes: Index of the note of each of ``E`` entities, an int64 array of shape ``(E,)``.
-        labels: Index of its label in ``strings``.
-        words: Index of its word in ``strings``.
-        scores: Its score.
-        strings: Distinct labels and words.
-    """
-
-    notes: np.ndarray
-    labels: np.ndarray
-    words: np.ndarray
-    scores: np.ndarray
-    strings: Sequence[str]
-
-    def count_by(self, name: Literal["labels", "words"]) -> dict[str, int]:
-        """Return the number of entities of each label or word."""
-        counts = np.bincount(getattr(self, name)).tolist()
-        return {string: count for string, count in zip(self.strings, counts, strict=False) if count}
 
 
 class NoteListing:
@@ -62,11 +56,15 @@ class NoteListing:
         self.position = 0
         self.matches = np.arange(0)
         self.alert = ""
-        self._columns = found.results.entity_columns()
+        columns = found.results.columns()
+        self._notes = columns[NOTE_COLUMN]
+        self._labels = columns[found.results.key]
+        self._words = columns["word"]
+        self._scores = columns["score"]
+        self._label_counts = Counter(self._labels)
         self._hits: np.ndarray | None = None
         self._num_unsearched = 0
         self._unavailable = {**dict.fromkeys(found.errors, "error"), **dict.fromkeys(found.missing, "missing")}
-        self._labels = self._columns.count_by("labels")
         self.update()
 
     @property
@@ -76,16 +74,15 @@ class NoteListing:
 
     def update(self) -> None:
         """Apply the search and the filters. The same note stays displayed if it is still in the list."""
-        columns = self._columns
-        displayed = -1 if self.note is None else self.note
-        is_hidden = np.array([string in self.hidden_labels for string in columns.strings], bool)
-        kept = (columns.scores >= self.min_score) & ~is_hidden[columns.labels]
-        self._counts = np.bincount(columns.notes[kept], minlength=len(self.found))
+        displayed = self.note
+        is_shown = (self._scores >= self.min_score) & ~np.isin(self._labels, [*self.hidden_labels])
+        self._counts = np.bincount(self._notes[is_shown], minlength=len(self.found))
         listed = np.ones(len(self.found), bool) if self._hits is None else self._hits.copy()
         if self.hidden_labels or self.min_score:
             listed &= self._counts > 0
         self.matches = np.flatnonzero(listed)
-        self.position = int(np.argmax(self.matches == displayed)) if len(self.matches) else 0
+        positions = np.flatnonzero(self.matches == displayed)
+        self.position = int(positions[0]) if len(positions) else 0
 
     def search(self, query: str) -> None:
         """List only the notes whose text or entities contain a query, in upper or lower case.
@@ -96,10 +93,10 @@ class NoteListing:
         hits = None
         folded = query.casefold()
         if folded:
-            columns = self._columns
-            has_query = np.array([folded in string.casefold() for string in columns.strings], bool)
             hits = np.zeros(len(self.found), bool)
-            hits[columns.notes[has_query[columns.words]]] = True
+            hits[[note for note, word in zip(self._notes, self._words, strict=True) if folded in word.casefold()]] = (
+                True
+            )
             for index, text in enumerate(self.found.iter_note_texts(verify=False)):
                 if text is not None:
                     hits[index] |= folded in text.casefold()
@@ -125,14 +122,14 @@ class NoteListing:
         if action == "move":
             self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
         elif action == "find":
-            names = (displayable(note_name(index, self.found.ids)) for index in self.matches.tolist())
-            positions = (position for position, name in enumerate(names) if name == event["name"])
-            self.position = next(positions, self.position)
+            names = [self._name(index) for index in self.matches.tolist()]
+            if event["name"] in names:
+                self.position = names.index(event["name"])
         elif action == "search" and self.found.show_text:
-            self.search(str(event["query"]).encode("utf-8", "replace").decode())
+            self.search(displayable(str(event["query"])))
         elif action == "filter":
             min_score = check_number("min_score", event["min_score"], 1)
-            self.hidden_labels = frozenset(event["hidden"]) & self._labels.keys()
+            self.hidden_labels = frozenset(event["hidden"]) & self._label_counts.keys()
             self.min_score = min_score
             self.update()
 
@@ -140,35 +137,36 @@ class NoteListing:
         """Return the content of the widget as JSON-compatible data."""
         count = len(self.matches)
         start = max(0, min(self.position - NUM_LISTED // 2, count - NUM_LISTED))
-        rows = [self.row(int(index)) for index in self.matches[start : start + NUM_LISTED]]
-        details = [origin_details(self.found.model, self.found.device), *self.found.settings.get("only", ())]
+        status = f"{count:,} of {pluralize(len(self.found), 'note')}."
+        if self._num_unsearched:
+            status += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
         state: dict[str, Any] = {
-            "title": entities_headline(self._labels, self.found.known_labels, len(self.found)),
-            "details": details,
+            "title": entities_headline(self._label_counts, self.found.known_labels, len(self.found)),
+            "details": [origin_details(self.found.model, self.found.device), *self.found.filters],
             "count": count,
             "total": len(self.found),
             "position": self.position,
             "note": self.note,
-            "name": "" if self.note is None else displayable(note_name(self.note, self.found.ids)),
+            "name": "",
             "first": start,
-            "rows": rows,
+            "rows": [
+                (self._name(index), self.detail(index)) for index in self.matches[start : start + NUM_LISTED].tolist()
+            ],
             "html": "",
-            "status": f"{count:,} of {pluralize(len(self.found), 'note')}.",
+            "status": status,
             "alert": self.alert,
             "query": self.query if self.found.show_text else None,
             "min_score": self.min_score,
             "labels": [
                 {"name": label, "count": total, "color": label_color(label), "shown": label not in self.hidden_labels}
-                for label, total in self._labels.items()
+                for label, total in self._label_counts.items()
             ],
             "review": None,
         }
-        if self._num_unsearched:
-            state["status"] += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
         if self.note is None:
             return state
-        name, detail = rows[self.position - start]
-        state["status"] = f"Note {name}: {detail}. {state['status']}"
+        state["name"] = self._name(self.note)
+        state["status"] = f"Note {state['name']}: {self.detail(self.note)}. {status}"
         text = next(self.found.iter_note_texts(self.note), None)
         segments = self.found.note_segments(self.note, text, self.displayed_entities(self.note), None)
         html = to_html(Report("", segments=tuple(segments)))
@@ -181,14 +179,171 @@ class NoteListing:
         return [
             entity
             for entity in self.found.results[index]
-            if entity["score"] >= self.min_score and _label(entity) not in self.hidden_labels
+            if entity["score"] >= self.min_score and entity[self.found.results.key] not in self.hidden_labels
         ]
 
-    def row(self, index: int) -> tuple[str, str]:
-        """Return name and details of a note in the list."""
-        detail = self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
-        return displayable(note_name(index, self.found.ids)), detail
+    def detail(self, index: int) -> str:
+        """Return the number of displayed entities of a note, or why it has none."""
+        return self._unavailable.get(index) or pluralize(int(self._counts[index]), "entity", "entities")
+
+    def _name(self, index: int) -> str:
+        return displayable(note_name(index, self.found.ids))
 
 
-def _label(entity: Mapping[str, Any]) -> str:
-    return str(entity["entity_group"] if "entity_group" in entity else entity["entity"])
+class ReviewListing(NoteListing):
+    """The notes of a review in a browser. It has no filters, because every entity of a note is marked.
+
+    A review that continues displays its first note that is not reviewed.
+
+    Attributes:
+        review: The :class:`Review`, which imports this module.
+    """
+
+    def __init__(self, review: Any) -> None:
+        super().__init__(review.found)
+        self.review = review
+        self.matches = np.array([*map(review.position_of, review.notes)], np.int64)
+        is_reviewed = [review.is_reviewed(note) for note in review.notes]
+        self.position = 0 if all(is_reviewed) else is_reviewed.index(False)
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Apply what a user did, or raise an error."""
+        action = event["action"]
+        if action in {"move", "find"}:
+            super().apply(event)
+            return
+        # The note that was displayed. The kernel may have handled a move since.
+        note = self.review.note_at(event["note"])
+        if action == "mark":
+            span = GoldSpan(event["start"], event["end"], event["label"])
+            if span in self._spans(note):
+                self.review.mark(note, *span, event["right"])
+        elif action == "all right":
+            for span in self.review.unmarked_spans(note):
+                self.review.mark(note, *span)
+        elif action == "add":
+            self._add_missed(note, event)
+        elif action == "finish":
+            self.review.finish(note, event["finished"])
+
+    def _add_missed(self, note: Any, event: Mapping[str, Any]) -> None:
+        """Add a selected span, or the first whole words that equal a typed text and are not an entity yet."""
+        text = self._read_text(event["note"])
+        words = event["text"].strip()
+        start = event["start"]
+        end = event["end"]
+        if start is None:
+            taken = {span.start for span in self._spans(note)}
+            matches = (match.span() for match in re.finditer(re.escape(words), text))
+            whole = (span for span in matches if span[0] not in taken and whole_words(text, *span) == span)
+            start, end = next(whole, (-1, -1))
+        else:  # A selection often includes the space after a word.
+            selected = text[start:end]
+            end = start + len(selected.rstrip())
+            start += len(selected) - len(selected.lstrip())
+        label = event["label"]
+        if not words or not 0 <= start < end or label not in self._labels_of(note):
+            message = "The note does not contain this text as whole words that are not an entity yet."
+            raise ConfigurationError(message, "Select the text in the note.")
+        self.review.mark(note, start, end, label)
+
+    def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
+        """Return the entities of the model and the missed entities of a note."""
+        note = self.review.note_at(index)
+        missed = [
+            {"entity_group": span.label, "score": 1.0, "start": span.start, "end": span.end}
+            for span in self._spans(note)
+            if span not in self.review.entities[note]
+        ]
+        return [*self.found.results[index], *missed]
+
+    def detail(self, index: int) -> str:
+        """Return the number of entities of a note, and whether it is reviewed."""
+        detail = super().detail(index)
+        return f"{detail}, reviewed" if self.review.is_reviewed(self.review.note_at(index)) else detail
+
+    def state(self) -> dict[str, Any]:
+        """Return the content of the widget as JSON-compatible data."""
+        review = self.review
+        note = review.notes[self.position]
+        index = review.position_of(note)
+        text = self._read_text(index)
+        marks = review.marked_spans(note)
+        entities = {*review.entities[note]}
+        state = super().state()
+        state["title"] = ""
+        state["details"] = []
+        state["status"] = f"Note {state['name']}: {self.detail(index)}. {review.progress()}"
+        state["review"] = {
+            "notice": " ".join(review.notices()),
+            "labels": self._labels_of(note),
+            "entities": [
+                {
+                    **span._asdict(),
+                    "text": text[span.start : span.end],
+                    "color": label_color(span.label),
+                    "right": marks.get(span),
+                    "missed": span not in entities,
+                }
+                for span in self._spans(note)
+            ],
+            "finished": review.is_reviewed(note),
+            "unmarked": len(review.unmarked_spans(note)),
+        }
+        return state
+
+    def _read_text(self, index: int) -> str:
+        """Return the text of a note, or an empty string if it has changed."""
+        return next(self.found.iter_note_texts(index), None) or ""
+
+    def _spans(self, note: Any) -> list[GoldSpan]:
+        """Return the entities of the model and the missed entities of a note."""
+        missed = [span for span, is_right in self.review.marked_spans(note).items() if is_right]
+        return sorted({*self.review.entities[note], *missed})
+
+    def _labels_of(self, note: Any) -> list[str]:
+        """Return the labels of missed entities that a user can select."""
+        labels = {*(self.found.known_labels or ()), *(span.label for span in self._spans(note))}
+        return sorted(labels) or [DEFAULT_LABEL]
+
+
+class BrowserView(anywidget.AnyWidget):
+    """A browser of notes."""
+
+    _esm = (FOLDER / "browser.js").read_text("utf-8")
+    _css = (FOLDER / "browser.css").read_text("utf-8")
+    state = Dict().tag(sync=True)
+
+    def __init__(self, listing: NoteListing) -> None:
+        self.listing = listing
+        super().__init__(state=listing.state(), _dom_classes=("openmed-notes",))
+        self.on_msg(self._handle)
+
+    def __repr__(self) -> str:
+        return "openmed_nb browser of notes"  # That of a widget contains its state, and with it a note.
+
+    def _handle(self, _view: BrowserView, event: Mapping[str, Any], _buffers: object) -> None:
+        try:
+            self.listing.handle(event)
+            self.state = self.listing.state()
+        except Exception as error:  # noqa: BLE001 - nobody else would report it, and its message may quote a note
+            self.state = {**self.state, "alert": f"The action failed ({short_type_name(error)}). Run this cell again."}
+        finally:
+            self.send({"handled": True})  # The state may be the same as before.
+
+    def replace_earlier(self, parent: Mapping[str, Any]) -> None:
+        """Close the views of earlier executions of the cell that displays this view. The front end removes their output.
+
+        Args:
+            parent: Parent message of the kernel.
+        """
+        cell = parent.get("metadata", {}).get("cellId")
+        if cell is None:
+            return
+        execution = parent["header"]["msg_id"]
+        earlier, views = OPEN_VIEWS.get(cell, (execution, []))
+        if earlier != execution:
+            for outdated in views:
+                outdated.close()
+            views = []
+        OPEN_VIEWS[cell] = (execution, [*views, self])

@@ -54,9 +54,18 @@ from .masking import (
     strip_bio_prefix,
     validate_policy,
 )
-from .matching import NoteKeys, are_positions, list_positions
+from .matching import NoteKeys, are_positions, find_positions, list_positions
 from .presentation import LiveNotes, displayable, entities_headline, label_noun, note_name, origin_details
-from .references import MISSING_FINGERPRINT, FileReference, TextReference, iter_texts, read_text, text_fingerprint
+from .references import (
+    MISSING_FINGERPRINT,
+    FileReference,
+    TextReference,
+    get_row_index,
+    iter_texts,
+    raise_if_error,
+    read_text,
+    text_fingerprint,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +75,6 @@ if TYPE_CHECKING:
     from spacy.tokens import Doc
 
     from .._render.drawing import Chart
-    from .browsing import EntityColumns
     from .export.notes import ExportedNote
     from .export.registry import ExportReport
     from .gold import GoldSpan, GoldText
@@ -180,7 +188,7 @@ class ResultStore(Sequence[list[Entity]]):
     Attributes:
         errors: Errors by text index: exceptions in the results of a chunk, messages in the results of a run. A text with an error
             has no entities.
-        dropped: Labeled spans that are not in an entity, by text index.
+        dropped: Labeled spans that are not in an entity, by text index. Masking replaces them too.
         fingerprints: Fingerprints of the texts. The results of a chunk have none.
         key: Key of the label in an entity: ``entity_group``, or ``entity`` for tokens that are not aggregated.
         context: Further columns with one value for each entity; see :meth:`Annotations.with_context`.
@@ -195,7 +203,7 @@ class ResultStore(Sequence[list[Entity]]):
         self._text_offsets = array("q", [0])  # Index of the first entity of each text, and total.
         self._strings: list[str] = []  # Distinct labels and words.
         self._string_ids: dict[str, int] = {}
-        self._columns = {name: array("d" if name == "score" else "H") for name in _COLUMNS}
+        self._columns = {name: array("d" if name == "score" else "I") for name in _COLUMNS}
 
     @classmethod
     def from_results(cls, results: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
@@ -234,14 +242,12 @@ class ResultStore(Sequence[list[Entity]]):
         chunk = cls(key)
         chunk._text_offsets = array("q", text_offsets.tobytes())
         chunk.dropped = dict(dropped)
-        chunk._strings = [*dict.fromkeys((*names, *words))]
-        string_ids = {string: index for index, string in enumerate(chunk._strings)}
-        chunk._string_ids = string_ids
-        label_ids = np.array([string_ids[name] for name in names], np.int64)
-        chunk._columns["label"] = array("q", label_ids[labels].tobytes())
-        chunk._columns["word"] = array("q", [string_ids[word] for word in words])
+        label_ids = np.array([chunk._string_id(name) for name in names], np.uint32)
+        chunk._columns["label"] = array("I", label_ids[labels].tobytes())
+        chunk._columns["word"] = array("I", [chunk._string_id(word) for word in words])
         for name, column in columns.items():
-            chunk._columns[name] = array("d" if name == "score" else "q", column.tobytes())
+            typecode = chunk._columns[name].typecode
+            chunk._columns[name] = array(typecode, column.astype(typecode).tobytes())
         return chunk
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str, dropped: tuple[DroppedSpan, ...] = ()) -> None:
@@ -257,11 +263,11 @@ class ResultStore(Sequence[list[Entity]]):
         self.fingerprints.append(fingerprint)
 
     def _add_rows(self, entities: Sequence[Entity]) -> None:
-        self._extend_column("label", [self._string_id(entity[self.key]) for entity in entities])
-        self._extend_column("word", [self._string_id(entity["word"]) for entity in entities])
+        self._columns["label"].extend([self._string_id(entity[self.key]) for entity in entities])
+        self._columns["word"].extend([self._string_id(entity["word"]) for entity in entities])
         for name in ("score", "start", "end"):
-            self._extend_column(name, [entity[name] for entity in entities])
-        self._extend_column("index", [entity["index"] for entity in entities if "index" in entity])
+            self._columns[name].extend([entity[name] for entity in entities])
+        self._columns["index"].extend([entity["index"] for entity in entities if "index" in entity])
         # The result is complete only now, because adding an entity may fail.
         self._text_offsets.append(self._text_offsets[-1] + len(entities))
 
@@ -273,8 +279,10 @@ class ResultStore(Sequence[list[Entity]]):
         self.key = chunk.key
         string_ids = [self._string_id(string) for string in chunk._strings]
         for name, column in chunk._columns.items():
-            values = column[:rows]
-            self._extend_column(name, [string_ids[value] for value in values] if name in {"label", "word"} else values)
+            values: Iterable[Any] = column[:rows]
+            if name in {"label", "word"}:
+                values = [string_ids[value] for value in values]
+            self._columns[name].extend(values)
         # The results are complete only now, because adding them may be interrupted.
         self.fingerprints.extend(fingerprints)
         self.errors.update({first + index: str(error) for index, error in chunk.errors.items() if index < count})
@@ -288,18 +296,6 @@ class ResultStore(Sequence[list[Entity]]):
         if string_id == len(self._strings):
             self._strings.append(string)
         return string_id
-
-    def _extend_column(self, name: str, values: Sequence[Any]) -> None:
-        """Append values to a column. Integers take two bytes each; the column is widened to four or eight bytes if needed."""
-        column = self._columns[name]
-        try:
-            column.extend(array(column.typecode, values))
-        except OverflowError:
-            wider_type = {"H": "I", "I": "q"}.get(column.typecode)
-            if wider_type is None:
-                raise
-            self._columns[name] = array(wider_type, column)
-            self._extend_column(name, values)
 
     def outcomes(self) -> Iterator[TextResult]:
         """Yield the entities or the error of each text of a chunk."""
@@ -326,26 +322,30 @@ class ResultStore(Sequence[list[Entity]]):
         import numpy as np
 
         texts = np.array(rows, np.int64)
-        offsets = np.array(self._text_offsets)
-        counts = offsets[texts + 1] - offsets[texts]
-        new_offsets = np.append(0, np.cumsum(counts))
-        entities = np.repeat(offsets[texts] - new_offsets[:-1], counts) + np.arange(new_offsets[-1])
-        return self._replace_attributes(
+        counts = self._counts()[texts]
+        # The first entity of each text in these results, minus that in the new ones.
+        shifts = np.array(self._text_offsets)[texts] - np.cumsum(counts) + counts
+        return self._select_entities(
+            np.arange(counts.sum()) + np.repeat(shifts, counts),
+            counts,
             errors={index: self.errors[row] for index, row in enumerate(rows) if row in self.errors},
             dropped={index: self.dropped[row] for index, row in enumerate(rows) if row in self.dropped},
             fingerprints=array("Q", np.array(self.fingerprints)[texts].tobytes()),
-            _text_offsets=array("q", new_offsets.tobytes()),
-            _columns=self._select_entities(entities),
         )
 
-    def _select_entities(self, rows: np.ndarray) -> dict[str, array[Any]]:
-        """Return the columns of the entities at the given indices."""
+    def _select_entities(self, entities: np.ndarray, counts: np.ndarray, **values: Any) -> ResultStore:
+        """Return a copy with the entities at the given indices, the number of entities of each text, and other attributes."""
         import numpy as np
 
-        return {
-            name: array(column.typecode, np.array(column)[rows].tobytes()) if column else column
-            for name, column in self._columns.items()
-        }
+        return self._replace_attributes(
+            context={name: [column[entity] for entity in entities.tolist()] for name, column in self.context.items()},
+            _text_offsets=array("q", np.append(0, np.cumsum(counts)).astype(np.int64).tobytes()),
+            _columns={
+                name: array(column.typecode, np.array(column)[entities].tobytes()) if column else column
+                for name, column in self._columns.items()
+            },
+            **values,
+        )
 
     def with_columns(self, context: Mapping[str, list[Any]]) -> ResultStore:
         """Return a copy with further columns."""
@@ -358,10 +358,7 @@ class ResultStore(Sequence[list[Entity]]):
     @property
     def missing(self) -> tuple[int, ...]:
         """The indices of missing texts."""
-        import numpy as np
-
-        indices = np.flatnonzero(np.array(self.fingerprints[: len(self)]) == np.uint64(MISSING_FINGERPRINT)).tolist()
-        return tuple(index for index in indices if index not in self.errors)
+        return tuple(filter(self.is_missing, range(len(self))))
 
     def __len__(self) -> int:
         return len(self._text_offsets) - 1
@@ -374,26 +371,22 @@ class ResultStore(Sequence[list[Entity]]):
 
     def _entities(self, start_row: int, stop_row: int) -> list[Entity]:
         """Return entities as mappings with their keys in the order of transformers."""
-        columns: dict[str, Sequence[Any]] = {name: column[start_row:stop_row] for name, column in self._columns.items()}
-        strings = self._strings
-        key = self.key
-        labels = [strings[string_id] for string_id in columns["label"]]
-        words = [strings[string_id] for string_id in columns["word"]]
-        values = zip(labels, columns["score"], words, columns["start"], columns["end"], strict=True)
+        values = self._values(start_row, stop_row)
+        return [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+    def _values(self, start_row: int, stop_row: int) -> dict[str, Sequence[Any]]:
+        """Return the values of entities by key."""
+        columns = {name: column[start_row:stop_row] for name, column in self._columns.items()}
+        values: dict[str, Sequence[Any]] = {
+            self.key: [self._strings[string_id] for string_id in columns["label"]],
+            "score": columns["score"],
+        }
         if columns["index"]:
-            entities = [
-                {key: label, "score": score, "index": index, "word": word, "start": start, "end": end}
-                for (label, score, word, start, end), index in zip(values, columns["index"], strict=True)
-            ]
-        else:
-            entities = [
-                {key: label, "score": score, "word": word, "start": start, "end": end}
-                for label, score, word, start, end in values
-            ]
-        for name, context in self.context.items():
-            for entity, value in zip(entities, context[start_row:stop_row], strict=True):
-                entity[name] = value
-        return entities
+            values["index"] = columns["index"]
+        values["word"] = [self._strings[string_id] for string_id in columns["word"]]
+        values["start"] = columns["start"]
+        values["end"] = columns["end"]
+        return values | {name: context[start_row:stop_row] for name, context in self.context.items()}
 
     def filter(self, labels: Collection[str], min_score: float, context: Mapping[str, bool | str]) -> ResultStore:
         """Return a copy with the entities that have one of the labels, at least a score, and a context.
@@ -405,121 +398,64 @@ class ResultStore(Sequence[list[Entity]]):
         """
         import numpy as np
 
-        def has_label(label: str) -> bool:
-            return not labels or label.casefold() in labels
+        def is_selected(label: str, score: float) -> bool:
+            return score >= min_score and (not labels or label.casefold() in labels)
 
-        count = self._text_offsets[-1]
-        label_ids = np.array(self._columns["label"][:count], np.int64)
-        is_selected = np.array([has_label(string) for string in self._strings], bool)
-        kept = is_selected[label_ids] & (np.array(self._columns["score"][:count]) >= min_score)
+        columns = self.columns()
+        kept = np.array(list(map(is_selected, columns[self.key], columns["score"])), bool)
         for name, value in context.items():
-            kept &= np.array([item == value for item in self.context[name][:count]], bool)
+            kept &= columns[name] == value
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for text_id, spans in self.dropped.items():
-            selected = tuple(span for span in spans if has_label(span.label) and span.score >= min_score)
-            if selected:
+            if selected := tuple(span for span in spans if is_selected(span.label, span.score)):
                 dropped[text_id] = selected
-        rows = np.flatnonzero(kept)
-        kept_context = {name: [values[row] for row in rows.tolist()] for name, values in self.context.items()}
-        text_offsets = array("q", np.append(0, np.cumsum(kept))[np.array(self._text_offsets)].tobytes())
-        return self._replace_attributes(
-            dropped=dropped, context=kept_context, _columns=self._select_entities(rows), _text_offsets=text_offsets
-        )
+        counts = np.bincount(columns[NOTE_COLUMN][kept], minlength=len(self))
+        return self._select_entities(np.flatnonzero(kept), counts, dropped=dropped)
 
-    def counts(self) -> list[int]:
+    def _counts(self) -> np.ndarray:
         """Return the number of entities of each text."""
         import numpy as np
 
-        return list(np.diff(np.array(self._text_offsets)).tolist())
+        return np.diff(np.array(self._text_offsets))
 
     @property
     def labels(self) -> Sequence[str]:
         """The labels of all entities, in the order of the texts."""
         return [self._strings[string_id] for string_id in self._columns["label"][: self._text_offsets[-1]]]
 
-    @property
-    def masked_labels(self) -> set[str]:
-        """The labels of all spans that masking replaces, without the prefixes of token labels."""
-        labels = {*self.labels}
-        if self.key == "entity":
-            labels = {*map(strip_bio_prefix, labels)}
-        return labels | {span.label for spans in self.dropped.values() for span in spans}
-
-    @property
-    def words(self) -> Sequence[str]:
-        """The words of all entities, in the order of the texts."""
-        return [self._strings[string_id] for string_id in self._columns["word"][: self._text_offsets[-1]]]
-
     def text_fingerprint(self) -> str:
         """Return a fingerprint of all texts and their order."""
         return hashlib.blake2b(self.fingerprints.tobytes(), digest_size=8).hexdigest()
 
-    def entity_columns(self) -> EntityColumns:
-        """Return all entities as columns of numbers."""
-        import numpy as np
-
-        from .browsing import EntityColumns
-
-        count = self._text_offsets[-1]
-        notes = np.repeat(np.arange(len(self)), self.counts())
-        labels, words = (np.array(self._columns[name], np.int64)[:count] for name in ("label", "word"))
-        return EntityColumns(notes, labels, words, np.array(self._columns["score"])[:count], self._strings)
-
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, np.ndarray]:
         """Return all entities as columns: the index of the note, and the values of each entity."""
         import numpy as np
 
-        count = self._text_offsets[-1]
-        numbers = {name: np.array(column)[:count] for name, column in self._columns.items() if column}
-        columns = {
-            NOTE_COLUMN: np.repeat(np.arange(len(self)), self.counts()),
-            self.key: np.array(self.labels, dtype=object),
-            "score": np.array(numbers.get("score", ()), float),
-        }
-        if "index" in numbers:
-            columns["index"] = numbers["index"].astype(np.int64)
-        columns["word"] = np.array(self.words, dtype=object)
-        for name in ("start", "end"):
-            columns[name] = np.array(numbers.get(name, ()), np.int64)
-        for name, values in self.context.items():
-            columns[name] = np.array(values, dtype=type(values[0]) if values else object)
+        columns = {NOTE_COLUMN: np.repeat(np.arange(len(self)), self._counts())}
+        for name, values in self._values(0, self._text_offsets[-1]).items():
+            dtype: type = object
+            if name in {"score", "index", "start", "end"}:
+                dtype = float if name == "score" else np.int64
+            elif name in self.context and values:
+                dtype = type(values[0])
+            columns[name] = np.array(values, dtype)
         return columns
 
 
-@dataclass(frozen=True, repr=False)
-class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
+@dataclass(frozen=True, repr=False, eq=False)
+class AnnotatedText(Displayable, Sequence[Entity]):
     """The entities of one text: a sequence of dictionaries as in the pipeline of transformers.
 
     Its display marks the context of entities, such as "negated", by the English rules. The entities have it only after
     :meth:`with_context`. ``%config OpenMedMagics.context = False`` removes these marks.
 
     Attributes:
-        text: The annotated text.
-        entities: Mappings with ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``.
-        model: Name of the model.
-        device: Device of the model.
-        show_text: Whether to display the text and its words.
-        missing: Whether the input was a missing value.
-        dropped: Labeled spans that are not in an entity; see :attr:`Annotations.dropped`.
-        known_labels: Labels of the entities that the model can predict, or ``None`` if unknown.
-        filters: Filters applied with :meth:`Annotations.filter`, as sentences.
-        seconds: Duration without loading the model, or ``None`` if it was not measured for this text.
-        note_id: Id of the text, or ``None``.
-        id_name: Name of the id as a column of :meth:`to_frame`.
+        found: Annotations of this text alone.
+        title: Headline, or an empty string for the number of entities.
     """
 
-    text: str
-    entities: tuple[Mapping[str, Any], ...]
-    model: str
-    device: str
-    show_text: bool = True
-    missing: bool = False
-    dropped: tuple[DroppedSpan, ...] = ()
-    known_labels: tuple[str, ...] | None = None
-    filters: tuple[str, ...] = ()
-    seconds: float | None = field(default=None, compare=False)
-    note_id: Any = field(default=None, compare=False)
-    id_name: str = field(default=ID_COLUMN, compare=False)
+    found: Annotations
+    title: str = ""
 
     def __len__(self) -> int:
         return len(self.entities)
@@ -527,50 +463,78 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         return self.entities[index]
 
+    @property
+    def text(self) -> str:
+        """The annotated text."""
+        return self.found.preview_texts[0]
+
+    @cached_property
+    def entities(self) -> tuple[Entity, ...]:
+        """Mappings with ``entity_group`` (or ``entity``), ``score``, ``word``, ``start`` and ``end``."""
+        return tuple(self.found.results[0])
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.found.model
+
+    @property
+    def device(self) -> str:
+        """Device of the model."""
+        return self.found.device
+
+    @property
+    def missing(self) -> bool:
+        """Whether the input was a missing value."""
+        return self.found.results.is_missing(0)
+
     def to_dict(self) -> dict[str, Any]:
         """Return text, entities, model and device as JSON-compatible data."""
-        entities = [{**entity, "score": float(entity["score"])} for entity in self.entities]
-        dropped = {"dropped": [span._asdict() for span in self.dropped]} if self.dropped else {}
         missing = {"missing": True} if self.missing else {}
-        return {
-            "text": self.text,
-            "entities": entities,
-            **dropped,
-            **missing,
-            "model": self.model,
-            "device": self.device,
-        }
+        entities = [*self.entities]
+        return {"text": self.text, "entities": entities, **missing, "model": self.model, "device": self.device}
 
     def to_report(self) -> Report:
         """Return the text with highlighted entities, or a table of the entities if the text is hidden."""
-        details = origin_details(self.model, self.device, self.seconds)
+        found = self.found
+        # The model did not find a missed entity.
+        details = "" if self.title else origin_details(self.model, self.device, found.seconds)
         if self.missing:
             return Report(entities_headline({}, None), (IS_MISSING,), details=details)
         entities = self._displayed_entities()
         counts = Counter(entity_span(entity)[2] for entity in entities)
         context = Counter(tuple(labels) for labels in map(context_labels, entities) if labels)
-        title = entities_headline(counts, self.known_labels, context=context)
-        report = Report(title, self.filters, details=details)
-        if not self.show_text:
-            return replace(report, sentences=(*self.filters, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
-        text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
-        segments = list(_highlight_entities(text, [entity for entity in entities if entity["end"] <= len(text)]))
-        if len(text) < len(self.text):
-            segments.append(TextSegment("…"))
-        return replace(report, sentences=(*self.filters, *long_text_sentence(self.text)), segments=tuple(segments))
+        title = self.title or entities_headline(counts, found.known_labels, context=context)
+        report = Report(title, found.filters, details=details)
+        if not found.show_text:
+            return replace(report, sentences=(*found.filters, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
+        segments = found.note_segments(0, self.text, entities, MAX_SHOWN_TEXT_CHARACTERS)
+        return replace(report, sentences=(*found.filters, *long_text_sentence(self.text)), segments=tuple(segments))
 
     def __str__(self) -> str:
         # The table contains the scores, which highlighted text does not show.
         return to_text(replace(self.final_report(), tables=(self._table(),)))
 
-    def _displayed_entities(self) -> tuple[Mapping[str, Any], ...]:
+    def _displayed_entities(self) -> Sequence[Entity]:
         """Return the entities with the context to display. Columns that are present are not determined again."""
-        columns = [name for name in CONTEXT_COLUMNS if self.entities and name not in self.entities[0]]
-        is_marked = columns and SESSION.should_mark_context and self.show_text and self.text
+        columns = [name for name in CONTEXT_COLUMNS if name not in self.found.results.context]
+        is_marked = columns and SESSION.should_mark_context and self.found.show_text
         # Names and dates have no context. A model whose labels are unknown may find them.
-        if not is_marked or are_identifying(self.known_labels or ()):
+        if not is_marked or are_identifying(self.found.known_labels or ()):
             return self.entities
-        return self.with_context(*columns, *(name + CUE_SUFFIX for name in columns)).entities
+        find_context = create_context_finder([*columns, *(name + CUE_SUFFIX for name in columns)], "en")
+        context = find_context(self.text, self.entities)
+        rows = zip(*context.values(), strict=True)
+        return [{**entity, **dict(zip(context, row, strict=True))} for entity, row in zip(self, rows, strict=True)]
+
+    def _table(self) -> Table:
+        rows = []
+        for entity in self._displayed_entities():
+            start, end, label = entity_span(entity)
+            word = " ".join(self.text[start:end].split()) if self.found.show_text else ""
+            score = f"{float(entity['score']):.2f}"
+            rows.append((_display_label(label), score, f"{start}-{end}", word, context_mark(entity, with_cues=True)))
+        return Table("Entities", ("label", "score", "characters", "text", "context"), tuple(rows))
 
     def with_context(
         self, *columns: str, language: str = "en", cues: Mapping[str, Mapping[str, Sequence[str]]] | None = None
@@ -582,12 +546,7 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
             >>> annotate("No asthma.", "bundled_small", device="cpu").with_context()[0]["negated"]
             True
         """
-        context = create_context_finder(columns, language, cues)(self.text, self.entities)
-        entities = [dict(entity) for entity in self.entities]
-        for name, values in context.items():
-            for entity, value in zip(entities, values, strict=True):
-                entity[name] = value
-        return replace(self, entities=tuple(entities))
+        return AnnotatedText(self.found.with_context(*columns, language=language, cues=cues))
 
     def mask(self, replacement: Policy = REPLACEMENT, *, rules: Mapping[str, str] | None = None) -> MaskedText:
         """Replace the entities of the text; see :meth:`Annotations.mask`.
@@ -597,37 +556,7 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
             >>> annotate("She has asthma.", "bundled_small", device="cpu").mask("[{label}]").text
             'She has [DISEASE].'
         """
-        if self.missing:
-            return MaskedText("", show_text=self.show_text, missing=True)
-        policy = validate_policy(replacement)
-        compiled_rules = compile_rules(rules)
-        if isinstance(policy, Mapping):
-            labels = {entity_span(entity)[2] for entity in self.entities} | {span.label for span in self.dropped}
-            labels |= {rule.label for rule in compiled_rules}
-            _warn_unknown_labels(policy, labels, self.known_labels)
-        spans = masked_spans(self.entities, self.dropped) + find_rule_spans(self.text, compiled_rules)
-        limits = describe_limits(self.known_labels, self.filters, len(compiled_rules))
-        return mask_text(self.text, spans, policy, self.show_text, limits)
-
-    def as_annotations(self) -> Annotations:
-        """Return the annotations of a single note."""
-        store = ResultStore()
-        fingerprint = MISSING_FINGERPRINT if self.missing else text_fingerprint(self.text)
-        store.add(fingerprint, list(map(dict, self.entities)), self.dropped)
-        names = [name for name in next(iter(self), ()) if name.removesuffix(CUE_SUFFIX) in CONTEXT_COLUMNS]
-        return Annotations(
-            store.with_columns({name: [entity[name] for entity in self.entities] for name in names}),
-            (self.text,),
-            self.model,
-            self.device,
-            self.show_text,
-            {"only": self.filters},
-            texts=(self.text,),
-            ids=None if self.note_id is None else [self.note_id],
-            known_labels=self.known_labels,
-            seconds=self.seconds,
-            id_name=self.id_name,
-        )
+        return self.found.mask(replacement, rules=rules).texts[0]
 
     def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> AnnotatedText:
         """Return the text with only the entities that have one of the labels, a score and a context; see :meth:`Annotations.filter`.
@@ -637,15 +566,11 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
             >>> len(annotate("She has asthma.", "bundled_small", device="cpu").filter(min_score=1.0))
             0
         """
-        if not self.entities:
-            return self
-        return replace(
-            self.as_annotations().filter(*labels, min_score=min_score, **context).at(0), seconds=self.seconds
-        )
+        return AnnotatedText(self.found.filter(*labels, min_score=min_score, **context))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a DataFrame with one row per entity; see :meth:`Annotations.to_frame`."""
-        return self.as_annotations().to_frame()
+        return self.found.to_frame()
 
     def show(self) -> AnnotatedText:
         """Return the text itself, which displays its entities."""
@@ -661,26 +586,17 @@ class AnnotatedText(Displayable, Sequence[Mapping[str, Any]]):
         """
         from .gold import GoldTexts
 
-        is_of_many = hasattr(gold, "columns") or isinstance(gold, GoldTexts)
-        many = self if is_of_many else replace(self, note_id=None)
-        return many.as_annotations().score(gold if is_of_many else [gold], labels=labels, seed=seed)
+        if hasattr(gold, "columns") or isinstance(gold, GoldTexts):
+            return self.found.score(gold, labels=labels, seed=seed)
+        return replace(self.found, ids=None).score([gold], labels=labels, seed=seed)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the entities to a file; see :meth:`Annotations.save`."""
-        self.as_annotations().save(path)
+        self.found.save(path)
 
     def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
         """Write the text and its entities in the format of another tool; see :meth:`Annotations.export`."""
-        return self.as_annotations().export(format, path)
-
-    def _table(self) -> Table:
-        rows = []
-        for entity in self._displayed_entities():
-            start, end, label = entity_span(entity)
-            word = " ".join(self.text[start:end].split()) if self.show_text else ""
-            score = f"{float(entity['score']):.2f}"
-            rows.append((_display_label(label), score, f"{start}-{end}", word, context_mark(entity, with_cues=True)))
-        return Table("Entities", ("label", "score", "characters", "text", "context"), tuple(rows))
+        return self.found.export(format, path)
 
 
 def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
@@ -772,9 +688,9 @@ class Summary(Displayable):
         device: Device of the model.
         texts: Number of texts.
         texts_without_entities: Number of texts without entities, excluding missing texts and texts with errors.
-        errors: Pairs of text index and error message.
-        labels: Pairs of label and number of entities.
-        words: Pairs of lower-case word or phrase and number of occurrences, most frequent first.
+        errors: Error messages by text index.
+        labels: Number of entities by label.
+        words: Number of occurrences by lower-case word or phrase, most frequent first.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         missing: Number of missing values.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
@@ -785,9 +701,9 @@ class Summary(Displayable):
     device: str
     texts: int
     texts_without_entities: int
-    errors: tuple[tuple[int, str], ...]
-    labels: tuple[tuple[str, int], ...]
-    words: tuple[tuple[str, int], ...]
+    errors: Mapping[int, str]
+    labels: Mapping[str, int]
+    words: Mapping[str, int]
     filters: tuple[str, ...] = ()
     missing: int = 0
     known_labels: tuple[str, ...] | None = None
@@ -795,34 +711,30 @@ class Summary(Displayable):
 
     JSON_EXCLUDE = ("known_labels", "seconds")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the counts as JSON-compatible data."""
-        pairs = {"errors": dict(self.errors), "labels": dict(self.labels), "words": dict(self.words)}
-        return {**super().to_dict(), **pairs}
-
     def to_report(self) -> Report:
         """Return the counts as sentences, tables and a chart."""
-        title = entities_headline(dict(self.labels), self.known_labels, self.texts)
-        labels = ", ".join(f"{_display_label(label)} {count:,}" for label, count in self.labels)
-        # The title names a single label that is a word.
-        by_label = f"By label: {labels}." if labels and not label_noun(dict(self.labels)) else ""
-        unread = ""
+        sentences = [*self.filters]
+        if len(self.labels) > 1 or (
+            self.labels and not label_noun(self.labels)
+        ):  # Otherwise, the title names the label.
+            counts = ", ".join(f"{_display_label(label)} {count:,}" for label, count in self.labels.items())
+            sentences.append(f"By label: {counts}.")
+        if self.texts_without_entities:
+            count = pluralize(self.texts_without_entities, "note has", "notes have")
+            sentences.append(f"{count} text but no entities.")
+        if self.missing:
+            sentences.append(f"{pluralize(self.missing, 'note has', 'notes have')} no text.")
         if self.errors:
-            unread = f"{pluralize(len(self.errors) + self.missing, 'note')} could not be read"
-            unread += f" ({pluralize(self.missing, 'empty cell')})." if self.missing else "."
-        elif self.missing:
-            unread = f"{pluralize(self.missing, 'note has', 'notes have')} no text."
-        without = pluralize(self.texts_without_entities, "note has", "notes have")
-        rest = (f"{without} text but no entities." if self.texts_without_entities else "", unread)
-        errors = tuple((str(number), error) for number, error in self.errors[:MAX_TABLE_ROWS])
-        words = tuple((word, str(count)) for word, count in self.words[:MAX_TABLE_ROWS])
+            sentences.append(f"{pluralize(len(self.errors), 'note')} could not be read.")
+        errors = tuple((str(index), error) for index, error in islice(self.errors.items(), MAX_TABLE_ROWS))
+        words = tuple((word, str(count)) for word, count in islice(self.words.items(), MAX_TABLE_ROWS))
         charts: tuple[Chart, ...] = ()
         if len(self.labels) > 1:
-            bars = [(_display_label(label), count) for label, count in sorted(self.labels, key=lambda pair: -pair[1])]
+            bars = [(_display_label(label), count) for label, count in Counter(self.labels).most_common()]
             charts = (bar_chart("Entities by label", bars, "{:,}".format),)
         return Report(
-            title,
-            tuple(filter(None, (*self.filters, by_label, *rest))),
+            entities_headline(self.labels, self.known_labels, self.texts),
+            tuple(sentences),
             tables=(
                 Table("Notes with errors", ("note", "error"), errors),
                 Table("Most frequent entities", ("text", "count"), words),
@@ -836,7 +748,6 @@ class Summary(Displayable):
 _DOCUMENTED_NAMES = (
     "at",
     "device",
-    "dropped",
     "errors",
     "export",
     "filter",
@@ -876,9 +787,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         model: Name of the model.
         device: Device of the model.
         show_text: Whether to display texts and their words.
-        settings: Model and settings that affect the results; they identify the run.
         texts: The texts as passed, not copied, or ``None`` if they came from an iterator.
-        row_index: Index of the Series or column of the texts, not copied, or ``None``.
         ids: One id per text: those that were passed, the keys of a mapping, or the index of a Series; otherwise ``None``.
             ``found["a7"]`` and ``found.show("a7")`` select a text by its id. An integer is a position, and an error if the ids
             are numbers, unless they are the positions; :meth:`at` always takes a position. Loops and slices go by position.
@@ -887,6 +796,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         seconds: Duration of the run without loading the model, or ``None`` if it was resumed.
         id_name: Name of the ids as a column of :meth:`to_frame`.
         text_name: Name of the column of the texts, or ``None``.
+        filters: Filters applied with :meth:`filter`, as sentences.
     """
 
     results: ResultStore
@@ -894,15 +804,14 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     model: str
     device: str
     show_text: bool = True
-    settings: Mapping[str, Any] = field(default_factory=dict)
     texts: Any = None
-    row_index: Any = None
     ids: Any = None
     unfinished: bool = False
     known_labels: tuple[str, ...] | None = None
     seconds: float | None = None
     id_name: str = ID_COLUMN
     text_name: str | None = None
+    filters: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling.
@@ -912,7 +821,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         # Cached properties such as ``sources`` are excluded.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.unfinished:
-            state |= {"results": ResultStore(), "preview_texts": (), "texts": None, "row_index": None, "ids": None}
+            state |= {"results": ResultStore(), "preview_texts": (), "texts": None, "ids": None}
         return state
 
     def __dir__(self) -> list[str]:
@@ -975,23 +884,21 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         if not len(self):
             raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
         index = check_integer("position", position, 0, len(self) - 1)
-        note_id = None if self.ids is None else self.ids[index]
         if message := self.results.errors.get(index):
             raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
-        if self.results.is_missing(index):
-            return AnnotatedText("", (), self.model, self.device, self.show_text, missing=True, note_id=note_id)
-        text = self.preview_texts[index] if index < len(self.preview_texts) else self._read_text(index)
+        if index < len(self.preview_texts):
+            text = self.preview_texts[index]
+        else:
+            text = raise_if_error(next(self._read_texts(index))) or ""
         return AnnotatedText(
-            text,
-            tuple(self.results[index]),
-            self.model,
-            self.device,
-            self.show_text,
-            dropped=self.results.dropped.get(index, ()),
-            known_labels=self.known_labels,
-            filters=self.settings.get("only", ()),
-            note_id=note_id,
-            id_name=self.id_name,
+            replace(
+                self,
+                results=self.results.take([index]),
+                preview_texts=(text,),
+                texts=(text,),
+                ids=None if self.ids is None else [self.ids[index]],
+                seconds=self.seconds if len(self) == 1 else None,
+            )
         )
 
     def _locate(self, key: Any) -> Any:
@@ -1013,11 +920,13 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         return has_numbers and not are_positions(self.ids)
 
     @cached_property
-    def _indices_by_id(self) -> dict[Any, list[int]]:
-        indices: dict[Any, list[int]] = {}
-        for index, note_id in enumerate(() if self.ids is None else self.ids):
-            indices.setdefault(note_id, []).append(index)
-        return indices
+    def _indices_by_id(self) -> Mapping[Any, Sequence[int]]:
+        return find_positions(() if self.ids is None else self.ids)
+
+    @property
+    def row_index(self) -> Any:
+        """Index of the Series or column of the texts, or ``None``."""
+        return get_row_index(self.texts)
 
     @property
     def _has_own_ids(self) -> bool:
@@ -1028,20 +937,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     def errors(self) -> Mapping[int, str]:
         """Error messages of failed texts, by text index."""
         return dict(self.results.errors)
-
-    @property
-    def dropped(self) -> Mapping[int, tuple[DroppedSpan, ...]]:
-        """Labeled spans that are not in an entity, by text index. :meth:`mask` replaces them too.
-
-        ``first``, ``average`` and ``max`` assign one label to each word, so other labels of its tokens are not in an entity.
-        Labels in ``ignore_labels`` are excluded.
-
-        Example:
-            >>> from openmed_nb import annotate
-            >>> annotate(["She has asthma."], "bundled_small", device="cpu").dropped
-            {}
-        """
-        return dict(self.results.dropped)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -1065,20 +960,26 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         Each text has ``entities``, an ``error`` or ``missing``, and an ``id`` if the texts have :attr:`ids`. A text from a file also
         has a ``source``; see :attr:`sources`.
         """
-        texts: list[dict[str, Any]] = [{"entities": entities} for entities in self]
-        for index, spans in self.results.dropped.items():
-            texts[index]["dropped"] = [span._asdict() for span in spans]
-        for index in self.missing:
-            texts[index] = {"missing": True}
-        for index, error in self.results.errors.items():
-            texts[index] = {"error": error}
-        if _are_files(self.texts):
-            texts = [{"source": source, **text} for source, text in zip(self.sources, texts, strict=True)]
-        if self.ids is not None:
-            for index, note_id in enumerate(self.ids):
-                # JSON has neither NaN nor infinity.
-                texts[index] = {"id": note_id if is_finite_number(note_id) else str(note_id), **texts[index]}
-        return {"model": self.model, "device": self.device, "texts": texts}
+        return {"model": self.model, "device": self.device, "texts": [*self._records()]}
+
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """Yield id, source, and entities or error of each note as JSON-compatible data."""
+        for index, entities in enumerate(self):
+            record: dict[str, Any] = {} if self.ids is None else {"id": self._json_id(index)}
+            if self.sources[index] is not None:
+                record["source"] = self.sources[index]
+            if index in self.results.errors:
+                record["error"] = self.results.errors[index]
+            elif self.results.is_missing(index):
+                record["missing"] = True
+            else:
+                record["entities"] = entities
+            yield record
+
+    def _json_id(self, index: int) -> Any:
+        """Return the id of a note. JSON has neither NaN nor infinity."""
+        note_id = None if self.ids is None else self.ids[index]
+        return note_id if note_id is None or is_finite_number(note_id) else str(note_id)
 
     def to_json(self) -> Json:
         """Return :meth:`to_dict` as JSON."""
@@ -1112,12 +1013,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             >>> found.to_frame(notes)[["patient", "span_text"]].to_numpy().tolist()
             [['p1', 'asthma']]
         """
-        columns: dict[str, Any] = {}
-        for name, values in self.results.columns().items():
-            columns[name] = values
-            if name == "word":
-                columns["span_text"] = self._surface_forms()
-        frame = self.to_keyed_frame(columns)
+        frame = self.to_keyed_frame(self._entity_columns())
         if table is None:
             return frame
         import pandas as pd
@@ -1131,45 +1027,56 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         others = others.take([rows[note] for note in frame[NOTE_COLUMN]]).set_axis(frame.index)
         return pd.concat([frame, others], axis=1)
 
+    def to_frame_with_ids(self) -> pd.DataFrame:
+        """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""
+        return self.to_keyed_frame(self._entity_columns(), has_index=False)
+
+    def _entity_columns(self) -> dict[str, Any]:
+        """Return the columns of all entities, with the characters of each one in its note, or ``None`` if it cannot be read again."""
+        surface_forms: list[str | None] = []
+        for text, entities in zip(self.iter_note_texts(), self, strict=True):
+            surface_forms += [None if text is None else text[entity["start"] : entity["end"]] for entity in entities]
+        columns: dict[str, Any] = {}
+        for name, values in self.results.columns().items():
+            columns[name] = values
+            if name == "word":
+                columns["span_text"] = surface_forms
+        return columns
+
     @property
     def _note_keys(self) -> NoteKeys:
         """Ids, index and fingerprints of the notes."""
         ids = self.ids if self._has_own_ids else None
         return NoteKeys(ids, self.id_name, self.row_index, self.text_name, self.results.fingerprints)
 
-    def to_keyed_frame(self, columns: Mapping[str, Any]) -> pd.DataFrame:
-        """Return columns as a DataFrame with the ids, paths and index of the notes that the column ``note_index`` contains."""
+    def to_keyed_frame(self, columns: Mapping[str, Any], has_index: bool = True) -> pd.DataFrame:
+        """Return columns as a DataFrame with the ids, paths and index of the notes that the column ``note_index`` contains.
+
+        Args:
+            columns: The columns.
+            has_index: Whether the frame has the index of a Series. Otherwise, ids in this index are in a column.
+        """
         try:
             import pandas as pd
         except ImportError as error:
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         notes = columns[NOTE_COLUMN]
         frame = pd.DataFrame(columns)
-        if self._has_own_ids:
-            name = ID_COLUMN if self.id_name in frame else self.id_name
-            frame.insert(1, name, make_id_column([self.ids[index] for index in notes]))
+        ids = self.ids if self._has_own_ids else None
+        id_name = self.id_name
+        row_index = self.row_index
+        if ids is None and not (has_index or row_index is None or are_positions(row_index)):
+            ids = row_index
+            id_name = row_index.name if isinstance(row_index.name, str) else ID_COLUMN
+        if ids is not None:
+            frame.insert(1, ID_COLUMN if id_name in frame else id_name, make_id_column([ids[index] for index in notes]))
         if _are_files(self.texts):
             frame["source"] = make_id_column([self.sources[index] for index in notes])
-        if self.row_index is None:
+        if row_index is None or not has_index:
             return frame
-        index = self.row_index.take(frame[NOTE_COLUMN])
+        index = row_index.take(notes)
         names = [f"{name}_index" if name in frame else name for name in index.names]
         return frame.set_axis(index.set_names(names))
-
-    def to_frame_with_ids(self) -> pd.DataFrame:
-        """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""
-        frame = self.to_frame()
-        if self.row_index is not None and not self._has_own_ids and not are_positions(self.row_index):
-            name = self.row_index.name if isinstance(self.row_index.name, str) else ID_COLUMN
-            frame.insert(1, ID_COLUMN if name in frame else name, make_id_column(frame.index.tolist()))
-        return frame
-
-    def _surface_forms(self) -> list[str | None]:
-        """Return the characters of each entity in its note, or ``None`` if the note cannot be read again."""
-        surface_forms: list[str | None] = []
-        for text, entities in zip(self.iter_note_texts(), self, strict=True):
-            surface_forms += [None if text is None else text[entity["start"] : entity["end"]] for entity in entities]
-        return surface_forms
 
     def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
         """Yield the original texts. Files are read again.
@@ -1182,25 +1089,40 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             The text, or ``None`` if it is missing, has an error, has changed since it was annotated, or came from a generator and is
             not one of the stored first texts.
         """
-        if isinstance(self.texts, (list, tuple)):  # A text at the end is read as quickly as the first.
-            current_texts: Iterator[Any] = map(self.texts.__getitem__, range(start, len(self.texts)))
+        for text in self._read_texts(start, verify):
+            yield None if isinstance(text, OpenMedError) else text
+
+    def _read_texts(self, start: int = 0, verify: bool = True) -> Iterator[str | OpenMedError | None]:
+        """Yield the text of each note, the error that prevents reading it again, or ``None`` for a missing or failed note."""
+        texts = () if self.texts is None else self.texts
+        if isinstance(texts, (list, tuple)):  # A text at the end is read as quickly as the first.
+            current_texts: Iterator[Any] = map(texts.__getitem__, range(start, len(texts)))
         else:
-            current_texts = islice(iter_texts(() if self.texts is None else self.texts), start, None)
+            current_texts = islice(iter_texts(texts), start, None)
         for index in range(start, len(self)):
             current_text = next(current_texts, None)
             if index in self.results.errors or self.results.is_missing(index):
                 yield None
-                continue
-            try:
-                text = self._stored_text(index, current_text, verify)
-            except OpenMedError:
-                text = None
-            yield text
+            elif index < len(self.preview_texts):
+                yield self.preview_texts[index]
+            else:
+                yield self._read_again(index, current_text, verify)
+
+    def _read_again(self, index: int, text: Any, verify: bool) -> str | OpenMedError:
+        """Return the contents of a text, or an error if it has changed since it was annotated."""
+        remedy = "Annotate the text again to display it."
+        if self.texts is None:
+            message = f"Text {index} came from a generator; only the first {len(self.preview_texts)} were stored."
+            return ConfigurationError(message, remedy)
+        text = text.refresh() if isinstance(text, TextReference) else text
+        if verify and text_fingerprint(text) != self.results.fingerprints[index]:
+            return ConfigurationError(f"Text {index} has changed since it was annotated.", remedy)
+        contents: str | OpenMedError = read_text(text, index)
+        return contents
 
     def _create_view(self) -> Any:
         """Return a browser of the notes, with a search box and filters."""
-        from .browser_view import BrowserView
-        from .browsing import NoteListing
+        from .browsing import BrowserView, NoteListing
 
         return BrowserView(NoteListing(self))
 
@@ -1267,55 +1189,26 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """
         policy = validate_policy(replacement)
         compiled_rules = compile_rules(rules)
+        results = self.results
         if isinstance(policy, Mapping):
-            labels = self.results.masked_labels | {rule.label for rule in compiled_rules}
+            labels = {*results.labels, *(rule.label for rule in compiled_rules)}
+            labels |= {span.label for spans in results.dropped.values() for span in spans}
             _warn_unknown_labels(policy, labels, self.known_labels)
-        current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
-        limits = describe_limits(self.known_labels, self.settings.get("only", ()), len(compiled_rules))
+        limits = describe_limits(self.known_labels, self.filters, len(compiled_rules))
         masked: list[MaskedText] = []
-        for index, entities in enumerate(self):
-            current_text = next(current_texts, None)
-            if message := self.results.errors.get(index):
-                masked.append(MaskedText("", error=message))
+        for index, text in enumerate(map(raise_if_error, self._read_texts())):
+            error = results.errors.get(index, "")
+            if text is None:
+                masked.append(MaskedText("", error=error, show_text=self.show_text, missing=not error))
                 continue
-            if self.results.is_missing(index):
-                masked.append(MaskedText("", show_text=self.show_text, missing=True))
-                continue
-            text = self._stored_text(index, current_text)
-            spans = masked_spans(entities, self.results.dropped.get(index, ()))
+            spans = masked_spans(results[index], results.dropped.get(index, ()))
             try:
                 spans += find_rule_spans(text, compiled_rules)
-            except ConfigurationError as error:
-                masked.append(MaskedText("", error=str(error)))
+            except ConfigurationError as rule_error:
+                masked.append(MaskedText("", error=str(rule_error)))
                 continue
             masked.append(mask_text(text, spans, policy, self.show_text, limits))
         return MaskedTexts(tuple(masked), self._note_keys, limits)
-
-    def _read_text(self, index: int) -> str:
-        """Read a text again, or raise an error if it has changed."""
-        remaining = () if self.texts is None else islice(iter_texts(self.texts), index, None)
-        return self._check_unchanged(index, next(iter(remaining), None))
-
-    def _stored_text(self, index: int, current_text: Any, verify: bool = True) -> str:
-        """Return a text from the stored first texts, or check that the current text has not changed."""
-        if index < len(self.preview_texts):
-            return self.preview_texts[index]
-        return self._check_unchanged(index, current_text, verify)
-
-    def _check_unchanged(self, index: int, text: Any, verify: bool = True) -> str:
-        """Return the contents of a text, or raise an error if it has changed since it was annotated."""
-        remedy = "Annotate the text again to display it."
-        if self.texts is None:
-            message = f"Text {index} came from a generator; only the first {len(self.preview_texts)} were stored."
-            raise ConfigurationError(message, remedy)
-        text = text.refresh() if isinstance(text, TextReference) else text
-        if verify and text_fingerprint(text) != self.results.fingerprints[index]:
-            raise ConfigurationError(f"Text {index} has changed since it was annotated.", remedy)
-        text = read_text(text, index)
-        if isinstance(text, OpenMedError):
-            raise text
-        current: str = text
-        return current
 
     def with_context(
         self,
@@ -1365,15 +1258,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         with SESSION.operation():
             find_context = create_context_finder(columns, language, cues)
             context.update(find_context("", ()))  # The columns, also without entities.
-            current_texts = iter(()) if self.texts is None else iter_texts(self.texts)
-            for index, entities in enumerate(self):
-                current_text = next(current_texts, None)
-                text = self._stored_text(index, current_text) if entities else ""
-                for name, values in find_context(text, entities).items():
+            for index, (text, entities) in enumerate(zip(self._read_texts(), self, strict=True)):
+                for name, values in find_context(raise_if_error(text) or "", entities).items() if entities else ():
                     context[name].extend(values)
                 SESSION.notify(ProgressEvent("Adding context", "", index + 1, len(self), "note"))
-        results = self.results.with_columns(context)
-        return replace(self, results=results, settings={**self.settings, "context": tuple(results.context)})
+        return replace(self, results=self.results.with_columns(context))
 
     def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> Annotations:
         """Return the annotations with only the entities that have one of the labels, at least a score, and a context.
@@ -1401,10 +1290,10 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
         for name, value in context.items():
-            values = self.results.context.get(name)
-            if values is None or not isinstance(value, type(values[0]) if values else (bool, str)):
-                available = ", ".join(self.results.context) or "no context"
-                message = f"Invalid context filter; the entities have {available}."
+            if name not in self.results.context or not isinstance(value, str if name in CONTEXT_VALUES else bool):
+                message = (
+                    f"Invalid context filter; the entities have {', '.join(self.results.context) or 'no context'}."
+                )
                 raise ConfigurationError(
                     message, "Add the context first: found.with_context('all').filter(negated=False)."
                 )
@@ -1417,30 +1306,28 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         conditions += [f"{name}={value!r}" for name, value in context.items()]
         conditions += [f"score of at least {min_score:g}"] if min_score else []
         sentence = f"{'Filters' if len(conditions) > 1 else 'Filter'}: {', '.join(conditions)}."
-        settings = {**self.settings, "only": (*self.settings.get("only", ()), sentence)}
-        results = self.results.filter({label.casefold() for label in labels}, min_score, context)
         known_labels = self.known_labels
         if known_labels is not None and labels:
             selected = {*map(_normalize_label, labels)}
             known_labels = tuple(label for label in known_labels if _normalize_label(label) in selected)
-        return replace(self, results=results, settings=settings, known_labels=known_labels)
+        results = self.results.filter({label.casefold() for label in labels}, min_score, context)
+        return replace(self, results=results, known_labels=known_labels, filters=(*self.filters, sentence))
 
     def summary(self) -> Summary:
         """Return the number of texts, the number of entities by label, and the most frequent words."""
-        columns = self.results.entity_columns()
-        words: Counter[str] = Counter()
-        for word, count in columns.count_by("words").items():
-            words[word.lower()] += count
+        columns = self.results.columns()
+        words = Counter(map(str.lower, columns["word"])) if self.show_text else {}
+        num_missing = len(self.missing)
         return Summary(
             model=self.model,
             device=self.device,
             texts=len(self),
-            texts_without_entities=self.results.counts().count(0) - len(self.results.errors) - len(self.missing),
-            errors=tuple(sorted(self.results.errors.items())),
-            labels=tuple(sorted(columns.count_by("labels").items())),
-            words=tuple(sorted(words.items(), key=lambda word: (-word[1], word[0]))) if self.show_text else (),
-            filters=self.settings.get("only", ()),
-            missing=len(self.missing),
+            texts_without_entities=len(self) - len({*columns[NOTE_COLUMN].tolist()}) - len(self.errors) - num_missing,
+            errors=dict(sorted(self.errors.items())),
+            labels=dict(sorted(Counter(columns[self.results.key]).items())),
+            words=dict(sorted(words.items(), key=lambda word: (-word[1], word[0]))),
+            filters=self.filters,
+            missing=num_missing,
             known_labels=self.known_labels,
             seconds=self.seconds,
         )
@@ -1452,20 +1339,16 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         if not self.show_text:
             return replace(report, sentences=(*summary.sentences, HIDDEN_TEXT_NOTICE))
         num_shown = len(self.preview_texts)
-        hints: list[str] = []
+        sentences = [*summary.sentences]
         if 0 < num_shown < len(self):
-            hints.append(f"Showing {num_shown} of {len(self):,} notes.")
+            sentences.append(f"Showing {num_shown} of {len(self):,} notes.")
         if num_shown < len(self) and self.texts is not None:
             method = "at" if self._has_numbers_as_ids else "show"
-            hints.append(f"Use found.{method}({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
-        sentences = (*summary.sentences, " ".join(hints)) if hints else summary.sentences
-        return replace(report, sentences=sentences, segments=tuple(self._segments()))
-
-    def _segments(self) -> Iterator[TextSegment]:
-        for name, segments in self.iter_named_segments(0, len(self.preview_texts)):
-            yield TextSegment(f"{displayable(name)}: ", starts_text=True)
-            yield from segments
-            yield TextSegment("\n")
+            sentences.append(f"Use found.{method}({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
+        segments: list[TextSegment] = []
+        for name, note_segments in self.iter_named_segments(0, num_shown):
+            segments += [TextSegment(f"{displayable(name)}: ", starts_text=True), *note_segments, TextSegment("\n")]
+        return replace(report, sentences=tuple(sentences), segments=tuple(segments))
 
     def iter_named_segments(
         self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
@@ -1620,11 +1503,13 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
     def _show_span(self, span: ScoredSpan) -> AnnotatedText:
         """Return a text in which only one span is highlighted."""
-        shown = self.at(span.text)
-        word = shown.text[span.start : span.end]
+        text = self.at(span.text)
+        word = text.text[span.start : span.end]
         entity = {"entity_group": span.label, "score": 1.0, "word": word, "start": span.start, "end": span.end}
+        results = ResultStore()
+        results.add(self.results.fingerprints[span.text], [entity])
         title = f"Note {note_name(span.text, self.ids)}, characters {span.start} to {span.end}"
-        return _ScoredText(**{**vars(shown), "entities": (entity,), "dropped": ()}, title=title)
+        return AnnotatedText(replace(text.found, results=results), title)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the results to a file.
@@ -1727,9 +1612,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
     def iter_records(self) -> Iterator[dict[str, Any]]:
         """Yield a JSON-compatible object for each note: its id or position, text, and entities or error."""
-        records = self.to_dict()["texts"]
-        for index, text, record in zip(range(len(self)), self.iter_note_texts(), records, strict=True):
-            key = {"id": record["id"]} if "id" in record else {NOTE_COLUMN: index}
+        for index, (text, record) in enumerate(zip(self.iter_note_texts(), self._records(), strict=True)):
+            key = {} if "id" in record else {NOTE_COLUMN: index}
             yield {**key, "text": text, **record}
 
     def _iter_exported_notes(self) -> Iterator[ExportedNote | None]:
@@ -1740,19 +1624,5 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             if text is None:
                 yield None
                 continue
-            note_id = None if self.ids is None else self.ids[index]
-            if note_id is not None and not is_finite_number(note_id):
-                note_id = str(note_id)
-            scores = tuple(float(entity["score"]) for entity in self.results[index])
-            yield ExportedNote(note_id, index, text, tuple(self.note_spans(index)), scores)
-
-
-@dataclass(frozen=True, repr=False)
-class _ScoredText(AnnotatedText):
-    """A text with an entity that was missed or added."""
-
-    title: str = ""
-
-    def to_report(self) -> Report:
-        # The model did not find a missed entity.
-        return replace(super().to_report(), title=self.title, details="")
+            scores = tuple(entity["score"] for entity in self.results[index])
+            yield ExportedNote(self._json_id(index), index, text, tuple(self.note_spans(index)), scores)

@@ -67,6 +67,12 @@ def annotated() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def keyword_pipe(pipe_of: Callable[..., Any], keyword_model: Path) -> Any:
+    """A pipeline that finds keywords, one text at a time, so that scores do not depend on other texts in the batch."""
+    return pipe_of(keyword_model, batch_size=1)
+
+
+@pytest.fixture(scope="session")
 def architectures(helper: Callable[[Path], ModuleType]) -> ModuleType:
     """The module that makes small models of many architectures, with tokenizers."""
     return helper(FOLDER / "architectures.py")

@@ -1,8 +1,7 @@
-"""Program that annotates texts in child processes, ends them with real signals, and reports their results.
+"""A program that annotates notes in child processes, in any order, and kills or interrupts these at any moment.
 
-The model is loaded once, and every run is a fork of that. Arguments: the model, the texts, the file of results, and the
-signals, each as its name and the bytes that the file should have before a child gets it. The last child gets none. It
-prints a line of JSON for each child.
+Some notes are missing or unreadable and are repaired later. The model is loaded once, and every run is a fork of that. Arguments:
+the model, a folder, and the number of signals. It prints what went wrong, and the results of a last child without a signal.
 """
 
 from __future__ import annotations
@@ -13,80 +12,99 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from openmed_nb.annotation.references import text_fingerprint
 
-def slowly(texts: list[str], done: int, ends: bool) -> Iterator[str]:
-    """Yield texts, with a pause before each after those that were done before; where it does not end, wait for a signal."""
-    yield from texts[:done]
-    for text in texts[done:]:
-        time.sleep(0.01)
-        yield text
-    while not ends:
-        time.sleep(1)
+NUM_NOTES = 150
+DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")
+GAPS = (None, "", 5, "\ud800")
 
 
-def annotate_all(pipe: Any, texts: Iterator[str], file: Path, said: Path) -> None:
-    """Annotate the texts into a file, and store the message of an interrupt."""
+def note(number: int) -> str:
+    """Return a text with few unique tokens and many spaces, so that a chunk contains few texts."""
+    digits = " ".join(DIGITS[int(digit)] for digit in f"{number:03}")
+    return f"{digits} asthma{' ' * 2500}{'diabetes mellitus' if number % 3 else ''}"
+
+
+def stored_notes(file: Path) -> set[int]:
+    """Return the numbers of the notes whose result is in a file."""
+    lines = file.read_bytes().splitlines(keepends=True)[1:] if file.exists() else []
+    known = {json.loads(line)["fingerprint"] for line in lines if line.endswith(b"\n")}
+    return {number for number in range(NUM_NOTES) if f"{text_fingerprint(note(number)):016x}" in known}
+
+
+def run(pipe: Any, texts: Any, file: Path, outcome: Path) -> None:
+    """Annotate in a child, and write the results, the message of an interrupt, or the error."""
     from openmed_nb import annotate
     from openmed_nb.errors import RunInterrupted
 
     try:
-        try:
-            annotate(texts, pipe, resume=file, progress=False)
-        except Exception:  # noqa: BLE001 - what careless code does
-            said.write_text("swallowed", "utf-8")
+        found = annotate(texts, pipe, resume=file, on_error="record", progress=False)
+        answers = [[(entity["word"], entity["start"], entity["score"]) for entity in entities] for entities in found]
+        outcome.write_text(json.dumps([answers, found.missing, sorted(found.errors)]), "utf-8")
     except RunInterrupted as error:
-        said.write_text(json.dumps([str(error), error.done, len(error.annotations)]), "utf-8")
+        outcome.write_text(json.dumps([str(error), error.done, len(error.annotations)]), "utf-8")
+    except KeyboardInterrupt:  # Before or after the run.
+        outcome.write_text("[]", "utf-8")
+    except BaseException as error:  # noqa: BLE001 - each is a fault of the run
+        outcome.write_text(f"{type(error).__name__}: {error}", "utf-8")
+        os._exit(1)
+    os._exit(0)
 
 
-def size(file: Path) -> int:
-    """Return the size of a file in bytes, or 0 if it does not exist."""
-    return file.stat().st_size if file.exists() else 0
-
-
-def end(child: int, file: Path, name: str, target: str) -> None:
-    """Send a signal to a child soon after the file has grown to a number of bytes."""
-    least = max(int(target), size(file) + 1)
-    while size(file) < least:
-        time.sleep(0.005)
-    time.sleep(random.Random(target).random() / 50)
-    os.kill(child, getattr(signal, name))
-
-
-def main(model: str, texts_file: str, results: str, *signals: str) -> None:
-    """Run children until one is let to its end."""
+def main(model: str, folder: str, num_signals: int) -> None:
+    """Kill or interrupt children, and then let one finish."""
     import torch
 
     from openmed_nb import load_pipeline
 
     torch.set_num_threads(1)
     pipe = load_pipeline(model, device="cpu", batch_size=1)
-    texts, file = json.loads(Path(texts_file).read_text("utf-8")), Path(results)
-    said, log = Path(f"{results}.said"), Path(f"{results}.log")
+    known = {tuple(pipe.tokenizer(note(number))["input_ids"]): number for number in range(NUM_NOTES)}
+    file, log, outcome = (Path(folder) / name for name in ("run.jsonl", "log", "outcome"))
 
     def watch(_model: Any, _arguments: Any, kwargs: Any) -> None:
+        time.sleep(0.004)
         with log.open("a") as lines:
             lines.write(f"{kwargs['input_ids'][0].tolist()}\n")
 
     pipe.model.register_forward_pre_hook(watch, with_kwargs=True)
-    for name in [*signals, ""]:
-        before = file.read_bytes().count(b"\n") if file.exists() else 0
+    chance = random.Random(0)
+    gaps: dict[int, Any] = {number: chance.choice(GAPS) for number in range(NUM_NOTES) if chance.random() < 0.4}
+    summary: dict[str, Any] = {"killed": 0, "doubled": 0, "refused": [], "interrupted": []}
+    for index in range(num_signals + 1):
+        is_last = index == num_signals
+        before = stored_notes(file)
+        gaps = {number: gap for number, gap in gaps.items() if not is_last and chance.random() > 0.04}
+        size = NUM_NOTES if is_last else min(NUM_NOTES, 60 + NUM_NOTES * index // num_signals)
+        numbers = range(NUM_NOTES) if is_last else chance.sample(range(NUM_NOTES), size)
+        texts: Any = [gaps.get(number, note(number)) for number in numbers]
+        if index % 2:
+            texts = iter(texts)
         child = os.fork()
         if child == 0:
-            annotate_all(pipe, slowly(texts, max(0, before - 1), ends=not name), file, said)
-            os._exit(0)
-        if name:
-            end(child, file, *name.split("="))
+            run(pipe, texts, file, outcome)
+        if not is_last:
+            time.sleep(chance.random() * 0.15)
+            os.kill(child, chance.choice([signal.SIGKILL, signal.SIGINT]))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        computed = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-        message = said.read_text("utf-8") if said.exists() else ""
-        print(json.dumps({"before": before, "status": status, "computed": computed, "said": message}))  # noqa: T201
-        for path in (said, log):
+        computed = [tuple(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
+        repeated = [ids for ids in computed if known.get(ids) in before]
+        summary["doubled"] += len(repeated) + len(computed) - len({*computed})
+        summary["killed"] += status == -signal.SIGKILL
+        content = outcome.read_text("utf-8") if outcome.exists() else ""
+        if status == 1:
+            summary["refused"].append(content)
+        elif status == 0 and not is_last and content != "[]":
+            summary["interrupted"].append([*json.loads(content), len(stored_notes(file))])
+        elif is_last:
+            summary["result"] = json.loads(content)
+        for path in (outcome, log):
             path.unlink(missing_ok=True)
+    print(json.dumps(summary))  # noqa: T201
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

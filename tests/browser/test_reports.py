@@ -11,10 +11,8 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import front_ends, page_measures
+from helpers.annotations import make_annotations, make_text
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, Report, to_html
-from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
-from openmed_nb.annotation.references import text_fingerprint
-from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
@@ -32,16 +30,8 @@ ENTITIES = (("DRUG", 18, 27), ("DISEASE", 32, 47), ("DISEASE", 52, 58))
 FOUND = tuple({"entity_group": label, "score": 0.9, "word": "", "start": a, "end": b} for label, a, b in ENTITIES)
 
 
-def annotations(count):
-    """Return annotations of a text that is there some times."""
-    answers, texts = ResultStore(), [TEXT] * count
-    for text in texts:
-        answers.add(text_fingerprint(text), FOUND)
-    return Annotations(answers, tuple(texts[:MAX_DISPLAYED_TEXTS]), "m", "cpu", texts=texts)
-
-
 REPORTS = {
-    "annotations": annotations(300),
+    "annotations": make_annotations([FOUND] * 300, [TEXT] * 300),
     "device": DeviceChoice(
         *("cpu", "auto", "nobody", "No device was asked for, and mps and cuda cannot be used here.", True),
         (Rejection("mps", "this computer runs Linux", ""), Rejection("cuda", "no driver is loaded", "Install it.")),
@@ -55,7 +45,7 @@ REPORTS = {
             Finding("CUDA", NOT_APPLICABLE, "no NVIDIA driver is loaded"),
         )
     ),
-    "entities": AnnotatedText(TEXT, FOUND, "m", "cpu", known_labels=("DISEASE", "DRUG")),
+    "entities": make_text(TEXT, *FOUND, known_labels=("DISEASE", "DRUG")),
     "gates": Gates(speedup=0.3),
     "sweep": SweepReport(
         *("m", "annotation", "cpu", tuple(Point(rows, 9.0 * rows, rows << 20) for rows in (1, 2))),

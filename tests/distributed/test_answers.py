@@ -67,8 +67,8 @@ def test_workers_return_dropped_spans(on_pool, locally):
     texts = ["the patient has atension", "no asthma", "atension and hypertension"]
     found = on_pool(texts)
 
-    assert list(found.dropped) == [0, 2]
-    assert found.dropped == locally(texts).dropped
+    assert list(found.results.dropped) == [0, 2]
+    assert found.results.dropped == locally(texts).results.dropped
 
 
 class Text(str):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import simulated_computers as computers
+from helpers.annotations import make_annotations, make_text
 from helpers.html import PAYLOADS, read
 from openmed_nb._render.display import Report, Table, to_html
-from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore, Summary
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.models.registry import BUNDLED
 from openmed_nb.models.store import LoadedModelInfo, LoadedModels
@@ -27,27 +27,22 @@ def said(html):
 def note_and_entities(payload):
     """Return a note that holds the payload in an entity and outside of one."""
     text = f"{payload} asthma {payload}"
-    return AnnotatedText(
-        text, ({"entity_group": "D", "score": 1.0, "word": text, "start": 3, "end": len(text)},), "m", "cpu"
-    )
+    return make_text(text, {"entity_group": "D", "score": 1.0, "word": text, "start": 3, "end": len(text)})
 
 
 def with_label(payload):
     """Return a note whose entity has the payload as its label."""
-    return AnnotatedText("asthma", ({"entity_group": payload, "score": 1.0, "start": 0, "end": 6},), "m", "cpu")
+    return make_text("asthma", {"entity_group": payload, "score": 1.0, "start": 0, "end": 6})
 
 
 def several(text="asthma", label="D", error=""):
     """Return annotations of a text that is one entity and, with an error, of a text that failed."""
-    answers = ResultStore()
-    answers.add(0, [{"entity_group": label, "score": 1.0, "word": text, "start": 0, "end": len(text)}])
-    if error:
-        answers.add(1, error)
-    return Annotations(answers, (text,), "m", "cpu")
+    entity = {"entity_group": label, "score": 1.0, "word": text, "start": 0, "end": len(text)}
+    return make_annotations([[entity], error] if error else [[entity]], [text])
 
 
 def summary(word):
-    return Summary("m", "cpu", 1, 0, (), (), ((word, 1),))
+    return several(word).summary()
 
 
 def choice(text):
@@ -138,7 +133,7 @@ def test_any_note_with_any_entities(data, text, label):
         {"entity_group": label, "score": 0.5, "start": start, "end": end}
         for start, end in data.draw(st.lists(places, max_size=4))
     )
-    found = AnnotatedText(text, entities, "m", "cpu")
+    found = make_text(text, *entities)
     html = found._repr_html_()
     said(html)
     marked = re.search(r'<div dir="auto"[^>]*>(.*?)</div>', html, flags=re.DOTALL)[1]

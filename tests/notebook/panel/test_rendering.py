@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import simulated_computers as computers
+from helpers.annotations import make_text
 from helpers.html import PAYLOADS, read
 from openmed_nb._events.activity import ProgressEvent
 from openmed_nb._render.display import Report, Table
-from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.devices.choice import DeviceChoice, DeviceList, DeviceStatus, Explanation
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE, plan_mps_variables
 from openmed_nb.devices.request import DeviceSetting
@@ -60,7 +60,7 @@ def full(words="words", state="usable"):
         activity=ProgressEvent(words, words, 0, 2),
         error=error if state == "failed" else None,
         result=Report(words, (words,), (table,)),
-        annotation=AnnotatedText(f"He has {words}", (ENTITY | {"entity_group": words},), words, words),
+        annotation=make_text(f"He has {words}", ENTITY | {"entity_group": words}, model=words, device=words),
     )
 
 
@@ -70,7 +70,8 @@ def cases(plain):
     result = Report("Released 9.7 MiB", ("Done.",), (Table("Causes", ("released",), (("models",),)),))
     model = LoadedModelInfo("bundled", "mps (SIMULATED)", "float32", 3 << 20, follows_session=True)
     loading = ProgressEvent("Moving to mps", "bundled", 1, 3)
-    answer = AnnotatedText("He has asthma.", (ENTITY,), "m", "cpu", seconds=0.0123)
+    answer = make_text("He has asthma.", ENTITY, model="m", seconds=0.0123)
+    simulated = make_text("He has asthma.", ENTITY, model="m", device="mps (SIMULATED)", seconds=0.0123)
     mac = read_state(computers.mac().session)["devices"]
     explained = {
         environ: replace(plain.explanation, environment=plan_mps_variables(dict([environ])))
@@ -108,7 +109,7 @@ def cases(plain):
         "an answer": (view.render_annotation, {"annotation": answer}),
         "an answer of a simulation": (
             view.render_annotation,
-            {"annotation": replace(answer, device="mps (SIMULATED)")},
+            {"annotation": simulated},
         ),
     }
     return {name: (region, replace(plain, **changed)) for name, (region, changed) in changes.items()}
