@@ -127,9 +127,7 @@ def make_reports():
         "loader_settings": nb.training.loader.settings([1, 2], "cpu"),
         "memory_limit": MemoryLimit("mps", 0.8, 12 << 30),
         "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30),
-        "members": WorkerList(
-            (WorkerInfo("mini", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)
-        ),
+        "members": WorkerList((WorkerInfo("mini", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)),
         "simulated_device": make_simulated_device(),
         "precision": nb.training.precision(device="cpu"),
         "dtype_choice": nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision,

@@ -14,7 +14,6 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,22 +25,13 @@ from .boundaries import LINE_END, find_line_ends
 # Selects all columns.
 ALL = "all"
 
-# Values that are labeled in the displayed text, and their labels: the words of the columns, by which ``filter`` selects. Other
-# values are the usual case and have no label.
-_LABELS: Mapping[str, Mapping[Any, str]] = {
-    "negated": {True: "negated"},
-    "uncertain": {True: "uncertain"},
-    "temporality": {"historical": "historical", "hypothetical": "hypothetical"},
-    "experiencer": {"family": "family", "other": "other person"},
-}
-
 # Values of columns of strings.
 CONTEXT_VALUES: Mapping[str, tuple[str, ...]] = {
     "temporality": ("recent", "historical", "hypothetical"),
     "experiencer": ("patient", "family", "other"),
 }
 
-# Values of a column for findings without a cue.
+# Values of a column for findings without a cue. Displayed texts do not mark them.
 _USUAL_VALUES: Mapping[str, bool | str] = {
     "negated": False,
     "uncertain": False,
@@ -83,7 +73,6 @@ _PUNCTUATION = re.compile(
 
 # Line without findings that may be a heading: in capitals, or with a colon at its end.
 _CAPITALS = re.compile("[A-Z]{6}|EXAM|LABS|MEDS|PLAN")
-_MAX_HEADING_CHARACTERS = 60
 _HEADING_LINE = "<heading>"
 
 _JOINING = frozenset({"and", "or", "nor", "/", "&"})
@@ -123,34 +112,9 @@ class _Cue(NamedTuple):
     values: Mapping[str, bool | str]
 
 
-@dataclass
-class _Node:
-    """Node of the graph of all cues, which is read word by word.
-
-    Attributes:
-        nodes: Nodes after the next word. Several nodes are merged into one when they are first reached.
-        cues: Cues that end at the node.
-    """
-
-    nodes: dict[str, list[_Node]] = field(default_factory=dict)
-    cues: list[_Cue] = field(default_factory=list)
-
-    def next_node(self, word: str) -> _Node | None:
-        """Return the node after a word."""
-        nodes = self.nodes.get(word)
-        if nodes is None and word.isdecimal():
-            word = _YEAR if _YEAR_PATTERN.fullmatch(word) else _NUMBER
-            nodes = self.nodes.get(word)
-        if nodes is None:
-            return None
-        if len(nodes) > 1:
-            merged = _Node()
-            for node in nodes:
-                merged.cues += node.cues
-                for next_word, targets in node.nodes.items():
-                    merged.nodes.setdefault(next_word, []).extend(targets)
-            self.nodes[word] = nodes = [merged]
-        return nodes[0]
+# Node of the graph of all cues, which is read word by word: the nodes after the next word, and the cues that end at the node as _CUES.
+_Node = dict[str, list[Any]]
+_CUES = "<cues>"
 
 
 class _Mark(NamedTuple):
@@ -184,11 +148,13 @@ ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]
 
 def context_labels(entity: Mapping[str, Any]) -> dict[str, str]:
     """Return the context labels of an entity, each with the cue that decided, or an empty string if the cue is not known."""
-    return {
-        column_labels[entity[column]]: entity.get(column + CUE_SUFFIX, "")
-        for column, column_labels in _LABELS.items()
-        if entity.get(column) in column_labels
-    }
+    labels = {}
+    for column, usual_value in _USUAL_VALUES.items():
+        value = entity.get(column, usual_value)
+        if value != usual_value:
+            label = column if value is True else value
+            labels["other person" if label == "other" else label] = entity.get(column + CUE_SUFFIX, "")
+    return labels
 
 
 def context_mark(entity: Mapping[str, Any], with_cues: bool = False) -> str:
@@ -203,7 +169,7 @@ def context_mark(entity: Mapping[str, Any], with_cues: bool = False) -> str:
     return ", ".join(f"{label} by “{cue}”" if with_cues and cue else label for label, cue in labels.items())
 
 
-def create_context_finder(columns: Sequence[str], language: str, cues: Any = None) -> ContextFinder:
+def create_context_finder(columns: Sequence[str], language: str = "en", cues: Any = None) -> ContextFinder:
     """Return a function that determines columns of context.
 
     Args:
@@ -230,18 +196,19 @@ def create_context_finder(columns: Sequence[str], language: str, cues: Any = Non
         graphs.insert(0, _create_graph(_read_own_cues(cues)))
 
     def find_context(text: str, entities: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        context: dict[str, list[Any]] = {name: [] for name in selected}
-        for state in _find_states(text, entities, graphs) if entities else ():
-            for name in selected:
-                column = name.removesuffix(CUE_SUFFIX)
-                value = state.get(column, _Value(_USUAL_VALUES[column]))
-                if name == column:
-                    context[name].append(value.value)
-                else:
-                    context[name].append("" if value.value == _USUAL_VALUES[column] else value.words)
-        return context
+        states = _find_states(text, entities, graphs) if entities else []
+        return {name: [_column_value(state, name) for state in states] for name in selected}
 
     return find_context
+
+
+def _column_value(state: _State, name: str) -> bool | str:
+    """Return the value of a column of a finding, or the cue that decided on it."""
+    column = name.removesuffix(CUE_SUFFIX)
+    value = state.get(column, _Value(_USUAL_VALUES[column]))
+    if name == column:
+        return value.value
+    return "" if value.value == _USUAL_VALUES[column] else value.words
 
 
 @functools.cache
@@ -256,55 +223,36 @@ def _load_graph() -> _Node:
 
 
 def _create_graph(groups: Iterable[Mapping[str, Any]]) -> _Node:
-    """Return the graph of groups of cues."""
-    data = _load_data()
-    root = _Node()
+    """Return the graph of groups of cues. In a cue, ``a|b`` is "a" or "b", and a name in angle brackets is one of several words."""
+    root: _Node = {}
     for group in groups:
         values: dict[str, bool | str] = {}
         for name in group["values"]:
-            values.update(data["values"][name])
+            values.update(_load_data()["values"][name])
         cue = _Cue(group["direction"], values)
         for text in group["cues"]:
-            _add_cue(root, f"^ {text} :|^" if cue.direction == "heading" else text, cue)
+            nodes = [root]
+            for element in (f"^ {text} :|^" if cue.direction == "heading" else text).split():
+                nodes = _add_element(nodes, element)
+            for node in nodes:
+                node.setdefault(_CUES, []).append(cue)
     return root
 
 
-def _read_own_cues(cues: Any) -> list[dict[str, Any]]:
-    """Return the cues of a user, a mapping of values to mappings of directions to lists of cues, as groups."""
-    remedy = "Pass cues by value and direction, such as cues={'negated': {'after': ['not detected']}}."
-    if not isinstance(cues, Mapping) or not all(isinstance(texts, Mapping) for texts in cues.values()):
-        raise invalid_value("cues", cues, remedy)
-    groups = []
-    for value, texts_by_direction in cues.items():
-        check_choice("a value in cues", value, _load_data()["values"])
-        for direction, texts in texts_by_direction.items():
-            check_choice("a direction in cues", direction, _DIRECTIONS)
-            if not isinstance(texts, (list, tuple)) or not all(
-                isinstance(text, str) and text.strip(" |_") for text in texts
-            ):
-                raise invalid_value("cues", texts, remedy)
-            groups.append({"values": [value], "direction": direction, "cues": texts})
-    return groups
-
-
-def _add_cue(root: _Node, text: str, cue: _Cue) -> None:
-    """Add a cue to a graph. In its text, ``a|b`` is "a" or "b", and a name in angle brackets is one of several words."""
-    nodes = [root]
-    for element in text.split():
-        target = _Node()
-        targets = [target]
-        for words in _list_alternatives(element):
-            if not words:
-                targets += nodes  # The element is optional.
-                continue
-            next_node = target
-            for word in reversed(words[1:]):
-                next_node = _Node({word: [next_node]})
-            for node in nodes:
-                node.nodes.setdefault(words[0], []).append(next_node)
-        nodes = targets
-    for node in nodes:
-        node.cues.append(cue)
+def _add_element(nodes: list[_Node], element: str) -> list[_Node]:
+    """Add an element of a cue after nodes of a graph, and return the nodes after it."""
+    target: _Node = {}
+    targets = [target]
+    for words in _list_alternatives(element):
+        if not words:
+            targets += nodes  # The element is optional.
+            continue
+        next_node = target
+        for word in reversed(words[1:]):
+            next_node = {word: [next_node]}
+        for node in nodes:
+            node.setdefault(words[0], []).append(next_node)
+    return targets
 
 
 @functools.cache
@@ -320,6 +268,23 @@ def _list_alternatives(element: str) -> list[list[str]]:
         else:
             alternatives.append(_split_words(alternative.replace("_", " ")))
     return alternatives
+
+
+def _read_own_cues(cues: Any) -> list[dict[str, Any]]:
+    """Return the cues of a user, a mapping of values to mappings of directions to lists of cues, as groups."""
+    remedy = "Pass cues by value and direction, such as cues={'negated': {'after': ['not detected']}}."
+    if not isinstance(cues, Mapping) or not all(isinstance(texts, Mapping) for texts in cues.values()):
+        raise invalid_value("cues", cues, remedy)
+    groups = []
+    for value, texts_by_direction in cues.items():
+        check_choice("a value in cues", value, _load_data()["values"])
+        for direction, texts in texts_by_direction.items():
+            check_choice("a direction in cues", direction, _DIRECTIONS)
+            is_list = isinstance(texts, (list, tuple))
+            if not is_list or not all(isinstance(text, str) and text.strip(" |_") for text in texts):
+                raise invalid_value("cues", texts, remedy)
+            groups.append({"values": [value], "direction": direction, "cues": texts})
+    return groups
 
 
 def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and for each position of a cue
@@ -370,12 +335,23 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
             continue
         # "No history of" denies a finding at any time, so it is not past, unless one cue says both, such as "resolved".
         negated = state.get("negated", _Value(False))
-        is_denied = negated.value is True and negated.words != time.words
-        # The past of a section is that of the patient.
-        is_of_other = time.direction == "heading" and state.get("experiencer", _Value("patient")).value != "patient"
-        if is_denied or is_of_other:
+        if negated.value is True and negated.words != time.words:
             del state["temporality"]
     return states
+
+
+def _next_node(node: _Node, word: str) -> _Node:
+    """Return the node after a word, which is empty if no cue continues. Several nodes are merged into one when they are first reached."""
+    if word not in node and word.isdecimal():
+        word = _YEAR if _YEAR_PATTERN.fullmatch(word) else _NUMBER
+    targets = node.get(word, [])
+    if len(targets) > 1:
+        merged: _Node = {}
+        for target in targets:
+            for next_word, items in target.items():
+                merged.setdefault(next_word, []).extend(items)
+        node[word] = targets = [merged]
+    return targets[0] if targets else {}
 
 
 def _match_cues(words: list[str], position: int, graphs: Sequence[_Node]) -> tuple[list[_Cue], int]:
@@ -383,14 +359,13 @@ def _match_cues(words: list[str], position: int, graphs: Sequence[_Node]) -> tup
     best: list[_Cue] = []
     best_stop = position
     for graph in graphs:
+        node = graph
         stop = position
-        node = graph.next_node(words[position])
-        while node:
+        while node := _next_node(node, words[stop]):
             stop += 1
-            if node.cues and stop > best_stop:
-                best = node.cues
+            if _CUES in node and stop > best_stop:
+                best = node[_CUES]
                 best_stop = stop
-            node = node.next_node(words[stop])
     # A finding in a cue is not a part of it, and neither is a mark after it.
     if _FINDING in words[position + 1 : best_stop]:
         best_stop = words.index(_FINDING, position + 1)
@@ -400,8 +375,8 @@ def _match_cues(words: list[str], position: int, graphs: Sequence[_Node]) -> tup
 
 
 def _iter_listed_findings(words: list[str], limit: int, position: int) -> Iterator[int]:
-    """Yield the position of the finding before a cue, and those of the findings that "and", "or" or a colon join to it."""
-    is_list = words[position] == ":"
+    """Yield the position of the finding before a cue, and those of the findings that "and" or "or" joins to it."""
+    is_list = False
     is_joined = True
     num_words: int | None = None  # Number of words since the last finding.
     for previous in range(position - 1, max(limit, position - _MAX_DISTANCE) - 1, -1):
@@ -472,7 +447,7 @@ def _find_headings(text: str, entities: Sequence[Mapping[str, Any]]) -> Iterator
         title = line.strip()
         is_heading = title.endswith(":") or (title.isupper() and _CAPITALS.search(title))
         has_entities = bisect_left(starts, line_start) < bisect_left(starts, line_end)
-        if is_heading and len(title) <= _MAX_HEADING_CHARACTERS and not has_entities:
+        if is_heading and not has_entities:
             start = line_start + line.index(title)
             yield _Mark(start, start, _HEADING_LINE)
             yield _Mark(start, start, _END)
