@@ -1,6 +1,5 @@
 """Collection of facts on this machine, on simulated sessions and on the simulated Mac."""
 
-import os
 import shutil
 from dataclasses import replace
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.session_state import read_state
 from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.errors import (
@@ -17,7 +17,7 @@ from openmed_nb.errors import (
     TorchImportError,
     UnknownModelError,
 )
-from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, package_findings
+from openmed_nb.runbook.checks.doctor.checks import ComputationCheck
 from openmed_nb.runbook.checks.doctor.report import check_computation, collect_facts, diagnose
 from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
 from openmed_nb.session import SESSION
@@ -26,9 +26,6 @@ from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 LONG_PRODUCT = "pytorch#177116"
-
-FIRST = (LONG_PRODUCT, "pytorch#197796")
-"""Errors of the first suite: one with incorrect results, and one that ends the process."""
 
 ALSO = {
     LONG_PRODUCT: {"pytorch#183535"},
@@ -66,12 +63,6 @@ class TestOtherMachines:
         assert [get_problems(run_doctor(computer)) for computer in (mac, box, plain)] == [{}, {}, {}]
         assert mac.torch.probed == ["mps"]
         assert plain.torch.is_torch_imported()
-
-    def test_available_mps_that_cannot_compute_fails(self, computers):
-        report = run_doctor(computers.mac(failing="Metal compiler failed"))
-
-        assert get_problems(report) == {"MPS": FAILED}
-        assert "Metal compiler failed" in str(report)
 
     def test_fallback_set_after_torch_import_is_found(self, computers):
         mac = computers.mac()
@@ -112,11 +103,6 @@ class TestOtherMachines:
             computer.torch.loading = fail
             assert get_problems(run_doctor(computer, check_device=pytest.fail)) == {"torch": FAILED}
 
-    def test_packages_are_those_of_this_python(self, computers):
-        facts = collect_facts(computers.plain().session, check_device=compute_on_missing_device)
-
-        assert facts.packages == package_findings()
-
     def test_session_is_unchanged(self, computers):
         for make in (computers.mac, computers.plain, computers.rosetta):
             asked, examined_too = make(), make()
@@ -141,8 +127,7 @@ class TestDoctor:
     def test_simulated_mac_has_no_problem_and_is_labeled(self):
         with nb.simulated_mps():
             report = nb.doctor()
-            assert get_problems(report) == {}
-            assert str(nb.doctor()) == str(report)
+        assert get_problems(report) == {}
         assert report.simulated
         assert "SIMULATED" in str(report)
         assert "torch finds the Metal device: Apple" in str(report)
@@ -152,18 +137,16 @@ class TestDoctor:
         with nb.simulated_mps(defects=DEFECTS_BY_ISSUE):
             assert nb.device().device == "cpu"
             report = nb.doctor()
-        with nb.simulated_mps(defects="pytorch#92311"):
-            model = nb.doctor(torch.nn.Linear(2, 2).double())
 
         assert planted.items() <= get_problems(report).items()
-        assert get_problems(report)["MPS"] == get_problems(model)["Linear: float64"] == FAILED
+        assert get_problems(report)["MPS"] == FAILED
         assert [issue for issue in DEFECTS_BY_ISSUE if issue not in str(report)] == []
 
     @pytest.mark.parametrize(
         "issue",
         [
-            *FIRST,
-            *(pytest.param(issue, marks=pytest.mark.slow) for issue in DEFECTS_BY_ISSUE if issue not in FIRST),
+            LONG_PRODUCT,
+            *(pytest.param(issue, marks=pytest.mark.slow) for issue in DEFECTS_BY_ISSUE if issue != LONG_PRODUCT),
         ],
     )
     def test_single_defect_fails_only_its_probe(self, issue):
@@ -181,18 +164,17 @@ class TestDoctor:
         monkeypatch.setattr("openmed_nb.simulation.device.MACOS", macos)
         is_affected = macos >= (27,)
         with nb.simulated_mps():
-            report = nb.doctor()
             chosen = nb.training.precision("auto").dtype
             with pytest.warns(OpenMedWarning) as caught:
                 pipe = nb.load_pipeline(str(keyword_model), dtype="bfloat16")
-            findings = nb.doctor(pipe).problems
+            report = nb.doctor(pipe)
             SESSION.unload()
 
-        assert get_problems(report) == ({"bfloat16": WARNING} if is_affected else {})
+        assert ("bfloat16" in get_problems(report)) is is_affected
         assert ("bfloat16" in str(report).partition("data types")[2].partition("\n")[0]) is not is_affected
         assert chosen == ("float16" if is_affected else "bfloat16")
         assert ("pytorch#197796" in str(caught[0].message)) is is_affected
-        advice = [finding.remedy for finding in findings if finding.name.endswith("precision")]
+        advice = [finding.remedy for finding in report.problems if finding.name.endswith("precision")]
         assert ("pip install torch==2.14.1" in advice[0], "validate_precision" in advice[0]) == (
             is_affected,
             not is_affected,
@@ -221,11 +203,10 @@ class TestDoctor:
     def test_session_is_unchanged(self):
         nb.use("cpu")
         nb.load_pipeline("bundled_small")
-        before = (SESSION.device().to_dict(), SESSION.inventory(), dict(os.environ), torch.get_rng_state().tolist())
+        before = (read_state(), SESSION.inventory(), torch.get_rng_state().tolist())
         nb.doctor()
 
-        after = (SESSION.device().to_dict(), SESSION.inventory(), dict(os.environ), torch.get_rng_state().tolist())
-        assert after == before
+        assert (read_state(), SESSION.inventory(), torch.get_rng_state().tolist()) == before
 
     def test_unavailable_device_in_environment_is_a_finding(self, monkeypatch):
         monkeypatch.setenv("OPENMED_TORCH_DEVICE", "mps")

