@@ -86,7 +86,7 @@ def measure(model: str, dtype: str, device: str, texts: Texts) -> None:
         f"other labels {report.label_mismatches}",
         f"entities {spans.reference} exact {spans.exact} moved {spans.moved} missing {spans.missing} extra {spans.extra}",
         f"agreement {spans.agreement:.4f}",
-        f"recall {report.gold[0].recall:.4f} -> {report.gold[1].recall:.4f}" if report.gold else "no gold",
+        f"recall {report.gold.reference_recall:.4f} -> {report.gold.recall:.4f}" if report.gold else "no gold",
         f"gradients {report.gradients.largest:.2g}" if report.gradients else "no gradients",
         f"{gain:.2f} times as fast as float32",
         sep="; ",

@@ -48,8 +48,7 @@ from ..bench.workloads import ANNOTATION, TRAINING_STEP
 from ..checks.doctor.checks import COMPUTATION, GPU_CHECKS, REQUIRED_DTYPES, SILENT_ERRORS
 from ..checks.doctor.report import DoctorReport
 from ..checks.operators.forecast import Forecast
-from ..checks.precision.policy import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES
-from ..checks.precision.report import ParityReport
+from ..checks.precision.report import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES, ParityReport
 from ..checks.precision.trajectory import LossParity
 from ..checks.precision.validation import PrecisionVerdict
 
@@ -614,7 +613,7 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
         "entity_agreement": report.spans.agreement if report.spans.all else None,
         "logits": report.logit_difference,
         "non_finite_tokens": report.non_finite_tokens,
-        "recall_loss": max(0.0, report.gold[0].recall - report.gold[1].recall) if report.gold else None,
+        "recall_loss": max(0.0, report.gold.recall_loss) if report.gold else None,
         "gradients": report.gradients and report.gradients.largest,
     }
     subject = f"{sanitize_path(report.model)} in {report.dtype}"

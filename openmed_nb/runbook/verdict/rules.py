@@ -15,7 +15,7 @@ from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...training.curve import GROWING, INSUFFICIENT_DATA
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
-from ..checks.precision.policy import ROUNDING, TOLERANCES
+from ..checks.precision.report import TOLERANCES
 from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
 
 Recommendation = Literal[
@@ -40,6 +40,9 @@ CPU: Recommendation = "compute on the CPU"
 MEASURE: Recommendation = "measure first"
 
 MetricNames = tuple[str, ...]
+
+# Rounding error of a difference of two recalls.
+ROUNDING = 1e-9
 
 CORRECTNESS_GATES = ("entity_agreement", "recall_loss", "logits", "gradients")
 # Gates that support keeping a device: comparisons with the CPU, and gates of the device itself.
@@ -92,7 +95,7 @@ class EvidenceCase(Context):
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains the logit difference, as in ``precision.policy``.
+        """Whether rounding explains the logit difference, as in ``precision.report``.
 
         Rounding errors accumulate in larger models. Up to the tolerance of a 16-bit dtype, the entities therefore decide.
         """

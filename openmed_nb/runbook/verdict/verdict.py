@@ -24,7 +24,6 @@ from ...errors import ConfigurationError
 from ...session import SESSION
 from ..bench.comparison import BreakEven, Comparison
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
-from ..checks.precision.policy import AcceptanceCriteria
 from ..checks.precision.report import ParityReport
 from ..checks.precision.validation import PrecisionVerdict
 from .metrics import (
@@ -398,7 +397,7 @@ def collect_evidence(
         # Parity in a reduced dtype is evidence about the device only if the entities are kept. It has precedence over a
         # precision verdict in the same dtype.
         del reports_by_type[ParityReport]
-        reports_by_type[PrecisionVerdict] = PrecisionVerdict(parity, AcceptanceCriteria())
+        reports_by_type[PrecisionVerdict] = PrecisionVerdict(parity)
     for report_type in REPORTS:
         if report_type in reports_by_type:
             context = Context(Evidence(**values), gates)

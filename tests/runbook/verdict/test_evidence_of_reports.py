@@ -23,12 +23,12 @@ from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor.report import DoctorReport
 from openmed_nb.runbook.checks.operators.forecast import FALLS_BACK, Forecast, OperatorForecast
-from openmed_nb.runbook.checks.precision.policy import AcceptanceCriteria, RejectionReason
 from openmed_nb.runbook.checks.precision.report import (
     EntityAgreement,
-    EntityScore,
+    GoldScore,
     GradientDifference,
     ParityReport,
+    RejectionReason,
 )
 from openmed_nb.runbook.checks.precision.trajectory import LossParity
 from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
@@ -65,13 +65,12 @@ PARITY = ParityReport(
     label_mismatches=0,
     non_finite_tokens=0,
     spans=EntityAgreement(exact=198, moved=2),
-    gold=(EntityScore(100, 100, 90), EntityScore(100, 100, 89)),
+    gold=GoldScore(100, 90, 89),
     gradients=GradientDifference(1e-5, "a.weight", 20),
 )
 HALF = replace(PARITY, dtype="bfloat16", gold=None, gradients=None)
 REJECTED_DTYPE = PrecisionVerdict(
     replace(HALF, spans=EntityAgreement(exact=80, missing=20)),
-    AcceptanceCriteria(),
     (RejectionReason("Only 80.", "Stay."),),
 )
 FORECAST = Forecast("Bert", "2.13.0", "its list", (OperatorForecast("aten::mode", FALLS_BACK, "", 1),))
@@ -176,12 +175,10 @@ CASES = {
     "a dtype that loses entities": [FEWER_ENTITIES],
     "a dtype with NaN": [replace(HALF, non_finite_tokens=1)],
     "a rejected dtype beside parity": [REJECTED_DTYPE, PARITY],
-    "an accepted dtype": [PrecisionVerdict(HALF, AcceptanceCriteria())],
-    "too few texts are not evidence against a dtype": [
-        PrecisionVerdict(HALF, AcceptanceCriteria(), (REJECTED_REASON,))
-    ],
+    "an accepted dtype": [PrecisionVerdict(HALF)],
+    "too few texts are not evidence against a dtype": [PrecisionVerdict(HALF, (REJECTED_REASON,))],
     "parity precedes a precision verdict": [
-        PrecisionVerdict(replace(HALF, spans=EntityAgreement(exact=1)), AcceptanceCriteria()),
+        PrecisionVerdict(replace(HALF, spans=EntityAgreement(exact=1))),
         HALF,
     ],
     "losses agree": [make_losses((1.0, 1.0))],
@@ -343,7 +340,7 @@ SIMULATED_PARITY = replace(PARITY, device="mps (SIMULATED)")
     [
         make_profile(simulated=True),
         SIMULATED_PARITY,
-        PrecisionVerdict(replace(HALF, device="mps (SIMULATED)"), AcceptanceCriteria()),
+        PrecisionVerdict(replace(HALF, device="mps (SIMULATED)")),
         Evidence(device="mps", simulated=True),
         MemoryCurve("mps", (MemorySample(1, 1, 1.0, simulated=True),)),
     ],

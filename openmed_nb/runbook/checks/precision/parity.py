@@ -7,9 +7,9 @@ Dropout is disabled, because a seed produces different numbers on MPS, and the l
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
@@ -26,27 +26,17 @@ from ....models.config import DEFAULT_STRATEGY
 from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load_from_spec
 from ....models.registry import is_model_name
 from ....session import SESSION
-from .policy import TOLERANCES
-from .report import (
-    EntityAgreement,
-    EntityScore,
-    GradientDifference,
-    ParityReport,
-    Span,
-    compare_spans,
-    score,
-)
+from .report import TOLERANCES, EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from ....annotation.forward import Batch, Inputs, TokenClassifier
+    from ....annotation.gold import GoldTexts
     from ....annotation.pipeline import AnnotationPipeline
     from ....annotation.results import TextResult
     from ....annotation.stream import Annotator, TokenizedChunk
-
-WORD_PATTERN = re.compile(r"[^\W\d_]+")
 
 # Maximum number of tokens in the training step, because its activations are stored on both devices.
 MAX_GRADIENT_TOKENS = 1024
@@ -105,6 +95,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         (2, 0, 'all logits are finite')
     """
     from ...._annotate import validate_pipeline
+    from ....annotation.references import get_row_index, iter_texts
 
     options = {"device": device, "dtype": dtype, **arguments}
     options = {name: value for name, value in options.items() if value is not None}
@@ -116,58 +107,49 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
             pair = pair_from_files(spec, candidate_device, SESSION.models.loaded_on(spec, candidate_device))
         else:
             pair = _pair_from_pipeline(validate_pipeline(model, options))
-        return run_parity(pair, texts, None if gold is None else read_gold(gold, labels), gradients)
+        if gold is None:
+            return run_parity(pair, texts, None, gradients)
+        text_list = list(iter_texts(texts))
+        spans = select_gold(read_gold(gold, labels), get_row_index(texts), text_list)
+        return run_parity(pair, text_list, spans, gradients)
 
 
 def check_texts(texts: object) -> None:
-    """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is empty, without iterating over it."""
+    """Raise ``ConfigurationError`` if ``texts`` is not an iterable, without iterating over it."""
     from ....annotation.references import check_iterable
 
-    if isinstance(texts, str):
-        raise ConfigurationError(
-            "A str is not a valid value for texts.", "Pass the model first and then a list of texts."
-        )
-    if texts is None or (isinstance(texts, Sized) and not len(texts)):
+    if texts is None or isinstance(texts, str):
         raise _no_texts_error()
     check_iterable(texts)
 
 
 def _no_texts_error() -> ConfigurationError:
-    remedy = "Pass the model first and then the texts. None selects the bundled model."
+    remedy = "Pass the model first and then a list of texts. None selects the bundled model."
     return ConfigurationError("There are no texts to compare.", remedy)
 
 
-def normalize_text(text: object) -> object:
-    """Return the words of a text in lower case, without digits, white space and punctuation."""
-    return " ".join(WORD_PATTERN.findall(text)).casefold() if isinstance(text, str) else text
-
-
-def select_gold(gold: Any, ids: Sequence[Any] | None, texts: Sequence[Any]) -> tuple[tuple[Span, ...], ...]:
+def select_gold(gold: GoldTexts, ids: Sequence[Any] | None, texts: Sequence[Any]) -> list[tuple[Span, ...]]:
     """Return the gold entities of each text, or raise an error if a text has no gold."""
-    aligned = align_gold(read_gold(gold), ids, texts, len(texts))
+    aligned = align_gold(gold, ids, texts, len(texts))
     remedy = "Pass the gold of the same texts, with the same ids or in the same order."
     if len(texts) != len(aligned):
         message = f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}."
         raise ConfigurationError(message, remedy)
     for text_index, text in enumerate(texts):
-        if aligned[text_index].text not in {None, text}:
-            raise ConfigurationError(f"The gold of text {text_index} belongs to a different text.", remedy)
         if isinstance(text, str) and any(span.end > len(text) for span in aligned[text_index].spans):
             message = (
                 f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)})."
             )
             raise ConfigurationError(message, remedy)
-    return tuple(aligned[text_index].spans for text_index in range(len(texts)))
+    return [aligned[text_index].spans for text_index in range(len(texts))]
 
 
 def _validate_labels(spans: Sequence[Sequence[Span]], candidate: Annotator) -> None:
     """Raise an error if the gold has labels that the model does not have."""
     # Labels that are not entities, such as "O", are not valid in gold.
     tables = candidate.decoder.tables
-    label_rows = zip(tables.entity_names, tables.keep_entity, strict=True)
-    if candidate.settings.aggregation_strategy == "none":
-        label_rows = zip(tables.names, tables.keep_label, strict=True)
-    valid_labels = {label for label, is_entity in label_rows if is_entity}
+    rows = zip(tables.entity_names, tables.keep_entity, strict=True)
+    valid_labels = {label for label, is_entity in rows if is_entity}
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.
@@ -236,27 +218,26 @@ def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
     return ModelPair(name, reference, candidate, dtype, notes)
 
 
-def _gradient_difference(
-    reference: Annotator, candidate: Annotator, tokenized: TokenizedChunk
-) -> GradientDifference | None:
+def _gradient_difference(pair: ModelPair, tokenized: TokenizedChunk) -> GradientDifference | None:
     """Return the difference of the gradients of one batch, or ``None`` if no parameter has a gradient."""
     import torch
 
     from ....annotation.forward import pad_batch
 
-    batch = candidate.plan_batches(tokenized, candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
-    inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate.network)
-    try:
-        with TENSOR_LOCK, torch.no_grad():
-            labels = reference.network.logits(inputs).argmax(-1)  # (rows, length)
-        expected = _compute_gradients(reference.network, inputs, labels)
-        computed = _compute_gradients(candidate.network, inputs, labels)
-    except RuntimeError as error:
-        device = format_device(str(candidate.network.device))
-        message = f"A training step failed on {device}: {describe_error(error)}."
-        raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
+    reference = pair.reference.network
+    candidate = pair.candidate.network
+    batch = pair.candidate.plan_batches(tokenized, pair.candidate.budget.capped_at(MAX_GRADIENT_TOKENS))[0]
+    inputs = pad_batch(tokenized.tokens, tokenized.windows, batch, candidate)
+    with TENSOR_LOCK, torch.no_grad():
+        labels = reference.logits(inputs).argmax(-1)  # (rows, length)
+    expected = _compute_gradients(reference, inputs, labels)
     if not expected:
         return None
+    try:
+        computed = _compute_gradients(candidate, inputs, labels)
+    except RuntimeError as error:
+        message = f"A training step failed on {format_device(str(candidate.device))}: {describe_error(error)}."
+        raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
     norms = {name: float(gradient.norm()) for name, gradient in expected.items()}
     min_norm = MIN_GRADIENT_FRACTION * max(norms.values()) or 1.0
     differences = {}
@@ -294,118 +275,89 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
         }
 
 
-def run_parity(pair: ModelPair, texts: Iterable[str] | None, gold: Any = None, gradients: bool = False) -> ParityReport:
-    """Run both models of a pair over texts and return the report, see :func:`parity`."""
+def run_parity(  # noqa: C901 - one loop over the texts
+    pair: ModelPair,
+    texts: Iterable[str] | None,
+    gold: Sequence[Sequence[Span]] | None = None,
+    gradients: bool = False,
+) -> ParityReport:
+    """Run both models of a pair over texts and return the report, see :func:`parity`.
+
+    Args:
+        pair: Models that are compared.
+        texts: Texts.
+        gold: Gold entities of each text, or ``None``.
+        gradients: Whether to compare the gradients of one training step.
+    """
+    import numpy as np
+
     from ...._annotate import length_or_none
-    from ....annotation.references import get_row_index, iter_texts
+    from ....annotation.references import iter_texts, text_fingerprint
+    from ....annotation.results import entity_span
     from ....annotation.stream import chunk_characters, iter_chunks
 
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("int8 layers do not support gradients.", "Remove gradients=True.")
-    total = length_or_none(texts)
-    stream = iter_texts(texts)
-    accumulator = _ParityAccumulator(pair)
+    candidate = pair.candidate
     if gold is not None:
-        text_list = list(stream)
-        accumulator.gold = select_gold(gold, get_row_index(texts), text_list)
-        _validate_labels(accumulator.gold, pair.candidate)
-        stream = iter(text_list)
-    difference = None
-    SESSION.notify(ProgressEvent("Comparing", pair.name, 0, total, "text"))
-    with without_autocast(pair.candidate.network.model.device.type):
-        for chunk in iter_chunks(stream, chunk_characters(pair.candidate.budget)):
+        _validate_labels(gold, candidate)
+    total = length_or_none(texts)
+    counts = Counter[str]()
+    logit_difference = 0.0
+    agreement = EntityAgreement()
+    found = Counter[str]()
+    fingerprints: list[int] = []
+    difference: GradientDifference | None = None
+    with without_autocast(candidate.network.model.device.type):
+        for chunk in iter_chunks(iter_texts(texts), chunk_characters(candidate.budget)):
+            SESSION.notify(ProgressEvent("Comparing", pair.name, len(fingerprints), total, "text"))
             if chunk.error:
                 raise chunk.error
-            tokenized = pair.candidate.tokenize(chunk)
+            tokenized = candidate.tokenize(chunk)
             for failure in tokenized.errors.values():
                 raise failure
+            batches = candidate.plan_batches(tokenized, candidate.budget)
+            expected_logits, expected_results = _predict(pair.reference, tokenized, batches)
+            logits, results = _predict(candidate, tokenized, batches)
+            if not np.isfinite(expected_logits).all():
+                message = f"The model {describe_value(pair.name)} has non-finite logits on the CPU in float32."
+                raise InvalidModelError(message, "Use another model: this one has no valid reference.")
             if gradients and difference is None and len(tokenized.tokens):
-                difference = _gradient_difference(pair.reference, pair.candidate, tokenized)
-            accumulator.add(tokenized)
-            SESSION.notify(ProgressEvent("Comparing", pair.name, len(accumulator.text_fingerprints), total, "text"))
-    return accumulator.to_report(difference)
-
-
-@dataclass
-class _ParityAccumulator:
-    """Counts of a comparison.
-
-    Attributes:
-        pair: Models that are compared.
-        gold: Gold entities of each text, or ``None``.
-        text_fingerprints: Fingerprints of the texts.
-        num_tokens: Number of tokens.
-        num_windows: Number of windows.
-        logit_difference: Largest absolute difference of a logit.
-        label_mismatches: Number of tokens whose best label differs.
-        non_finite_tokens: Number of tokens with NaN or infinity in the candidate.
-        agreement: Agreement of the entities.
-        scores: Scores of reference and candidate against the gold.
-    """
-
-    pair: ModelPair
-    gold: tuple[tuple[Span, ...], ...] | None = None
-    text_fingerprints: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_windows: int = 0
-    logit_difference: float = 0.0
-    label_mismatches: int = 0
-    non_finite_tokens: int = 0
-    agreement: EntityAgreement = field(default_factory=EntityAgreement)
-    scores: tuple[EntityScore, EntityScore] = (EntityScore(), EntityScore())
-
-    def add(self, tokenized: TokenizedChunk) -> None:
-        """Run both models on a chunk of texts and update the counts."""
-        import numpy as np
-
-        from ....annotation.references import text_fingerprint
-        from ....annotation.results import entity_span
-
-        batches = self.pair.candidate.plan_batches(tokenized, self.pair.candidate.budget)
-        expected_logits, expected_results = _predict(self.pair.reference, tokenized, batches)
-        logits, results = _predict(self.pair.candidate, tokenized, batches)
-        if not np.isfinite(expected_logits).all():
-            message = f"The model {describe_value(self.pair.name)} has non-finite logits on the CPU in float32."
-            raise InvalidModelError(message, "Use another model: this one has no valid reference.")
-        is_finite = np.isfinite(logits).all(-1)
-        self.non_finite_tokens += int((~is_finite).sum())
-        self.label_mismatches += int(((expected_logits.argmax(-1) != logits.argmax(-1)) | ~is_finite).sum())
-        difference = np.abs(expected_logits[is_finite] - logits[is_finite]).max(initial=0.0)
-        self.logit_difference = max(self.logit_difference, float(difference))
-        for text_index, sides in enumerate(zip(expected_results, results, strict=True), tokenized.first_index):
-            expected, computed = (
-                [] if isinstance(side, OpenMedError) else list(map(entity_span, side)) for side in sides
-            )
-            self.agreement += compare_spans(expected, computed, text_index)
-            if self.gold is not None:
-                gold = self.gold[text_index]
-                self.scores = (self.scores[0] + score(gold, expected), self.scores[1] + score(gold, computed))
-        self.text_fingerprints += map(text_fingerprint, tokenized.texts)
-        self.num_tokens += len(tokenized.tokens)
-        self.num_windows += len(tokenized.windows.starts)
-
-    def to_report(self, gradients: GradientDifference | None) -> ParityReport:
-        """Return the report of the counts."""
-        from ....annotation.references import text_fingerprint
-
-        if not self.text_fingerprints:
-            raise _no_texts_error()
-        return ParityReport(
-            model=self.pair.name,
-            device=format_device(str(self.pair.candidate.network.device)),
-            dtype=self.pair.dtype,
-            texts=len(self.text_fingerprints),
-            texts_fingerprint=f"{text_fingerprint(' '.join(map(str, self.text_fingerprints))):016x}",
-            tokens=self.num_tokens,
-            windows=self.num_windows,
-            logit_difference=self.logit_difference,
-            label_mismatches=self.label_mismatches,
-            non_finite_tokens=self.non_finite_tokens,
-            spans=self.agreement,
-            gold=None if self.gold is None else self.scores,
-            gradients=gradients,
-            notes=self.pair.notes,
-        )
+                difference = _gradient_difference(pair, tokenized)
+            is_finite = np.isfinite(logits).all(-1)
+            differs = expected_logits.argmax(-1) != logits.argmax(-1)
+            largest = np.abs(expected_logits[is_finite] - logits[is_finite]).max(initial=0.0)
+            logit_difference = max(logit_difference, float(largest))
+            counts["non_finite_tokens"] += int((~is_finite).sum())
+            counts["label_mismatches"] += int((differs | ~is_finite).sum())
+            counts["tokens"] += len(tokenized.tokens)
+            counts["windows"] += len(tokenized.windows.starts)
+            for text_index, sides in enumerate(zip(expected_results, results, strict=True), tokenized.first_index):
+                expected, computed = (
+                    [] if isinstance(side, OpenMedError) else list(map(entity_span, side)) for side in sides
+                )
+                agreement += compare_spans(expected, computed, text_index)
+                if gold is not None:
+                    entities = set(gold[text_index])
+                    found["entities"] += len(entities)
+                    found["reference"] += len(entities.intersection(expected))
+                    found["candidate"] += len(entities.intersection(computed))
+            fingerprints += map(text_fingerprint, tokenized.texts)
+    if not fingerprints:
+        raise _no_texts_error()
+    return ParityReport(
+        model=pair.name,
+        device=format_device(str(candidate.network.device)),
+        dtype=pair.dtype,
+        texts=len(fingerprints),
+        texts_fingerprint=f"{text_fingerprint(' '.join(map(str, fingerprints))):016x}",
+        logit_difference=logit_difference,
+        spans=agreement,
+        gold=None if gold is None else GoldScore(**found),
+        gradients=difference,
+        notes=pair.notes,
+        **counts,
+    )
 
 
 def _predict(

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
 from ...._render.display import FAILED, OK, Displayable, Finding, Report, Table, findings_table, pluralize, worst_status
-from ...._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
-from ...._utils.text import describe_error
+from ...._render.drawing import Axes, AxisMarker, Chart, Series
 from ...._utils.validation import check_choice, check_integer
 from ....devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, set_rng_states, use_rng_states
 from ....devices.machine import format_device, is_marked_simulated
-from ....devices.memory import empty_cache, explain_out_of_memory, is_out_of_memory
+from ....devices.memory import empty_cache, explain_out_of_memory
 from ....devices.moving import copy_model, get_module, map_tensors, to_device
 from ....devices.registry import get_device
-from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
+from ....errors import ConfigurationError, InvalidModelError
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ....training.steps import precision
@@ -174,11 +173,12 @@ class LossParity(Displayable):
         return Table("Losses at selected steps", columns, rows, collapsed=True)
 
     def _chart(self) -> Chart:
-        steps = (*(step for step in nice_ticks(self.steps, integers=True) if 0 < step < self.steps), self.steps)
         marks: tuple[AxisMarker, ...] = ()
         if self.divergence_step:
             marks = (AxisMarker(self.divergence_step, f"diverges in step {self.divergence_step}"),)
-        axes = Axes("loss", "step", tuple(AxisMarker(step, f"{step:g}") for step in steps), vertical_markers=marks)
+        axes = Axes(
+            "loss", "step", tuple(AxisMarker(step, str(step)) for step in (1, self.steps)), vertical_markers=marks
+        )
         curves = {"CPU": self.reference, self.device: tuple(filter(math.isfinite, self.candidate))}
         lines = tuple(
             Series(name, tuple(range(1, len(losses) + 1)), losses, tuple(f"{name}: {loss:.6g}" for loss in losses))
@@ -230,7 +230,7 @@ def loss_parity(
     Raises:
         ConfigurationError: If an argument is not valid, or if the model returns no loss.
         ModelError: If the model cannot be loaded, or if its loss on the CPU is not finite.
-        DeviceError: If the device is unavailable, fails, or runs out of memory.
+        DeviceError: If the device is unavailable or runs out of memory.
 
     Example:
         >>> import torch
@@ -360,21 +360,12 @@ def _train(replicas: Sequence[_Replica], batches: Iterator[Batch], steps: int) -
         states = get_rng_states(device)
         for replica in replicas:
             set_rng_states(states)
-            try:
-                replica.step(batch)
-            except (RuntimeError, TypeError) as error:
-                # On the CPU, it is an error of the model, and would occur on the device as well.
-                on_cpu = not get_device(replica.device).is_accelerator
-                if on_cpu or isinstance(error, OpenMedError) or is_out_of_memory(error):
-                    raise
-                message = f"A training step failed on {format_device(device)}: {describe_error(error)}."
-                raise DeviceUnavailableError(message, "Use another device or dtype.") from error
+            replica.step(batch)
         if not math.isfinite(reference.losses[-1]):
             message = f"The loss of {reference.name} is not finite on the CPU in step {step + 1}."
             raise InvalidModelError(message, "Use a lower learning rate, or check the batches for invalid data.")
         if not math.isfinite(replicas[-1].losses[-1]):
             break
-    SESSION.notify(ProgressEvent("Training on both", reference.name, steps, steps, "step"))
 
 
 def _disable_dropout(model: Module) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...._events.activity import ProgressEvent
-from ...._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
+from ...._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent
 from ...._utils.clock import time_call
 from ...._utils.plain import utc_timestamp
 from ...._utils.text import describe_value, model_label, short_type_name
+from ....annotation.gold import read_gold
 from ....devices.backend import without_autocast
 from ....devices.registry import get_device
-from ....errors import ConfigurationError, InvalidModelError
+from ....errors import ConfigurationError
 from ....models.config import normalize_dtype
-from ....models.files import hash_model_files
-from ....models.loading import load_from_spec, model_folder
+from ....models.loading import load_from_spec
 from ....models.records import (
     MIN_SPEEDUP,
     REDUCED_DTYPES,
@@ -31,14 +32,30 @@ from ....models.records import (
 from ....models.registry import is_model_name
 from ....session import SESSION
 from ...bench.timing import interleave
-from .parity import check_texts, normalize_text, pair_from_files, run_parity, select_gold
-from .policy import AcceptanceCriteria, RejectionReason
-from .report import ParityReport, rejection_reasons
+from .parity import check_texts, pair_from_files, run_parity, select_gold
+from .report import (
+    MAX_RECALL_LOSS,
+    MIN_ENTITIES,
+    MIN_SPAN_AGREEMENT,
+    MIN_TEXTS,
+    ParityReport,
+    RejectionReason,
+    rejection_reasons,
+)
 
 if TYPE_CHECKING:
     from ....annotation.stream import Annotator
 
 
+# A word of a text. Numbers, white space and punctuation do not make a text different.
+WORD_PATTERN = re.compile(r"[^\W\d_]+")
+# Acceptance criteria, as a validation record stores them.
+CRITERIA = {
+    "span_agreement": MIN_SPAN_AGREEMENT,
+    "recall_loss": MAX_RECALL_LOSS,
+    "minimum_entities": MIN_ENTITIES,
+    "minimum_texts": MIN_TEXTS,
+}
 # Number of interleaved rounds of both dtypes.
 TIMING_ROUNDS = 9
 # Approximate number of characters that a round processes.
@@ -51,13 +68,11 @@ class PrecisionVerdict(Displayable):
 
     Attributes:
         parity: Comparison with the CPU in float32.
-        criteria: Acceptance criteria.
         reasons: Reasons for a rejection, or an empty tuple if the dtype is accepted.
         record: Validation record, or ``None`` if the dtype is rejected.
     """
 
     parity: ParityReport
-    criteria: AcceptanceCriteria
     reasons: tuple[RejectionReason, ...] = ()
     record: ValidationRecord | None = None
 
@@ -85,7 +100,6 @@ class PrecisionVerdict(Displayable):
         verdict = "Accepted" if self.accepted else "Rejected"
         status = FAILED if self.is_refuted else WARNING
         reasons = [f"{reason.reason} {reason.remedy}" for reason in self.reasons]
-        metrics = parity_report.metrics
         if self.accepted:
             status = OK
         if self.record:
@@ -93,15 +107,13 @@ class PrecisionVerdict(Displayable):
             if self.simulated:
                 condition = "under the simulation, where no speed is measured"
             reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
-            record_tables = (replace(table, collapsed=True) for table in self.record.to_report().metrics)
-            metrics = (*record_tables, *metrics)
-        required = f"Required: {format_percent(self.criteria.span_agreement)} identical entities."
+        required = f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities."
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
             f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
             sentences,
             parity_report.tables,
-            metrics=metrics,
+            metrics=parity_report.metrics,
             status=status,
         )
 
@@ -172,13 +184,9 @@ def validate_precision(
         identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
         pair = pair_from_files(spec, target_device)
-        spans = None if gold is None else select_gold(gold, get_row_index(texts), text_list)
-        unique_texts, gold = _deduplicate_texts(text_list, spans)
-        report = run_parity(pair, unique_texts, gold)
-        if len(unique_texts) < len(text_list):
-            num_duplicates = len(text_list) - len(unique_texts)
-            repeated = f"{pluralize(num_duplicates, 'duplicate text was', 'duplicate texts were')} ignored."
-            report = replace(report, notes=(*report.notes, repeated))
+        spans = None if gold is None else select_gold(read_gold(gold), get_row_index(texts), text_list)
+        unique_texts, unique_spans = _deduplicate_texts(text_list, spans)
+        report = run_parity(pair, unique_texts, unique_spans)
         verdict = judge(report, identity)
         if verdict.accepted and not identity.simulated:
             with without_autocast(target_device):
@@ -188,9 +196,6 @@ def validate_precision(
                     baseline = pair.candidate.with_model(float32_model)
                 speedup = measure_speedup(baseline, pair.candidate, unique_texts)
             verdict = judge(report, identity, speedup)
-        if replace(identity, **asdict(hash_model_files(model_folder(spec)))) != identity:
-            message = f"The files of {identity.model!r} changed during the validation."
-            raise InvalidModelError(message, "Repeat the validation when the files are complete.")
         store = record_store(SESSION.environ)
         if verdict.record:
             store.store(verdict.record)
@@ -206,36 +211,30 @@ def _deduplicate_texts(texts: list[str], gold: Sequence[Any] | None) -> tuple[li
         >>> _deduplicate_texts(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
-    from ....annotation.references import text_fingerprint
-
-    first_indices: dict[int, int] = {}
+    unique: dict[str, int] = {}
     for index, text in enumerate(texts):
-        first_indices.setdefault(text_fingerprint(normalize_text(text)), index)
-    indices = list(first_indices.values())
-    return [texts[index] for index in indices], gold and [gold[index] for index in indices]
+        unique.setdefault(" ".join(WORD_PATTERN.findall(str(text))).casefold(), index)
+    return [texts[index] for index in unique.values()], gold and [gold[index] for index in unique.values()]
 
 
-def judge(
-    report: ParityReport, identity: ModelIdentity, speedup: float | None = None, date: str = ""
-) -> PrecisionVerdict:
+def judge(report: ParityReport, identity: ModelIdentity, speedup: float | None = None) -> PrecisionVerdict:
     """Return the verdict of a comparison. ``speedup``, if measured, is relative to float32 on the same device."""
-    criteria = AcceptanceCriteria()
-    reasons = tuple(rejection_reasons(report, criteria))
+    reasons = tuple(rejection_reasons(report))
     if reasons:
-        return PrecisionVerdict(report, criteria, reasons)
-    gold = report.gold if report.gold and report.gold[0].gold else None
+        return PrecisionVerdict(report, reasons)
+    gold = report.gold if report.gold and report.gold.entities else None
     evidence = ValidationMetrics(  # Counts only, no offsets of entities.
         texts=report.texts,
         texts_fingerprint=report.texts_fingerprint,
         tokens=report.tokens,
         non_finite_tokens=report.non_finite_tokens,
         **report.spans.counts,
-        reference_recall=gold and gold[0].recall,
-        recall=gold and gold[1].recall,
+        reference_recall=gold.reference_recall if gold else None,
+        recall=gold.recall if gold else None,
         speedup=speedup and round(speedup, 3),
     )
-    record = ValidationRecord(identity, evidence, date or utc_timestamp()[:10], asdict(criteria))
-    return PrecisionVerdict(report, criteria, (), record)
+    record = ValidationRecord(identity, evidence, utc_timestamp()[:10], CRITERIA)
+    return PrecisionVerdict(report, (), record)
 
 
 def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[str]) -> float:

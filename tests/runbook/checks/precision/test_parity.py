@@ -12,6 +12,7 @@ import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, InvalidTextError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.runbook import parity
+from openmed_nb.runbook.checks.precision.report import GoldScore
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
@@ -59,12 +60,6 @@ class TestSameModel:
         assert report.tokens == sum(len(pipe.tokenizer.tokenize(text)) for text in texts)
         assert report.windows > len(texts)
         assert (report.texts, report.spans.exact) == (2, 6)
-
-    def test_pipeline_is_compared_in_its_strategy(self, load, keyword_model):
-        for strategy in ("none", "simple", "first", "average", "max"):
-            pipe = load(keyword_model, aggregation_strategy=strategy)
-            spans = parity(pipe, [NOTE]).spans
-            assert spans.exact == spans.all == len(pipe(NOTE)) > 0, strategy
 
     def test_fingerprint_identifies_texts_without_their_content(self, pipe):
         reports = [parity(pipe, texts) for texts in ([NOTE, LONG], [LONG, NOTE], [NOTE, LONG])]
@@ -122,14 +117,6 @@ class TestDifferences:
         folder = save_changed_model(tiny, tmp_path, lambda model: model.classifier.bias.fill_(float("nan")))
         with pytest.raises(InvalidModelError, match="has non-finite logits"):
             compare(folder, [NOTE])
-
-    def test_pipeline_is_compared_with_copy_of_its_weights(self, pipe):
-        with torch.no_grad():
-            pipe.model.classifier.bias[0] += 100
-        before = {name: tensor.clone() for name, tensor in pipe.model.state_dict().items()}
-
-        assert parity(pipe, [NOTE]).spans.all == 0
-        assert all(torch.equal(tensor, before[name]) for name, tensor in pipe.model.state_dict().items())
 
     def test_reduced_pipeline_has_a_note_about_the_reference(self, pipe):
         pipe.model.bfloat16()
@@ -192,15 +179,11 @@ class TestGold:
     TEXTS = (NOTE, "the patient has asthma .")
 
     def test_reference_and_candidate_are_scored(self, pipe):
-        reference, candidate = parity(pipe, self.TEXTS, gold=self.GOLD).gold
-
-        assert reference == candidate
-        assert (reference.gold, reference.predicted, reference.correct) == (4, 4, 3)
+        assert parity(pipe, self.TEXTS, gold=self.GOLD).gold == GoldScore(4, 3, 3)
 
     def test_mismatched_gold_is_rejected(self, pipe):
         cases = [
             (self.TEXTS, self.GOLD[:1], "The gold has 1 text without ids, but there are 2"),
-            (self.TEXTS[:1], self.GOLD, "The gold has 2 texts without ids, but there are 1"),
             (self.TEXTS, ([], [(0, 25, D)]), r"gold of text 1 ends after the end of the text \(character 24\)"),
             (self.TEXTS, ([], [(16, 22, "O")]), "labels of the model only: DISEASE"),
             (
@@ -218,29 +201,16 @@ class TestGold:
 class TestTexts:
     """Validation of the texts."""
 
-    def test_invalid_texts_are_rejected(self, pipe):
-        order = "Pass the model first and then"
-        cases = [(pipe, texts, "There are no texts to compare") for texts in (None, [], iter(()), ())]
-        cases += [(pipe, texts, "is not an iterable of strings") for texts in (5, {"text": NOTE})]
-        cases += [(pipe, "asthma", "A str is not a valid value for texts")]
-        cases += [([NOTE], "bundled", f"{order} a list of texts"), ([NOTE], None, f"{order} the texts")]
-        for model, texts, message in cases:
-            with pytest.raises(ConfigurationError, match=message):
-                parity(model, texts)
+    @pytest.mark.parametrize("texts", [None, [], iter(()), "asthma"])
+    def test_texts_are_required(self, pipe, texts):
+        with pytest.raises(ConfigurationError, match="There are no texts to compare"):
+            parity(pipe, texts)
 
     def test_invalid_text_is_named_by_index(self, pipe):
         for text in (None, 5, "\ud800 asthma"):
             with pytest.raises(InvalidTextError, match=r"Text 1 (must|contains an unpaired surrogate)") as caught:
                 parity(pipe, [NOTE, text])
             assert "asthma" not in str(caught.value)
-
-    def test_error_of_the_text_stream_is_raised(self, pipe):
-        def texts():
-            yield NOTE
-            raise KeyError(5)
-
-        with pytest.raises(KeyError):
-            parity(pipe, texts())
 
 
 def test_batch_is_split_if_out_of_memory(pipe):
@@ -263,21 +233,19 @@ def test_batch_is_split_if_out_of_memory(pipe):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "The model could not run on cpu: no kernel"),
-        ({"gradients": True}, "A training step failed on cpu: no kernel"),
-    ],
+    ("gradients", "message"),
+    [(False, "The model could not run on cpu: no kernel"), (True, "A training step failed on cpu: no kernel")],
 )
-def test_failure_of_a_model_is_raised(load, random_model, options, message):
+def test_failure_of_the_candidate_is_raised(load, random_model, gradients, message):
     pipe = load(random_model)
 
-    def refuse(*_):
-        raise RuntimeError("no kernel")
+    def refuse(model, _args):
+        if model is pipe.model and torch.is_grad_enabled() == gradients:
+            raise RuntimeError("no kernel")
 
     pipe.model.register_forward_pre_hook(refuse)
     with pytest.raises(DeviceUnavailableError, match=message):
-        parity(pipe, [NOTE], **options)
+        parity(pipe, [NOTE], gradients=True)
 
 
 class TestArguments:

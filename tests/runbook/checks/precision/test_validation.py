@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import openmed_nb as nb
+from helpers.sample_reports import PARITY
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
-from openmed_nb.errors import ConfigurationError, InvalidModelError, OpenMedWarning
+from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics
 from openmed_nb.runbook.checks.precision import validation
-from openmed_nb.runbook.checks.precision.report import EntityAgreement, EntityScore, ParityReport
+from openmed_nb.runbook.checks.precision.report import EntityAgreement, GoldScore
 from openmed_nb.runbook.checks.precision.validation import judge
 from openmed_nb.session import SESSION
 
@@ -38,13 +39,8 @@ CLOSE = make_texts("asthma")
 INCONCLUSIVE = "Inconclusive: only {} that are required."
 DIFFERENT = "Only {} of {} entities are identical."
 
-REPORT = ParityReport("mine", "cpu", "bfloat16", 60, "f", 900, 60, 0.1, 0, 0, EntityAgreement(exact=100))
+REPORT = replace(PARITY, model="mine", device="cpu", dtype="bfloat16", spans=EntityAgreement(exact=100))
 IDENTITY = ModelIdentity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
-
-
-def make_scores(*correct):
-    """Return the scores of reference and candidate for 100 gold entities."""
-    return tuple(EntityScore(100, 100, count) for count in correct)
 
 
 def validate(model, texts=SURE, dtype="bfloat16", **options):
@@ -91,13 +87,13 @@ class OtherTorch:
             [INCONCLUSIVE.format("1 of 50 entities, 1 of 50 different texts")],
         ),
         ({"non_finite_tokens": 3}, ["3 tokens have NaN or infinity."]),
-        ({"gold": make_scores(90, 89)}, []),
-        ({"gold": make_scores(80, 95)}, []),
-        ({"gold": make_scores(90, 88)}, ["Recall of gold entities is 88.0%, compared with 90.0% in float32."]),
+        ({"gold": GoldScore(100, 90, 89)}, []),
+        ({"gold": GoldScore(100, 80, 95)}, []),
+        ({"gold": GoldScore(100, 90, 88)}, ["Recall of gold entities is 88.0%, compared with 90.0% in float32."]),
     ],
 )
 def test_judge_lists_rejection_reasons(changes, reasons):
-    verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4, "2026-03-01")
+    verdict = judge(replace(REPORT, **changes), IDENTITY, 1.4)
 
     assert [reason.reason for reason in verdict.reasons] == reasons
     assert all(reason.remedy for reason in verdict.reasons)
@@ -108,18 +104,18 @@ def test_judge_lists_rejection_reasons(changes, reasons):
 
 
 def test_record_contains_identity_metrics_and_criteria():
-    report = replace(REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=make_scores(90, 90))
-    record = judge(report, IDENTITY, 1.4321, "2026-03-01").record
+    report = replace(REPORT, spans=EntityAgreement(99, 0, 0, 1), gold=GoldScore(100, 90, 90))
+    record = judge(report, IDENTITY, 1.4321).record
 
-    assert (record.identity, record.date) == (IDENTITY, "2026-03-01")
-    assert record.evidence == ValidationMetrics(60, "f", 900, 0, 99, 0, 0, 1, 0, 0.9, 0.9, 1.432)
+    assert record.identity == IDENTITY
+    assert record.evidence == ValidationMetrics(60, "09b4", 1000, 0, 99, 0, 0, 1, 0, 0.9, 0.9, 1.432)
     minimum = {"minimum_entities": 50, "minimum_texts": 50}
     assert record.criteria == {"span_agreement": 0.99, "recall_loss": 0.01, **minimum}
 
 
 def test_verdict_text_starts_with_reasons():
     refused = judge(replace(REPORT, spans=EntityAgreement(exact=50, missing=50)), IDENTITY)
-    accepted = judge(REPORT, IDENTITY, 1.4, "2026-03-01")
+    accepted = judge(REPORT, IDENTITY, 1.4)
 
     assert str(refused).splitlines()[:3] == [
         "Rejected: mine in bfloat16 on cpu",
@@ -130,9 +126,8 @@ def test_verdict_text_starts_with_reasons():
         "Accepted: mine in bfloat16 on cpu",
         "  100 of 100 entities in 60 texts are the same as in float32.",
     ]
-    assert "2026-03-01" in str(accepted)
+    assert "identical entities          100.00%" in str(accepted)
     assert json.loads(json.dumps(accepted.to_dict()))["record"]["identity"]["device_name"] == "AMD EPYC"
-    assert json.loads(json.dumps(refused.to_dict()))["accepted"] is False
 
 
 def test_model_with_changed_entities_is_rejected(load, close_model, border_model, close_models):
@@ -172,7 +167,6 @@ def test_duplicate_texts_are_inconclusive(keyword_model, texts):
 
     (refused,) = verdict.reasons
     assert "1 of 50 different texts that are required." in refused.reason
-    assert ("59 duplicate texts were ignored." in str(verdict)) == (len(texts) > 1)
 
 
 def test_record_contains_recall_of_gold(load, keyword_model):
@@ -181,22 +175,6 @@ def test_record_contains_recall_of_gold(load, keyword_model):
     for gold, recall in ((right, 1.0), ([[] for _ in SURE], None)):
         evidence = validate(keyword_model, gold=gold).record.evidence
         assert (evidence.reference_recall, evidence.recall) == (recall, recall)
-
-
-def test_files_that_change_during_validation_raise(keyword_model, close_model, tmp_path, data):
-    folder = shutil.copytree(close_model, tmp_path / "model")
-
-    def replace_weights(event):
-        if event and event.operation == "Validating":
-            shutil.copy(keyword_model / "model.safetensors", folder / "model.safetensors")
-
-    stop = SESSION.subscribe(replace_weights)
-    try:
-        with pytest.raises(InvalidModelError, match="changed during the validation"):
-            validate(folder, CLOSE)
-    finally:
-        stop()
-    assert not data.exists()
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +241,7 @@ class TestArguments:
                 for dtype in ("float32", "auto", "", None)
             ),
             *(({"texts": texts}, "no texts") for texts in (None, [])),
-            ({"texts": "asthma"}, "not a valid value for texts"),
+            ({"texts": "asthma"}, "no texts"),
         ],
     )
     def test_invalid_arguments_are_rejected(self, keyword_model, changes, message):
@@ -316,6 +294,6 @@ def test_simulated_record_is_valid_on_simulated_device_only(load, keyword_model)
     assert verdict.record.evidence.speedup is None
     assert "where no speed is measured" in str(verdict)
     assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
-    assert there.precision.candidates[0].record == verdict.record
+    assert there.precision.candidates[0].summary == verdict.record.summary
     with pytest.warns(OpenMedWarning, match="on cpu, but it has not been validated"):
         load(keyword_model, dtype="bfloat16")
