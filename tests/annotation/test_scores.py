@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import seqeval.metrics
 import seqeval.scheme
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
@@ -37,9 +37,9 @@ def entities(draw):
     return [span for span in spans if draw(st.booleans())]
 
 
-def corpora(min_texts=1):
+def corpora():
     """Return predicted and gold entities of several texts."""
-    return st.lists(st.tuples(entities(), entities()), min_size=min_texts, max_size=6)
+    return st.lists(st.tuples(entities(), entities()), min_size=1, max_size=6)
 
 
 def to_nervaluate(spans):
@@ -72,41 +72,25 @@ def sum_matches(texts, scheme, label=None):
     return SchemeScores(*(sum(column) for column in zip(*rows, strict=True)))
 
 
-NUM_EXAMPLES = [pytest.param(100, id="100"), pytest.param(2000, id="2000", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("examples", NUM_EXAMPLES)
-def test_counts_equal_nervaluate(examples):
+@given(corpora())
+def test_counts_equal_nervaluate(texts):
     nervaluate = pytest.importorskip("nervaluate")  # It needs Python 3.11.
-
-    @settings(max_examples=examples, deadline=None)
-    @given(corpora())
-    def check(texts):
-        predicted = [to_nervaluate(actual) for actual, _ in texts]
-        gold = [to_nervaluate(expected) for _, expected in texts]
-        result = nervaluate.Evaluator(gold, predicted, tags=list(LABELS), loader="dict").evaluate()
-        for ours, theirs in NERVALUATE_SCHEMES.items():
-            assert_same_counts(sum_matches(texts, ours), result["overall"][theirs])
-            for label, of_label in result["entities"].items():
-                assert_same_counts(sum_matches(texts, ours, label), of_label[theirs])
-
-    check()
+    gold, predicted = ([to_nervaluate(text[side]) for text in texts] for side in (1, 0))
+    result = nervaluate.Evaluator(gold, predicted, tags=list(LABELS), loader="dict").evaluate()
+    for ours, theirs in NERVALUATE_SCHEMES.items():
+        assert_same_counts(sum_matches(texts, ours), result["overall"][theirs])
+        for label, of_label in result["entities"].items():
+            assert_same_counts(sum_matches(texts, ours, label), of_label[theirs])
 
 
-@pytest.mark.parametrize("examples", NUM_EXAMPLES)
-def test_strict_counts_equal_seqeval(examples):
-    @settings(max_examples=examples, deadline=None)
-    @given(corpora().filter(lambda texts: any(actual or gold for actual, gold in texts)))
-    def check(texts):
-        predicted = [to_tags(actual) for actual, _ in texts]
-        gold = [to_tags(expected) for _, expected in texts]
-        options = {"mode": "strict", "scheme": seqeval.scheme.IOB2, "zero_division": 0}
-        ours = sum_matches(texts, "strict")
-        assert ours.precision == pytest.approx(seqeval.metrics.precision_score(gold, predicted, **options))
-        assert ours.recall == pytest.approx(seqeval.metrics.recall_score(gold, predicted, **options))
-        assert ours.f1 == pytest.approx(seqeval.metrics.f1_score(gold, predicted, **options))
-
-    check()
+@given(corpora().filter(lambda texts: any(actual or gold for actual, gold in texts)))
+def test_strict_counts_equal_seqeval(texts):
+    tags = [[to_tags(spans) for spans in side] for side in zip(*texts, strict=True)]
+    ours = sum_matches(texts, "strict")
+    metrics = (seqeval.metrics.precision_score, seqeval.metrics.recall_score, seqeval.metrics.f1_score)
+    options = {"mode": "strict", "scheme": seqeval.scheme.IOB2, "zero_division": 0}
+    theirs = [metric(tags[1], tags[0], **options) for metric in metrics]
+    assert [ours.precision, ours.recall, ours.f1] == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +232,7 @@ def test_score_aligns_gold_by_id(annotations):
     [
         pytest.param(pd.Series([[], [], []]), id="Series"),
         pytest.param([[(8, 14, "DISEASE")]], id="other-count"),
-        pytest.param([[(14, 8, "DISEASE")], [], []], id="reversed"),
         pytest.param([[(8, 16, "DISEASE")], [], []], id="after-the-end"),
-        pytest.param(pd.DataFrame({"note": ["asthma"], "start": [0], "end": [1], "label": ["A"]}), id="columns"),
         pytest.param(GoldTexts((GoldText("0", "He has asthma.", ()),)), id="other-text"),
         pytest.param(GoldTexts((GoldText("asthma", None, ()),)), id="unknown-id"),
     ],
@@ -267,12 +249,6 @@ def test_score_rejects_tokens():
     )
     with pytest.raises(ConfigurationError, match="tokens"):
         tokens.score([[(8, 14, "DISEASE")]])
-
-
-def test_score_counts_gold_of_failed_texts_as_missed():
-    found = nb.annotate(["asthma", "a \ud800"], "bundled_small", device="cpu", progress=False, on_error="record")
-    scores = found.score([[(0, 6, "DISEASE")], [(0, 1, "DISEASE")]])
-    assert (scores.num_failed, scores.total.strict.correct, scores.total.strict.missed) == (1, 1, 1)
 
 
 def test_scores_show_no_text(annotations):
