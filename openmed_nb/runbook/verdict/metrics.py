@@ -258,11 +258,7 @@ class Evidence(dict[str, Any]):
         return get_device(self["device"]).type if self["device"] else None
 
 
-# Sources of the thresholds.
-TOOLKIT_CHOICE = "a choice of this toolkit"
-RUNBOOK = "the runbook"
-PARITY_THRESHOLD = "same threshold as nb.runbook.parity()"
-OBSERVED_DIFFERENCES = "several times the largest difference observed in correct runs"
+OBSERVED_DIFFERENCES = "several times the largest difference observed in correct runs, as in nb.runbook.parity()"
 
 
 @dataclass(frozen=True)
@@ -271,15 +267,13 @@ class Gate:
 
     Attributes:
         description: What the threshold limits.
-        reason: Reason for the default threshold.
-        source: Source of the default threshold.
+        reason: Reason for the default threshold, which is a choice of this toolkit unless the reason names another source.
         maximum: Largest threshold that can be set.
         is_minimum: Whether the metric must reach the threshold. If false, the metric must not exceed it.
     """
 
     description: str
     reason: str
-    source: str = TOOLKIT_CHOICE
     maximum: float = 1.0
     is_minimum: bool = False
 
@@ -300,50 +294,43 @@ class Thresholds:
     speedup: float = _gate(
         MIN_SPEEDUP_GAIN,
         "minimum gain in speed over the CPU",
-        "a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
-        RUNBOOK,
+        "the runbook: a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
         maximum=10.0,
         is_minimum=True,
     )
     utilization: float = _gate(
         0.18,
         "minimum utilization of the device, after subtracting its idle utilization",
-        "a device that waits is not slow: its data or its batch size limits it",
-        RUNBOOK,
+        "the runbook: a device that waits is not slow, its data or its batch size limits it",
         is_minimum=True,
     )
     entity_agreement: float = _gate(
         MIN_SPAN_AGREEMENT,
         "minimum fraction of the entities that are the same as on the CPU",
-        "near ties do not explain a lower agreement",
-        PARITY_THRESHOLD,
+        "near ties do not explain a lower agreement, as in nb.runbook.parity()",
         is_minimum=True,
     )
     recall_loss: float = _gate(
         MAX_RECALL_LOSS,
         "maximum loss of recall on gold entities",
-        "a model with a lower recall is a different model",
-        PARITY_THRESHOLD,
+        "a model with a lower recall is a different model, as in nb.runbook.parity()",
     )
     logits: float = _gate(
         TOLERANCES["float32"].logits,
         "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
         OBSERVED_DIFFERENCES,
-        PARITY_THRESHOLD,
         maximum=1e6,
     )
     gradients: float = _gate(
         TOLERANCES["float32"].gradients,
         "maximum relative difference of a float32 gradient from the CPU",
         OBSERVED_DIFFERENCES,
-        PARITY_THRESHOLD,
         maximum=1e6,
     )
     memory_growth: float = _gate(
         GROWTH_THRESHOLD,
         f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
-        "caches are emptied after each epoch, so memory that still grows is referenced",
-        RUNBOOK,
+        "the runbook: caches are emptied after each epoch, so memory that still grows is referenced",
         maximum=10.0,
     )
     headroom: float = _gate(
@@ -376,8 +363,7 @@ class Thresholds:
     fallback_calls: float = _gate(
         0.01,
         "maximum fraction of the calls on MPS that fall back, if their time is not known",
-        "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds",
-        f"pytorch#82707, and {TOOLKIT_CHOICE}",
+        "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds (pytorch#82707)",
     )
     hours: float = _gate(
         24.0, "maximum duration of a run on one computer", "one computer can be reserved for a day", maximum=1e5
@@ -505,8 +491,6 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
     waits = report.synchronizations if statuses[SYNCHRONIZATION] == WARNING else ()
     values = {
         "seconds": report.seconds,
-        "data_only_seconds": report.data_only,
-        "compute_only_seconds": report.compute_only,
         "phase_fractions": report.phase_fractions,
         "synchronizations": tuple(map(str, waits)),
         "tiny_batch": None if statuses[TINY_BATCH] == NOT_APPLICABLE else statuses[TINY_BATCH] == WARNING,
@@ -599,8 +583,6 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
         "memory_growth": trend.steepest if verdict == GROWING else trend.growth,
         "memory_verdict": verdict,
         "headroom": min(free, default=None),
-        "first_bytes": trend.baseline,
-        "last_bytes": trend.last,
     }
     run = Run(peak_memory_bytes=max(peaks, default=None))
     return ReportMetrics("memory", report.deciding_metric, report.device, report.simulated, values, run)
@@ -609,7 +591,6 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
 @read_report.register
 def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
     values: dict[str, Any] = {
-        "texts": report.texts,
         "entity_agreement": report.spans.agreement if report.spans.all else None,
         "logits": report.logit_difference,
         "non_finite_tokens": report.non_finite_tokens,
@@ -630,7 +611,6 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
         and not any(refusal.conclusive for refusal in report.reasons)
     )
     values: dict[str, Any] = {
-        "texts": parity.texts,
         "dtype_agreement": parity.spans.agreement,
         "entity_agreement": parity.spans.agreement if parity.spans.all and keeps_entities else None,
         "refused_dtype": parity.dtype if (parity.spans.all or report.is_refuted) and not keeps_entities else None,
@@ -676,22 +656,17 @@ def _read_status(report: SystemStatus, _context: Context) -> ReportMetrics:
 def _read_doctor(report: DoctorReport, _context: Context) -> ReportMetrics:
     findings = report.findings
     statuses = {finding.name: finding.status for finding in findings}
-    bugs = set()
-    if statuses.get(COMPUTATION) != NOT_APPLICABLE:
-        from ..checks.doctor.silent_errors import KNOWN_BUGS  # This module imports torch.
-
-        bugs = {bug.name for bug in KNOWN_BUGS}
     computation = {COMPUTATION, *REQUIRED_DTYPES}
-    failed = [finding.name for finding in findings if finding.status == FAILED]
     detected = tuple(
-        finding.name for finding in findings if finding.name in bugs and finding.status in {FAILED, WARNING}
-    )
+        finding.name for finding in findings if finding.details
+    )  # Only a detected silent error has details.
+    failed = [finding.name for finding in findings if finding.status == FAILED and finding.name not in detected]
     was_checked = statuses.get(SILENT_ERRORS) in {OK, FAILED, WARNING}
     gpu_statuses = [statuses.get(name) for name in GPU_CHECKS]
     values: dict[str, Any] = {
         "device_faults": tuple(name for name in failed if name in computation),
         "silent_errors": detected if detected or was_checked else None,
-        "doctor_failures": tuple(name for name in failed if name not in computation | bugs),
+        "doctor_failures": tuple(name for name in failed if name not in computation),
         "slow_conditions": _slow_conditions(findings),
         # No check of a GPU applies; unknown if the checks did not run.
         "no_gpu": None if None in gpu_statuses else set(gpu_statuses) == {NOT_APPLICABLE},

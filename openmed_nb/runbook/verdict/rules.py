@@ -208,12 +208,6 @@ class EvidenceCase(Context):
         is_explained = self.is_input_pipeline_fast and self.is_within("knee_gain")
         return self.on_accelerator and not (self.is_within("speedup") or is_explained)
 
-    def is_speedup_possible(self, value: float) -> bool:
-        """Return whether the confidence interval of the speedup contains a value."""
-        low = self.evidence["speedup_low"]
-        high = self.evidence["speedup_high"]
-        return low is not None and high is not None and low <= value <= high
-
     def is_speedup_known(self) -> bool:
         """Return whether the whole interval of the speedup is on one side of its gate."""
         speedups = self.speedups
@@ -574,8 +568,7 @@ class Gates(Thresholds, Displayable):
     def to_report(self) -> Report:
         """Return the thresholds with their reasons, the decision matrix and the table of symptoms."""
         thresholds = tuple(
-            (name, value, GATES[name].description, GATES[name].reason, GATES[name].source)
-            for name, value in self.format_values().items()
+            (name, value, GATES[name].description, GATES[name].reason) for name, value in self.format_values().items()
         )
         matrix = build_decision_matrix(EvidenceCase(Evidence(), self), "the first command that the verdict lists")
         rules = tuple((rule.recommendation, *rule.conditions, *rule.actions) for part in matrix for rule in part)
@@ -591,7 +584,7 @@ class Gates(Thresholds, Displayable):
             "Gates",
             self.changes or ("All thresholds have their defaults. To change one: nb.runbook.gates(speedup=0.3).",),
             (
-                Table("Thresholds", ("gate", "value", "description", "reason", "source"), thresholds),
+                Table("Thresholds", ("gate", "value", "description", "reason"), thresholds),
                 Table(
                     "Decision matrix: the first matching rule decides",
                     ("recommendation", "condition", "suggested action"),

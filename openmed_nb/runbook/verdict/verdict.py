@@ -184,10 +184,6 @@ class Verdict(Displayable):
             )
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(UNKNOWN_MODULE_PARITY)
-        if case.is_speedup_possible(1.0):
-            warnings.append("No significant difference in speed from the CPU.")
-        if case.is_speedup_possible(case.get_threshold("speedup")):
-            warnings.append("The confidence interval of the speedup includes its threshold; measure longer.")
         return tuple(warnings)
 
     @property

@@ -79,7 +79,7 @@ DOCTOR = DoctorReport(
     (
         Finding("torch", OK, "2.13.0"),
         Finding("computation", OK, "right"),
-        Finding("long matrix product", FAILED, "mps is wrong", "Upgrade torch."),
+        Finding("long matrix product", FAILED, "mps is wrong", "Upgrade torch.", "pytorch#177116"),
         Finding("packages", FAILED, "two do not fit", "Upgrade them."),
         Finding("memory pressure", WARNING, "warning", "Close programs."),
     )

@@ -7,7 +7,6 @@ the check and those that make it meaningless.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -374,18 +373,6 @@ def _check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
         yield Finding("vocabulary", FAILED, evidence, remedy)
 
 
-def _check_tensor_devices(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find models with tensors on several devices, and tensors without memory."""
-    counts = Counter(normalize_device(str(tensor.device)) for tensor in examined.tensors.values())
-    if "meta" in counts:
-        evidence = f"{pluralize(counts['meta'], 'tensor')} of {counts.total():,} have no memory (meta device)"
-        yield Finding("weights", FAILED, evidence, "Load the weights: from_pretrained, or load_state_dict.")
-    elif len(counts) > 1 and getattr(examined.model, "hf_device_map", None) is None:
-        parts = ", ".join(f"{count:,} on {format_device(device)}" for device, count in sorted(counts.items()))
-        evidence = f"its tensors are on several devices: {parts}"
-        yield Finding("tensor devices", FAILED, evidence, "Move the whole model: model.to(device).")
-
-
 def _check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
     """Find weights with NaN or infinity."""
     names = [name for name, weight in examined.model.named_parameters() if not _is_finite(weight)]
@@ -412,7 +399,6 @@ MODEL_CHECKS = (
     _check_reduced_precision,
     _check_label_map,
     _check_vocabulary,
-    _check_tensor_devices,
     _check_finite_weights,
 )
 

@@ -50,8 +50,7 @@ from ....session import SESSION
 from ....training.curve import FLAT
 from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ...bench.workloads import validate_texts
-from ..logbook.gathering import DISTRIBUTION_NAME
-from ..logbook.privacy import fingerprint_dataset, portable_variables
+from ..logbook.gathering import DISTRIBUTION_NAME, fingerprint_dataset, portable_variables
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
 # Synthetic texts without data of real patients, which every bundle may contain.

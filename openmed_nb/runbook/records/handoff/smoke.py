@@ -36,9 +36,8 @@ from ....session import SESSION
 from ....training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_sample
 from ...bench.workloads import target_from_files
 from ...verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
-from ..logbook.gathering import collect_logbook
+from ..logbook.gathering import collect_logbook, fingerprint_dataset, model_from_files
 from ..logbook.logbook import Dataset, Logbook, LogbookDiff
-from ..logbook.privacy import fingerprint_dataset, model_from_files
 
 # Files of a bundle that the smoke test reads.
 MODEL = "model"

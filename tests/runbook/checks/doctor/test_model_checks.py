@@ -47,11 +47,6 @@ def not_a_number(model):
         model.classifier.weight[0, 0] = torch.nan
 
 
-def without_memory(model):
-    """Move one layer to the meta device."""
-    model.classifier.to("meta")
-
-
 def shorter_embeddings(model):
     """Remove the embeddings of the last tokens."""
     model.resize_token_embeddings(10)
@@ -63,7 +58,6 @@ def shorter_embeddings(model):
         (larger_labels, {"labels": FAILED}),
         (half, {"precision": WARNING}),
         (not_a_number, {"NaN": FAILED}),
-        (without_memory, {"weights": FAILED}),
         (shorter_embeddings, {"vocabulary": FAILED}),
     ],
 )
@@ -91,18 +85,6 @@ def test_float64_check_covers_buffers_and_complex128():
     model.register_buffer("phase", torch.ones(2, dtype=torch.complex128))
 
     assert "scale, phase" in model_findings("linear", model)[0].evidence
-
-
-def test_tensors_on_several_devices_fail(tagger, second_device):
-    tagger.cpu()
-    tagger.classifier.to(second_device)
-    (finding,) = (finding for finding in model_findings("tagger", tagger) if "tensor devices" in finding.name)
-    tagger.hf_device_map = {"": 0}
-
-    assert finding.status == FAILED
-    assert "several devices" in finding.evidence
-    assert "2 on" in finding.evidence
-    assert "tensor devices" not in get_names(model_findings("tagger", tagger))
 
 
 def test_healthy_model_has_one_finding(tagger, tiny):

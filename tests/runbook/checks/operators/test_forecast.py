@@ -3,7 +3,6 @@
 import contextlib
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from openmed_nb.runbook.checks.operators.forecast import (
     COMPOSITE,
     EXAMPLE_SENTENCES,
     FALLS_BACK,
-    MAX_ROWS,
     NATIVE,
     TABLE_FILE,
     UNKNOWN,
@@ -225,15 +223,6 @@ def test_verdict_in_a_sentence(operators, verdict):
     calls = {(operator, ""): 1 for operator in operators}
 
     assert Forecast("Model", TABLE.torch, TABLE.source, build_rows(calls, TABLE)).verdict == verdict
-
-
-def test_report_limits_rows(odd):
-    rows = tuple(replace(odd.rows[0], module=f"layer.{number} (Layer)") for number in range(50))
-    report = replace(odd, rows=rows)
-
-    assert len(report.to_report().tables[0].rows) == MAX_ROWS
-    assert f"{50 - MAX_ROWS} more rows are in to_dict()." in str(report)
-    assert len(report.to_dict()["rows"]) == 50
 
 
 @pytest.mark.real_computer
