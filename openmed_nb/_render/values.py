@@ -267,8 +267,8 @@ class Displayable(JsonMixin):
     """Mixin for values that are displayed as text, HTML and JSON. Subclasses implement ``to_report``.
 
     A displayable dataclass is defined with ``repr=False``, because its fields may contain text that must not be displayed, such
-    as a note. If its measurements may come from the simulated MPS device, it has a field or property ``simulated``, which adds
-    the notice and the suffix.
+    as a note. A value is simulated if its attribute ``simulated`` is true or, without it, if its ``device`` has the suffix of a
+    simulated device.
     """
 
     def to_report(self) -> Report:
@@ -281,7 +281,8 @@ class Displayable(JsonMixin):
     def final_report(self) -> Report:
         """Return the report, with notice and suffix if its measurements come from the simulation."""
         report = self.to_report()
-        if not getattr(self, "simulated", False):
+        is_labeled = str(getattr(self, "device", "")).endswith(SIMULATED_SUFFIX)
+        if not getattr(self, "simulated", is_labeled):
             return report
         notice, suffix = self.SIMULATION_MARKERS
         return replace(
@@ -328,7 +329,7 @@ SEVERITY = (NOT_APPLICABLE, OK, WARNING, FAILED)
 
 
 @dataclass(frozen=True)
-class Finding(JsonMixin):
+class Finding:
     """Result of a check.
 
     Attributes:

@@ -91,7 +91,7 @@ class SchemeScores(JsonMixin):
 
 
 @dataclass(frozen=True)
-class LabelScores(JsonMixin):
+class LabelScores:
     """The scores of one label, or of all labels.
 
     Attributes:

@@ -19,7 +19,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from .._render.display import OK, SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, pluralize
+from .._render.display import OK, SIMULATED_SUFFIX, Displayable, Report, Table, pluralize, to_plain_data
 from .._utils.plain import Minimum, atomic_write, from_json_data
 from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.warning import warn
@@ -178,7 +178,7 @@ class ValidationRecord(Displayable):
 
 
 @dataclass(frozen=True)
-class TunedBatchSize(JsonMixin):
+class TunedBatchSize:
     """Fastest batch size of a model, valid for one identity.
 
     Attributes:
@@ -210,7 +210,7 @@ class RecordStore:
         file = self.file(record.identity, type(record))
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(file, json.dumps(record.to_dict(), indent=2))
+            atomic_write(file, json.dumps(to_plain_data(record), indent=2))
         return file
 
     def remove(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> None:

@@ -35,7 +35,7 @@ from .._render.values import Displayable, Json, Report, Table, pluralize, to_pla
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
 from .._utils.validation import check_path, closest_match
 from ..devices.choice import DeviceList, gpu_reasons_table
-from ..devices.machine import DEFAULT_SIMULATED_MEMORY, is_mps_simulated
+from ..devices.machine import DEFAULT_SIMULATED_MEMORY
 from ..errors import MagicError, OpenMedError
 from ..models.config import DEFAULT_STRATEGY, STRATEGIES
 from ..session import SESSION
@@ -251,13 +251,11 @@ class CheatSheet(Displayable):
         device: Active device with the reason, or the error, as a sentence.
         models: Names of the loaded models.
         devices: Devices of this computer.
-        simulated: Whether the session runs on a simulated Mac.
     """
 
     device: str
     models: tuple[str, ...]
     devices: DeviceList
-    simulated: bool = False
 
     def to_report(self) -> Report:
         """Return the state in two sentences, and the lines; those for MPS are collapsed without it."""
@@ -318,7 +316,7 @@ class OpenMedMagics(Magics):
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
         devices = SESSION.list_devices(confirm=False)
-        return CheatSheet(device, SESSION.inventory().names, devices, is_mps_simulated())
+        return CheatSheet(device, SESSION.inventory().names, devices)
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; if omitted, show the active device")

@@ -34,7 +34,7 @@ from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_
 
 
 @dataclass(frozen=True)
-class MemorySample(JsonMixin):
+class MemorySample:
     """Memory at one point of a training, in bytes; ``None`` if a metric is not available on this machine.
 
     Attributes:

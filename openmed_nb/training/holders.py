@@ -32,7 +32,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
-from .._render.display import Displayable, JsonMixin, Report, Table, format_bytes, pluralize
+from .._render.display import Displayable, Report, Table, format_bytes, pluralize
 from .._utils.text import short_type_name
 from ..devices.backend import is_torch_imported
 from ..devices.machine import is_mps_simulated
@@ -142,7 +142,7 @@ LEAF_TYPES = (
 
 
 @dataclass(frozen=True)
-class TensorReferrer(JsonMixin):
+class TensorReferrer:
     """Variable, container or attribute that references tensors.
 
     Attributes:

@@ -16,7 +16,7 @@ from .._utils.text import describe_value
 from .._utils.validation import check_choice, check_number
 from ..devices.backend import is_torch_imported
 from ..devices.device import MemoryStats
-from ..devices.machine import is_mps_simulated
+from ..devices.machine import format_device
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceError
 from ..session import SESSION
@@ -39,13 +39,11 @@ class MemoryLimit(Displayable):
         device: Device.
         fraction: Fraction of the recommended memory (MPS) or total memory (CUDA). On MPS, 0 means no limit.
         recommended: Recommended or total memory in bytes.
-        simulated: Whether the device is the simulated MPS.
     """
 
     device: str
     fraction: float
     recommended: int
-    simulated: bool = False
 
     JSON_PROPERTIES = ("size",)
 
@@ -89,7 +87,7 @@ def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
         fraction = validate_fraction(name, fraction)
         SESSION.device_manager.limit_memory(name, fraction)
     recommended = get_device(name).memory_stats().recommended or 0
-    return MemoryLimit(name, fraction, recommended, is_mps_simulated())
+    return MemoryLimit(format_device(name), fraction, recommended)
 
 
 def validate_fraction(device: str, fraction: object) -> float:
@@ -124,13 +122,11 @@ class ReleaseReport(Displayable):
         device: Device whose cache was emptied.
         freed: Memory of each source, in order of release.
         notes: Side effects, such as that ``%debug`` has no frames anymore.
-        simulated: Whether the device is the simulated MPS.
     """
 
     device: str
     freed: tuple[FreedMemory, ...]
     notes: tuple[str, ...] = ()
-    simulated: bool = False
 
     @property
     def tensors(self) -> int:
@@ -210,7 +206,7 @@ def release(*names: str, keep: Iterable[str] = ()) -> ReleaseReport:
             after = _memory_in_use(device)
             freed.append(FreedMemory(source, before[0] - after[0], before[1] - after[1]))
             before = after
-        return ReleaseReport(device, tuple(freed), tuple(notes), is_mps_simulated())
+        return ReleaseReport(format_device(device), tuple(freed), tuple(notes))
 
 
 def _memory_in_use(device: str) -> tuple[int, int]:

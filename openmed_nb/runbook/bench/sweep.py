@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import UNITS, JsonMixin, Report, Table, format_bytes, format_percent, pluralize
+from ..._render.display import UNITS, Report, Table, format_bytes, format_percent, pluralize
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
 from ..._utils.validation import check_number, check_optional_integer
@@ -79,7 +79,7 @@ MIN_RELATIVE_GAP = 4
 
 
 @dataclass(frozen=True)
-class Point(JsonMixin):
+class Point:
     """Measurement of one batch size.
 
     Attributes:

@@ -102,7 +102,7 @@ class PhaseTimes(JsonMixin):
 
 
 @dataclass(frozen=True)
-class OperatorTime(JsonMixin):
+class OperatorTime:
     """Time of an operator in one phase.
 
     Attributes:
@@ -162,7 +162,7 @@ MIN_VALUES = 6
 
 
 @dataclass(frozen=True)
-class Interval(JsonMixin):
+class Interval:
     """A median and its confidence interval.
 
     Attributes:

@@ -103,7 +103,7 @@ MAX_CHANGES = 20
 
 
 @dataclass(frozen=True)
-class EntityChange(JsonMixin):
+class EntityChange:
     """An entity that differs between reference and candidate, without any of its text.
 
     Attributes:
@@ -243,7 +243,7 @@ REFERENCE = "cpu in float32"
 
 
 @dataclass(frozen=True)
-class GradientDifference(JsonMixin):
+class GradientDifference:
     """Difference of the gradients of one training step.
 
     Attributes:
