@@ -36,7 +36,7 @@ from .annotation.references import (
 from .annotation.results import AnnotatedText, Annotations, FingerprintedResult, ResultStore
 from .annotation.resume import ResultsFile, changed_settings, run_settings
 from .devices.machine import format_device
-from .errors import ConfigurationError, OpenMedError, RunInterrupted
+from .errors import ConfigurationError, RunInterrupted
 from .models.config import OpenMedConfig
 from .models.registry import is_model_name
 from .session import SESSION, Session
@@ -307,37 +307,27 @@ class _PendingText(NamedTuple):
     """A text that was read and has no result yet.
 
     Attributes:
+        position: Position of the text.
         fingerprint: Fingerprint of the text.
         size: Approximate number of characters.
         is_new: Whether the model processes the text. If not, its result is known, or that of an equal text is pending.
     """
 
+    position: int
     fingerprint: int
     size: int
     is_new: bool
 
 
-class _Retry(NamedTuple):
-    """A text that had an error in an earlier run.
-
-    Attributes:
-        position: Position of the text.
-        fingerprint: Its fingerprint.
-        text: The text.
-    """
-
-    position: int
-    fingerprint: int
-    text: object
-
-
 class _Inputs(Iterator[object]):
     """The texts of a run without a known result, read one by one.
+
+    Texts that had an error in an earlier run come after all others, because they may crash workers again.
 
     Attributes:
         known: Fingerprints of texts that are not processed again, or ``None`` to process all texts.
         failed: Fingerprints of texts that had an error in an earlier run.
-        retries: These texts.
+        retries: These texts with their positions, until they are processed.
         pending: All texts that were read and have no result yet.
     """
 
@@ -348,7 +338,7 @@ class _Inputs(Iterator[object]):
         self.pending: deque[_PendingText] = deque()
         self.known: dict[int, int] | None = None
         self.failed: frozenset[int] = frozenset()
-        self.retries: deque[_Retry] = deque()
+        self.retries: deque[tuple[_PendingText, object]] = deque()
         self.count = length_or_none(texts)
         self._stream = iter_texts(texts)
         self._first_new: list[object] = []
@@ -362,20 +352,24 @@ class _Inputs(Iterator[object]):
     def __next__(self) -> object:
         if self._first_new:
             return self._first_new.pop()
-        while True:
-            text = next(self._stream)
+        for text in self._stream:
             fingerprint = text_fingerprint(text)
-            text = self._check_text(text, fingerprint)
+            read_text = self._check_text(text, fingerprint)
             is_new = self.known is None or fingerprint not in self.known
-            size = effective_length(text)
+            pending = _PendingText(self._read - 1, fingerprint, effective_length(read_text), is_new)
             if fingerprint in self.failed:
-                self.retries.append(_Retry(self._read - 1, fingerprint, text))
-                size = 0  # Counted when it is processed again.
+                self.retries.append((pending._replace(is_new=True), read_text))
+                pending = pending._replace(size=0)  # Counted when it is processed again.
             elif is_new and self.known is not None:
                 self.known[fingerprint] = -1  # Equal texts wait for this one.
-            self.pending.append(_PendingText(fingerprint, size, is_new))
+            self.pending.append(pending)
             if is_new:
-                return text
+                return read_text
+        if not self.retries:
+            raise StopIteration
+        retry, retried_text = self.retries.popleft()
+        self.pending.append(retry)
+        return retried_text
 
     def _check_text(self, text: Any, fingerprint: int) -> object:
         """Count and preview the next text, and return the value that the model processes."""
@@ -407,11 +401,15 @@ class _Inputs(Iterator[object]):
         return ConfigurationError(message, "Pass one id per text.")
 
     def __length_hint__(self) -> int:
-        return NotImplemented if self.count is None else max(0, self.count - self._read + len(self._first_new))
+        return (
+            NotImplemented
+            if self.count is None
+            else max(0, self.count - self._read + len(self._first_new) + len(self.retries))
+        )
 
 
 class _AnnotationRun:
-    """A run over many texts, which takes known results, annotates the other texts, and then retries failed texts.
+    """A run over many texts, which takes known results, and annotates the other texts.
 
     Attributes:
         results: Known and new results, in the order in which they were added. With known results, equal texts have one.
@@ -481,12 +479,13 @@ class _AnnotationRun:
                 self._complete_texts(chunk, count)
                 self._notify()
                 if count < len(chunk):
-                    raise _number_error(chunk.errors[count], len(self.rows))  # noqa: TRY301 - as the source
+                    error = chunk.errors[count]
+                    message = _number_message(error.message, self.inputs.pending[0].position)
+                    raise type(error)(message, error.remedy)  # noqa: TRY301 - as the source
         except Exception:
             self._complete_texts()
             raise
         self._complete_texts()
-        self._retry_failed(on_error)
 
     def _complete_texts(self, chunk: ResultStore | None = None, count: int = 0) -> None:
         """Store the first results of a chunk, and complete their texts and the texts with known results between and after them."""
@@ -494,7 +493,6 @@ class _AnnotationRun:
         known = self.inputs.known
         fingerprints: list[int] = []
         rows: list[int] = []
-        size = 0
         for text in pending:
             if text.is_new and len(fingerprints) == count:
                 break
@@ -506,14 +504,13 @@ class _AnnotationRun:
             elif known is not None:
                 row = known[text.fingerprint]
             rows.append(row)
-            size += text.size
         if chunk is not None and fingerprints:
             self._store(chunk, fingerprints)
         # The texts are complete only now, because storing their results may fail.
-        self.rows.extend(rows)
-        self._completed_size += size
-        for _ in rows:
-            pending.popleft()
+        for row in rows:
+            text = pending.popleft()
+            self.rows[text.position : text.position + 1] = array("q", [row])
+            self._completed_size += text.size
 
     def _store(self, chunk: ResultStore, fingerprints: Sequence[int]) -> None:
         """Store the first results of a chunk, and write them to the file. An error of a repeated text is in the file already."""
@@ -524,21 +521,6 @@ class _AnnotationRun:
                 result for result in results if result.fingerprint not in failed or not isinstance(result.answer, str)
             )
         self.results.extend(fingerprints, chunk)
-
-    def _retry_failed(self, on_error: OnError) -> None:
-        """Annotate the texts that had an error in an earlier run, after all others, because they may crash workers again."""
-        retries = self.inputs.retries
-        for chunk in self.source.annotate([retry.text for retry in retries]):
-            count = _count_before_error(chunk, on_error)
-            completed = [retries.popleft() for _ in range(count)]
-            first_row = len(self.results)
-            self._store(chunk, [retry.fingerprint for retry in completed])
-            for row, retry in enumerate(completed, first_row):
-                self.rows[retry.position] = row
-                self._completed_size += effective_length(retry.text)
-            self._notify()
-            if count < len(chunk):
-                raise _number_error(chunk.errors[count], retries[0].position)
 
     def _notify(self, num_further: int = 0, further_size: int = 0) -> None:
         """Report the number of completed texts and their approximate number of characters.
@@ -596,10 +578,6 @@ def _count_before_error(chunk: ResultStore, on_error: OnError) -> int:
 def _number_message(message: str, position: int) -> str:
     """Return the message of an error with the position of its text. The source counts the texts that it gets."""
     return re.sub(r"\b([Tt]ext) \d+", rf"\1 {position}", message, count=1)
-
-
-def _number_error(error: OpenMedError, position: int) -> OpenMedError:
-    return type(error)(_number_message(error.message, position), error.remedy)
 
 
 def length_or_none(texts: object) -> int | None:

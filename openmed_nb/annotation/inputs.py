@@ -6,16 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._utils.text import short_type_name
 from .._utils.validation import invalid_type, is_hashable
 from ..errors import ConfigurationError
 from .matching import match_rows
 from .references import FileReference, get_row_index
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Columns of tables of entities: the position of the note, and the ids that have no name. A table of notes has neither, unless it
 # contains the same ids.
@@ -29,27 +26,6 @@ FILE_PATH = "path"
 _IDS_REMEDY = "Pass a list with one id per text, such as ids=table['note_id']."
 _SURROGATE_PATTERN = re.compile(r"[\ud800-\udfff]")
 _FILES_REMEDY = "Pass paths of files, such as Path('notes') / '*.txt'."
-
-
-class _ArrowTexts(Sequence[Any]):
-    """The values of an Arrow column, converted one by one."""
-
-    def __init__(self, column: pa.ChunkedArray | pa.Array) -> None:
-        self._column = column
-        # The column of a record batch is a single array.
-        self._chunks = getattr(column, "chunks", [column])
-
-    def __len__(self) -> int:
-        return len(self._column)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self._column[index].to_pylist()
-        return self._column[index].as_py()
-
-    def __iter__(self) -> Iterator[Any]:
-        for chunk in self._chunks:
-            yield from chunk.to_pylist()
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # No repr, because texts and ids can identify patients.
@@ -146,7 +122,6 @@ def read_inputs(
     values = _validate_ids(ids)
     if text_column is not None:
         column = _select_column(texts, "text_column", text_column)
-        column = _ArrowTexts(column) if _is_arrow(column) else column
         return NoteInputs(column, values, id_name, get_row_index(ids), text_column)
     if isinstance(texts, Mapping) and ids is None:
         notes = list(texts.values())
@@ -169,7 +144,7 @@ def _iter_chunks(
         column = _select_column(table, "text_column", text_column)
         if ids is not None:
             ids.extend(_validate_ids(_select_column(table, "id_column", id_column)))
-        yield from _ArrowTexts(column) if _is_arrow(column) else column
+        yield from column
 
 
 def _select_column(table: Any, argument: str, name: Any) -> Any:
@@ -186,11 +161,11 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
         message = f"The table does not have the column of {argument}."
         raise ConfigurationError(message, f"Pass the name of one of its {len(columns)} columns as {argument}.")
     is_repeated = list(columns).count(name) > 1
-    column = None if is_repeated else table[name]
+    column: Any = None if is_repeated else table[name]
     if is_repeated or getattr(column, "ndim", 1) != 1:
         message = f"The table has several columns with the name of {argument}."
         raise ConfigurationError(message, "Rename one of them.")
-    return column
+    return column.to_pylist() if _is_arrow(column) else column
 
 
 def _validate_ids(ids: Any) -> Any:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import MIN_ROWS, get_linear_mode_class
 from ..devices.profilers import push_modes
 from ..devices.registry import get_device
-from .forward import TokenClassifier
+from .forward import Inputs, TokenClassifier, evaluation_mode
 
 if TYPE_CHECKING:
     import torch
@@ -44,9 +43,16 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
     ids = np.full((1, padded_length), network.special_tokens.pad_token_id, np.int64)
     ids[0, :length] = np.resize([*network.special_tokens.prefix_ids, *network.special_tokens.suffix_ids] or [0], length)
     inputs = network.build_inputs(ids, (np.arange(padded_length) < length)[None])
-    with TENSOR_LOCK, torch.no_grad():
-        padded = network.logits(inputs)[0, :length].float()
-        unpadded = network.logits({name: array[:, :length] for name, array in inputs.items()})[0].float()
+
+    def forward(row: Inputs) -> torch.Tensor:
+        """Return the logits of the tokens, without calling the hooks of users."""
+        output = network.model.forward(**network.copy_to_device([row])[0])
+        logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
+        return logits[0, :length].float()
+
+    with evaluation_mode(network.model), torch.no_grad():
+        padded = forward(inputs)
+        unpadded = forward({name: array[:, :length] for name, array in inputs.items()})
         difference = float((padded - unpadded).abs().max())
         magnitude = float(unpadded.abs().max())
     rounding = torch.finfo(network.model.dtype).eps ** 0.5

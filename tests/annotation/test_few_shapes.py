@@ -128,7 +128,6 @@ class TestShapes:
     def test_single_text_is_one_row(self, mps_pipe, on_forward):
         """One short text runs as one row, and not as a batch of hundreds."""
         pipe, shapes = mps_pipe(), []
-        pipe("asthma")  # Determines whether the model masks padding.
         on_forward(pipe.model, lambda ids: shapes.append(tuple(ids.shape)))
         pipe("asthma")
         assert shapes == [(1, 16)]

@@ -166,7 +166,7 @@ class TestSettings:
     """A file of a run with another model or other settings."""
 
     @pytest.mark.parametrize(
-        "options", [{"strategy": "max"}, {"ignore_labels": []}, {"stride": 8}, {"truncation": True}, {}], ids=str
+        "options", [{"strategy": "max"}, {"ignore_labels": []}, {"transformers_boundaries": True}, {}], ids=str
     )
     def test_other_settings_are_refused_by_name(  # noqa: PLR0913, PLR0917 - fixtures
         self, run, file, finished, pipe_of, keyword_model, random_model, options
