@@ -69,7 +69,7 @@ def annotated() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def keyword_pipe(pipe_of: Callable[..., Any], keyword_model: Path) -> Any:
     """A pipeline that finds keywords, one text at a time, so that scores do not depend on other texts in the batch."""
-    return pipe_of(keyword_model, batch_size=1)
+    return pipe_of(keyword_model, batch_tokens=1)
 
 
 @pytest.fixture(scope="session")

@@ -61,7 +61,7 @@ def main(model: str, folder: str, num_signals: int) -> None:
     from openmed_nb import load_pipeline
 
     torch.set_num_threads(1)
-    pipe = load_pipeline(model, device="cpu", batch_size=1)
+    pipe = load_pipeline(model, device="cpu", batch_tokens=1)
     known = {tuple(pipe.tokenizer(note(number))["input_ids"]): number for number in range(NUM_NOTES)}
     file, log, outcome = (Path(folder) / name for name in ("run.jsonl", "log", "outcome"))
 

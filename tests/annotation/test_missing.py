@@ -130,7 +130,7 @@ LABELS = ["O", *(f"LABEL_{'x' * 40}_{number}" for number in range(60_000))]
 
 def test_header_of_any_size(run, pipe_of, keyword_model, file):
     """A header may be longer than 1 MiB."""
-    pipe = pipe_of(keyword_model, batch_size=1, ignore_labels=LABELS)
+    pipe = pipe_of(keyword_model, batch_tokens=1, ignore_labels=LABELS)
     first = run([ASTHMA], pipe, resume=file)
     written = file.read_bytes()
     assert list(run([ASTHMA], pipe, resume=file)) == list(first)

@@ -34,7 +34,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def pipe(pipe_of, keyword_model):
     """A pipeline that runs one text at a time, so that scores do not depend on how texts come together."""
-    return pipe_of(keyword_model, batch_size=1)
+    return pipe_of(keyword_model, batch_tokens=1)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_full_disk(annotated, pipe_of, keyword_model, tmp_path):
     """The error has the completed results, and the run resumes when there is disk space."""
     import resource
 
-    pipe = pipe_of(keyword_model, batch_size=1, batch_tokens=get_device("cpu").batch_tokens)
+    pipe = pipe_of(keyword_model, batch_tokens=get_device("cpu").batch_tokens)
 
     def run(file, texts):
         return annotated(pipe, texts, resume=file, on_error="record")
