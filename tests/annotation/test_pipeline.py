@@ -8,7 +8,6 @@ import signal
 import threading
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -174,13 +173,6 @@ class TestObject:
         assert json.loads(json.dumps(answers)) == pickle.loads(pickle.dumps(answers)) == answers  # noqa: S301 - our own
         assert {type(value) for entity in answers[0] for value in entity.values()} == {str, int, float}
 
-    def test_repeated_calls_do_not_warn(self, pipe, recwarn, capsys):
-        """Calls one after the other warn of nothing and print nothing."""
-        for _ in range(12):
-            pipe(TEXT)
-        assert not [warning for warning in recwarn if "pipeline" in str(warning.message)]
-        assert capsys.readouterr() == ("", "")
-
 
 class TestDevice:
     """The device is the model's."""
@@ -195,14 +187,6 @@ class TestDevice:
         pipe.model.to(second_device)
         assert pipe.device == torch.device(second_device)
         assert pipe([TEXT]) == rounded(expected)
-
-    @pytest.mark.parametrize("device", ["cuda:99", "xpu"])
-    def test_device_setter_rejects_unavailable_device(self, pipe, device, home):
-        """The pipeline stays on its device."""
-        with pytest.raises(DeviceUnavailableError, match=device):
-            pipe.device = device
-        assert pipe.device.type == home
-        assert len(pipe(TEXT)) > 0
 
     @pytest.mark.parametrize("device", ["banana", "cpu:x", "", None, 1.5])
     def test_device_setter_rejects_invalid_device(self, pipe, device, home):
@@ -332,16 +316,6 @@ def test_forked_child_does_not_wait_for_a_lost_thread(lock):
     let_go.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_table_without_entities(new_pipe):
-    """A table without rows has columns of text where rows would have text."""
-    import openmed_nb as nb
-
-    for strategy, key in (("simple", "entity_group"), ("none", "entity")):
-        frame = nb.annotate(["no"], new_pipe(strategy), progress=False).to_frame()
-        assert list(frame)[1] == key
-        assert frame["word"].dtype == np.dtype(object) or str(frame["word"].dtype).startswith("str")
 
 
 def test_annotate_rejects_options_of_transformers(new_pipe, annotated):

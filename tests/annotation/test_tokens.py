@@ -63,10 +63,6 @@ class TestFrame:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"x": 0}, [])))
         assert SpecialTokens.from_tokenizer(tokenizer) is None
 
-    def test_no_padding(self, architectures):
-        """Without a padding token, rows are padded with token 0, which is masked."""
-        assert SpecialTokens.from_tokenizer(architectures.tokenizer_of("gpt2")).pad_token_id == 0
-
 
 class TestParts:
     """Long texts, which are read in parts."""
@@ -282,16 +278,6 @@ class TestLongTexts:
         text = " ".join(words)
         found = keywords(limit)(text, aggregation_strategy=strategy)
         architectures.assert_same([found], [whole(text, aggregation_strategy=strategy)])
-
-    @given(some.lists(WORD, max_size=80), some.integers(3, 64), some.sampled_from(STRATEGIES[2:]))
-    def test_entities_contain_whole_words(self, tiny, words, limit, strategy):
-        """Where the model says something else of every token, entities still begin and end with words."""
-        text = " ".join(words)
-        model, tokenizer = tiny.random_bert(), tiny.tokenizer(model_max_length=limit)
-        pipe = AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy)
-        for entity in pipe(text, ignore_labels=[]):
-            assert f" {text} "[entity["start"]] == " "
-            assert f" {text} "[entity["end"] + 1] == " "
 
     def test_long_texts_are_processed_in_full(self, keywords):
         """A disease beyond the model's limit is found."""
