@@ -76,7 +76,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
 
     Args:
         texts: One text as a string, or many texts. Texts are read on demand. The run stores the first texts, a reference to
-            ``texts`` (no copy), 16 bytes per text, 24 bytes per entity, and each distinct word once. Many texts can be:
+            ``texts`` (no copy), 16 bytes per text, 32 bytes per entity, and each distinct word once. Many texts can be:
 
             - An iterable of strings, such as a list, a generator, a pandas Series or a column of a ``datasets.Dataset``.
             - A ``pathlib.Path`` or a list of paths of files that contain one text each. Paths support ``*``, ``?``, ``[a-z]`` and

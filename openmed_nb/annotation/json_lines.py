@@ -12,14 +12,11 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 from .._utils.text import describe_error, describe_value
 from .._utils.validation import check_path
 from ..errors import ConfigurationError
-
-# A longer line cannot be a result. A sparse or foreign file must not fill the memory.
-MAX_LINE_BYTES = 1 << 26
 
 OTHER_FILE_REMEDY = "Use a different file."
 
@@ -40,23 +37,17 @@ class LineFile:
 
     Attributes:
         path: Path of the file. Links are resolved, so that a file has one lock.
+        kind: What the file contains, for errors.
         header: First line.
     """
 
-    kind: ClassVar[str]  # What the file contains, for errors.
-
-    def __init__(self, path: str | os.PathLike[str], option: str, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], option: str, kind: str, header: Mapping[str, Any]) -> None:
         self.path = Path(os.path.realpath(check_path(path, option)))
+        self.kind = kind
         self.header = header
-
-    def other_header_error(self, values: Mapping[str, Any]) -> ConfigurationError:
-        """Return the error of a file with the same format and another header."""
-        raise NotImplementedError
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the values of the lines. Then the file is complete: it has a header, and no incomplete line."""
-        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
-            raise self.error("is not a regular file")
         # Raised outside of the handler, so that the original error, which contains the path, is not the context.
         problem = None
         try:
@@ -70,7 +61,7 @@ class LineFile:
 
     def _read_lines(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
         header = to_json_line(self.header)
-        line = file.readline(MAX_LINE_BYTES)
+        line = file.readline()
         if line != header and header.startswith(line):  # The file is new, or the process was killed.
             file.seek(0)
             file.write(header)
@@ -78,8 +69,8 @@ class LineFile:
         self._check_header(line)
         for number in itertools.count(2):
             position = file.tell()
-            line = file.readline(MAX_LINE_BYTES)
-            if len(line) < MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline()
+            if not line.endswith(b"\n"):
                 file.truncate(position)
                 return
             body, _, checksum = line.rpartition(b', "checksum": "')
@@ -114,5 +105,7 @@ class LineFile:
             values = None
         if not isinstance(values, dict) or values.get("format") != self.header["format"]:
             raise self.error(f"is not a {self.kind}")
-        if values != {**self.header}:
-            raise self.other_header_error(values)
+        names = sorted({*self.header, *values})
+        if changed := [name for name in names if values.get(name) != self.header.get(name)]:
+            problem = f"was written with different settings ({', '.join(changed)})"
+            raise self.error(problem, "Use a different file, or delete this file.")

@@ -7,8 +7,8 @@ import hashlib
 import json
 import operator
 import os
+import sys
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -16,11 +16,9 @@ from functools import cached_property
 from itertools import islice, pairwise
 from numbers import Number
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._events.activity import ProgressEvent
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
-from .._render.drawing import bar_chart
 from .._utils.text import describe_value, shorten
 from .._utils.validation import (
     check_choice,
@@ -34,7 +32,15 @@ from .._utils.validation import (
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, UnmatchedIdsError
 from ..session import SESSION
-from .context import CONTEXT_COLUMNS, CONTEXT_VALUES, CUE_SUFFIX, context_labels, context_mark, create_context_finder
+from .context import (
+    ALL,
+    CONTEXT_COLUMNS,
+    CONTEXT_VALUES,
+    CUE_SUFFIX,
+    context_labels,
+    context_mark,
+    create_context_finder,
+)
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
 from .masking import (
     HIDDEN_TEXT_NOTICE,
@@ -74,7 +80,6 @@ if TYPE_CHECKING:
     from spacy import Language
     from spacy.tokens import Doc
 
-    from .._render.drawing import Chart
     from .export.notes import ExportedNote
     from .export.registry import ExportReport
     from .gold import GoldSpan, GoldText
@@ -82,15 +87,12 @@ if TYPE_CHECKING:
     from .scores import ScoredSpan, Scores
 
 
-# Displayed for a label with an empty name.
-UNNAMED_LABEL = "no label"
-
 # Maximum number of displayed table rows and characters of a text.
 MAX_TABLE_ROWS = 10
 MAX_TEXT_CHARACTERS = 2000
 
-# Columns of a ResultStore. Only tokens that are not aggregated have an index.
-_COLUMNS = ("label", "score", "index", "word", "start", "end")
+# Columns of numbers of a ResultStore. Only tokens that are not aggregated have an index.
+_NUMBERS = ("score", "index", "start", "end")
 
 # An entity as in transformers: a mapping with label, score, word, start and end.
 Entity = dict[str, Any]
@@ -159,20 +161,13 @@ def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
     return DroppedSpan(span.label, float(entity["score"]), span.start, span.end)
 
 
-def find_uncovered(spans: Iterable[DroppedSpan], entities: Sequence[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
-    """Return the distinct spans that are not inside an entity with the same label, in order."""
-    starts: dict[str, list[int]] = {}
-    ends: dict[str, list[int]] = {}  # The largest end of the entities up to each start.
-    for start, end, label, *_rest in sorted(map(_masked_span, entities)):
-        starts.setdefault(label, []).append(start)
-        label_ends = ends.setdefault(label, [])
-        label_ends.append(max([end, *label_ends[-1:]]))
-
-    def is_covered(span: DroppedSpan) -> bool:
-        num_before = bisect_right(starts.get(span.label, ()), span.start)
-        return num_before > 0 and ends[span.label][num_before - 1] >= span.end
-
-    uncovered = {span for span in spans if not is_covered(span)}
+def find_uncovered(spans: Iterable[DroppedSpan], entities: Iterable[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
+    """Return the distinct spans with a character that is not in an entity with the same label, in order."""
+    covered: dict[str, set[int]] = {}
+    for entity in entities:
+        span = _masked_span(entity)
+        covered.setdefault(span.label, set()).update(range(span.start, span.end))
+    uncovered = {span for span in spans if not covered.get(span.label, set()).issuperset(range(span.start, span.end))}
     return tuple(sorted(uncovered, key=lambda span: (span.start, span.end)))
 
 
@@ -191,6 +186,8 @@ class ResultStore(Sequence[list[Entity]]):
         dropped: Labeled spans that are not in an entity, by text index. Masking replaces them too.
         fingerprints: Fingerprints of the texts. The results of a chunk have none.
         key: Key of the label in an entity: ``entity_group``, or ``entity`` for tokens that are not aggregated.
+        labels: Labels of all entities, in the order of the texts. Each distinct string is stored once.
+        words: Words of all entities.
         context: Further columns with one value for each entity; see :meth:`Annotations.with_context`.
     """
 
@@ -199,11 +196,11 @@ class ResultStore(Sequence[list[Entity]]):
         self.dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         self.fingerprints = array("Q")
         self.key = key
+        self.labels: list[str] = []
+        self.words: list[str] = []
         self.context: dict[str, list[Any]] = {}
         self._text_offsets = array("q", [0])  # Index of the first entity of each text, and total.
-        self._strings: list[str] = []  # Distinct labels and words.
-        self._string_ids: dict[str, int] = {}
-        self._columns = {name: array("d" if name == "score" else "I") for name in _COLUMNS}
+        self._numbers = {name: array("d" if name == "score" else "I") for name in _NUMBERS}
 
     @classmethod
     def from_results(cls, results: Sequence[TextResult], key: str = "entity_group") -> ResultStore:
@@ -237,17 +234,13 @@ class ResultStore(Sequence[list[Entity]]):
             columns: ``score`` (float64), ``start`` and ``end`` in characters (int64), and ``index`` (int64) for tokens.
             dropped: Dropped spans, see the class.
         """
-        import numpy as np
-
         chunk = cls(key)
         chunk._text_offsets = array("q", text_offsets.tobytes())
         chunk.dropped = dict(dropped)
-        label_ids = np.array([chunk._string_id(name) for name in names], np.uint32)
-        chunk._columns["label"] = array("I", label_ids[labels].tobytes())
-        chunk._columns["word"] = array("I", [chunk._string_id(word) for word in words])
+        chunk.labels = [names[label] for label in labels.tolist()]
+        chunk.words = list(words)
         for name, column in columns.items():
-            typecode = chunk._columns[name].typecode
-            chunk._columns[name] = array(typecode, column.astype(typecode).tobytes())
+            chunk._numbers[name].extend(column.tolist())
         return chunk
 
     def add(self, fingerprint: int, answer: Sequence[Entity] | str, dropped: tuple[DroppedSpan, ...] = ()) -> None:
@@ -263,11 +256,10 @@ class ResultStore(Sequence[list[Entity]]):
         self.fingerprints.append(fingerprint)
 
     def _add_rows(self, entities: Sequence[Entity]) -> None:
-        self._columns["label"].extend([self._string_id(entity[self.key]) for entity in entities])
-        self._columns["word"].extend([self._string_id(entity["word"]) for entity in entities])
-        for name in ("score", "start", "end"):
-            self._columns[name].extend([entity[name] for entity in entities])
-        self._columns["index"].extend([entity["index"] for entity in entities if "index" in entity])
+        self.labels.extend([sys.intern(str(entity[self.key])) for entity in entities])
+        self.words.extend([sys.intern(str(entity["word"])) for entity in entities])
+        for name, numbers in self._numbers.items():
+            numbers.extend([entity[name] for entity in entities if name != "index" or name in entity])
         # The result is complete only now, because adding an entity may fail.
         self._text_offsets.append(self._text_offsets[-1] + len(entities))
 
@@ -277,25 +269,16 @@ class ResultStore(Sequence[list[Entity]]):
         first = len(self)
         rows = chunk._text_offsets[count]
         self.key = chunk.key
-        string_ids = [self._string_id(string) for string in chunk._strings]
-        for name, column in chunk._columns.items():
-            values: Iterable[Any] = column[:rows]
-            if name in {"label", "word"}:
-                values = [string_ids[value] for value in values]
-            self._columns[name].extend(values)
+        self.labels.extend(map(sys.intern, chunk.labels[:rows]))
+        self.words.extend(map(sys.intern, chunk.words[:rows]))
+        for name, numbers in chunk._numbers.items():
+            self._numbers[name].extend(numbers[:rows])
         # The results are complete only now, because adding them may be interrupted.
         self.fingerprints.extend(fingerprints)
         self.errors.update({first + index: str(error) for index, error in chunk.errors.items() if index < count})
         self.dropped.update({first + index: spans for index, spans in chunk.dropped.items() if index < count})
         total = self._text_offsets[-1]
         self._text_offsets.extend([total + offset for offset in chunk._text_offsets[1 : count + 1]])
-
-    def _string_id(self, string: str) -> int:
-        """Return the id of a label or a word, and add it if it is new."""
-        string_id = self._string_ids.setdefault(string, len(self._strings))
-        if string_id == len(self._strings):
-            self._strings.append(string)
-        return string_id
 
     def outcomes(self) -> Iterator[TextResult]:
         """Yield the entities or the error of each text of a chunk."""
@@ -319,30 +302,29 @@ class ResultStore(Sequence[list[Entity]]):
 
     def take(self, rows: Sequence[int]) -> ResultStore:
         """Return the results of texts at the given indices, in this order."""
-        import numpy as np
-
-        texts = np.array(rows, np.int64)
-        counts = self._counts()[texts]
-        # The first entity of each text in these results, minus that in the new ones.
-        shifts = np.array(self._text_offsets)[texts] - np.cumsum(counts) + counts
+        entities: list[int] = []
+        for row in rows:
+            entities.extend(range(self._text_offsets[row], self._text_offsets[row + 1]))
         return self._select_entities(
-            np.arange(counts.sum()) + np.repeat(shifts, counts),
-            counts,
+            entities,
+            self._counts()[rows],
             errors={index: self.errors[row] for index, row in enumerate(rows) if row in self.errors},
             dropped={index: self.dropped[row] for index, row in enumerate(rows) if row in self.dropped},
-            fingerprints=array("Q", np.array(self.fingerprints)[texts].tobytes()),
+            fingerprints=array("Q", [self.fingerprints[row] for row in rows]),
         )
 
-    def _select_entities(self, entities: np.ndarray, counts: np.ndarray, **values: Any) -> ResultStore:
+    def _select_entities(self, entities: Sequence[int], counts: np.ndarray, **values: Any) -> ResultStore:
         """Return a copy with the entities at the given indices, the number of entities of each text, and other attributes."""
         import numpy as np
 
         return self._replace_attributes(
-            context={name: [column[entity] for entity in entities.tolist()] for name, column in self.context.items()},
+            labels=[self.labels[entity] for entity in entities],
+            words=[self.words[entity] for entity in entities],
+            context={name: [column[entity] for entity in entities] for name, column in self.context.items()},
             _text_offsets=array("q", np.append(0, np.cumsum(counts)).astype(np.int64).tobytes()),
-            _columns={
-                name: array(column.typecode, np.array(column)[entities].tobytes()) if column else column
-                for name, column in self._columns.items()
+            _numbers={
+                name: array(numbers.typecode, [numbers[entity] for entity in entities if numbers])
+                for name, numbers in self._numbers.items()
             },
             **values,
         )
@@ -376,17 +358,17 @@ class ResultStore(Sequence[list[Entity]]):
 
     def _values(self, start_row: int, stop_row: int) -> dict[str, Sequence[Any]]:
         """Return the values of entities by key."""
-        columns = {name: column[start_row:stop_row] for name, column in self._columns.items()}
-        values: dict[str, Sequence[Any]] = {
-            self.key: [self._strings[string_id] for string_id in columns["label"]],
-            "score": columns["score"],
+        numbers = {name: values[start_row:stop_row] for name, values in self._numbers.items()}
+        index = {"index": numbers["index"]} if numbers["index"] else {}
+        return {
+            self.key: self.labels[start_row:stop_row],
+            "score": numbers["score"],
+            **index,
+            "word": self.words[start_row:stop_row],
+            "start": numbers["start"],
+            "end": numbers["end"],
+            **{name: context[start_row:stop_row] for name, context in self.context.items()},
         }
-        if columns["index"]:
-            values["index"] = columns["index"]
-        values["word"] = [self._strings[string_id] for string_id in columns["word"]]
-        values["start"] = columns["start"]
-        values["end"] = columns["end"]
-        return values | {name: context[start_row:stop_row] for name, context in self.context.items()}
 
     def filter(self, labels: Collection[str], min_score: float, context: Mapping[str, bool | str]) -> ResultStore:
         """Return a copy with the entities that have one of the labels, at least a score, and a context.
@@ -410,18 +392,13 @@ class ResultStore(Sequence[list[Entity]]):
             if selected := tuple(span for span in spans if is_selected(span.label, span.score)):
                 dropped[text_id] = selected
         counts = np.bincount(columns[NOTE_COLUMN][kept], minlength=len(self))
-        return self._select_entities(np.flatnonzero(kept), counts, dropped=dropped)
+        return self._select_entities(np.flatnonzero(kept).tolist(), counts, dropped=dropped)
 
     def _counts(self) -> np.ndarray:
         """Return the number of entities of each text."""
         import numpy as np
 
         return np.diff(np.array(self._text_offsets))
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """The labels of all entities, in the order of the texts."""
-        return [self._strings[string_id] for string_id in self._columns["label"][: self._text_offsets[-1]]]
 
     def text_fingerprint(self) -> str:
         """Return a fingerprint of all texts and their order."""
@@ -434,7 +411,7 @@ class ResultStore(Sequence[list[Entity]]):
         columns = {NOTE_COLUMN: np.repeat(np.arange(len(self)), self._counts())}
         for name, values in self._values(0, self._text_offsets[-1]).items():
             dtype: type = object
-            if name in {"score", "index", "start", "end"}:
+            if name in _NUMBERS:
                 dtype = float if name == "score" else np.int64
             elif name in self.context and values:
                 dtype = type(values[0])
@@ -490,9 +467,8 @@ class AnnotatedText(Displayable, Sequence[Entity]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return text, entities, model and device as JSON-compatible data."""
-        missing = {"missing": True} if self.missing else {}
-        entities = [*self.entities]
-        return {"text": self.text, "entities": entities, **missing, "model": self.model, "device": self.device}
+        (record,) = self.found.to_dict()["texts"]
+        return {"text": self.text, **record, "model": self.model, "device": self.device}
 
     def to_report(self) -> Report:
         """Return the text with highlighted entities, or a table of the entities if the text is hidden."""
@@ -516,13 +492,13 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         return to_text(replace(self.final_report(), tables=(self._table(),)))
 
     def _displayed_entities(self) -> Sequence[Entity]:
-        """Return the entities with the context to display. Columns that are present are not determined again."""
-        columns = [name for name in CONTEXT_COLUMNS if name not in self.found.results.context]
-        is_marked = columns and SESSION.should_mark_context and self.found.show_text
+        """Return the entities with the context to display, which is not determined again."""
+        found = self.found
+        is_marked = SESSION.should_mark_context and found.show_text and not found.results.context
         # Names and dates have no context. A model whose labels are unknown may find them.
-        if not is_marked or are_identifying(self.found.known_labels or ()):
+        if not is_marked or are_identifying(found.known_labels or ()):
             return self.entities
-        find_context = create_context_finder([*columns, *(name + CUE_SUFFIX for name in columns)], "en")
+        find_context = create_context_finder([ALL, *(name + CUE_SUFFIX for name in CONTEXT_COLUMNS)], "en")
         context = find_context(self.text, self.entities)
         rows = zip(*context.values(), strict=True)
         return [{**entity, **dict(zip(context, row, strict=True))} for entity, row in zip(self, rows, strict=True)]
@@ -532,8 +508,7 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         for entity in self._displayed_entities():
             start, end, label = entity_span(entity)
             word = " ".join(self.text[start:end].split()) if self.found.show_text else ""
-            score = f"{float(entity['score']):.2f}"
-            rows.append((_display_label(label), score, f"{start}-{end}", word, context_mark(entity, with_cues=True)))
+            rows.append((label, f"{entity['score']:.2f}", f"{start}-{end}", word, context_mark(entity, with_cues=True)))
         return Table("Entities", ("label", "score", "characters", "text", "context"), tuple(rows))
 
     def with_context(
@@ -568,85 +543,41 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         """
         return AnnotatedText(self.found.filter(*labels, min_score=min_score, **context))
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return a DataFrame with one row per entity; see :meth:`Annotations.to_frame`."""
-        return self.found.to_frame()
-
-    def show(self) -> AnnotatedText:
-        """Return the text itself, which displays its entities."""
-        return self
-
-    def score(self, gold: Any, *, labels: Mapping[str, str] | None = None, seed: int = 0) -> Scores:
-        """Return the scores against the gold entities of the text; see :meth:`Annotations.score`.
-
-        Example:
-            >>> from openmed_nb import annotate
-            >>> annotate("She has asthma.", "bundled_small", device="cpu").score([(8, 14, "DISEASE")]).total.strict.f1
-            1.0
-        """
-        from .gold import GoldTexts
-
-        if hasattr(gold, "columns") or isinstance(gold, GoldTexts):
-            return self.found.score(gold, labels=labels, seed=seed)
-        return replace(self.found, ids=None).score([gold], labels=labels, seed=seed)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the entities to a file; see :meth:`Annotations.save`."""
-        self.found.save(path)
-
-    def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
-        """Write the text and its entities in the format of another tool; see :meth:`Annotations.export`."""
-        return self.found.export(format, path)
-
 
 def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Iterator[TextSegment]:
     """Yield the segments of a text with highlighted entities. Entities that overlap are in one segment."""
     position = 0
-    for start, end, group in _group_overlapping(entities):
+    for group in _group_overlapping(entities):
+        start = group[0]["start"]
         yield TextSegment(text[position:start])
-        position = end
+        position = max(entity["end"] for entity in group)
         spans = []
         for entity in group:
             entity_start, entity_end, label = entity_span(entity)
-            spans.append(
-                OverlappingSpan(
-                    entity_start - start,
-                    entity_end - start,
-                    _display_label(label),
-                    f"{float(entity['score']):.3f}",
-                    f"characters {entity_start} to {entity_end}, {context_mark(entity, with_cues=True)}".rstrip(", "),
-                    context_mark(entity),
-                )
-            )
+            details = f"characters {entity_start} to {entity_end}, {context_mark(entity, with_cues=True)}".rstrip(", ")
+            score = f"{entity['score']:.3f}"
+            mark = context_mark(entity)
+            spans.append(OverlappingSpan(entity_start - start, entity_end - start, label, score, details, mark))
         if len(spans) > 1:
-            yield TextSegment(text[start:end], spans=tuple(spans))
+            yield TextSegment(text[start:position], spans=tuple(spans))
         else:
             (span,) = spans
-            yield TextSegment(text[start:end], span.label, span.score, span.details, context=span.context)
+            yield TextSegment(text[start:position], span.label, span.score, span.details, context=span.context)
     yield TextSegment(text[position:])
 
 
-def _group_overlapping(
-    entities: Iterable[Mapping[str, Any]],
-) -> Iterator[tuple[int, int, list[Mapping[str, Any]]]]:
-    """Yield start, end and entities of each region of a text in which entities overlap. Empty entities are ignored."""
-    group: list[Mapping[str, Any]] = []
-    region_start = 0
+def _group_overlapping(entities: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Return the entities of each region of a text in which entities overlap. Empty entities are ignored."""
+    groups: list[list[Mapping[str, Any]]] = []
     region_end = 0
     for entity in sorted(entities, key=operator.itemgetter("start", "end")):
-        start, end, _label = entity_span(entity)
-        if end <= start:
+        if entity["end"] <= entity["start"]:
             continue
-        if group and start >= region_end:
-            yield region_start, region_end, group
-            group = []
-        if not group:
-            region_start = start
-            region_end = end
-        region_end = max(region_end, end)
-        group.append(entity)
-    if group:
-        yield region_start, region_end, group
+        if not groups or entity["start"] >= region_end:
+            groups.append([])
+        groups[-1].append(entity)
+        region_end = max(region_end, entity["end"])
+    return groups
 
 
 def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
@@ -672,11 +603,6 @@ def _warn_different_labels(gold: Iterable[GoldText], labels: Collection[str]) ->
 def _normalize_label(label: str) -> str:
     """Return a label without its token prefix and casefolded, such as ``name`` for ``b-Name``."""
     return strip_bio_prefix(label.upper()).casefold()
-
-
-def _display_label(name: str) -> str:
-    """Return a label for display, or a placeholder if it is empty."""
-    return name if name.strip() else UNNAMED_LABEL
 
 
 @dataclass(frozen=True, repr=False)
@@ -712,13 +638,8 @@ class Summary(Displayable):
     JSON_EXCLUDE = ("known_labels", "seconds")
 
     def to_report(self) -> Report:
-        """Return the counts as sentences, tables and a chart."""
+        """Return the counts as sentences and tables."""
         sentences = [*self.filters]
-        if len(self.labels) > 1 or (
-            self.labels and not label_noun(self.labels)
-        ):  # Otherwise, the title names the label.
-            counts = ", ".join(f"{_display_label(label)} {count:,}" for label, count in self.labels.items())
-            sentences.append(f"By label: {counts}.")
         if self.texts_without_entities:
             count = pluralize(self.texts_without_entities, "note has", "notes have")
             sentences.append(f"{count} text but no entities.")
@@ -726,20 +647,24 @@ class Summary(Displayable):
             sentences.append(f"{pluralize(self.missing, 'note has', 'notes have')} no text.")
         if self.errors:
             sentences.append(f"{pluralize(len(self.errors), 'note')} could not be read.")
-        errors = tuple((str(index), error) for index, error in islice(self.errors.items(), MAX_TABLE_ROWS))
-        words = tuple((word, str(count)) for word, count in islice(self.words.items(), MAX_TABLE_ROWS))
-        charts: tuple[Chart, ...] = ()
-        if len(self.labels) > 1:
-            bars = [(_display_label(label), count) for label, count in Counter(self.labels).most_common()]
-            charts = (bar_chart("Entities by label", bars, "{:,}".format),)
+        # The title names a single label that is a word.
+        labels = {} if label_noun(self.labels) else self.labels
+        tables = [
+            Table(
+                caption,
+                columns,
+                tuple((str(name), str(value)) for name, value in islice(counts.items(), MAX_TABLE_ROWS)),
+            )
+            for caption, columns, counts in (
+                ("Notes with errors", ("note", "error"), self.errors),
+                ("Entities by label", ("label", "count"), labels),
+                ("Most frequent entities", ("text", "count"), self.words),
+            )
+        ]
         return Report(
             entities_headline(self.labels, self.known_labels, self.texts),
             tuple(sentences),
-            tables=(
-                Table("Notes with errors", ("note", "error"), errors),
-                Table("Most frequent entities", ("text", "count"), words),
-            ),
-            charts=charts,
+            tuple(tables),
             details=origin_details(self.model, self.device, self.seconds),
         )
 
@@ -860,8 +785,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             message = "No text has this id."
             if indices:
                 message = f"{len(indices)} texts have this id, at positions {list_positions(indices)}."
-            elif self.ids is None:
-                message = "The texts have no ids."
             raise ConfigurationError(message, "Pass a position, from 0, to found.at().")
         return indices[0]
 
@@ -881,8 +804,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             >>> [entity["word"] for entity in found.at(1)], found.position(2)
             (['asthma'], 1)
         """
-        if not len(self):
-            raise ConfigurationError("There are no texts to display.", "Annotate at least one text.")
         index = check_integer("position", position, 0, len(self) - 1)
         if message := self.results.errors.get(index):
             raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
@@ -949,10 +870,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         Only results contain paths. Errors, reports and logs do not, because a file name can contain the name of a patient.
         """
-        texts = self.texts if _are_files(self.texts) else ()
-        paths: list[str | None] = [text.path for text in islice(texts, len(self))]
-        paths.extend([None] * (len(self) - len(paths)))
-        return tuple(paths)
+        return tuple(text.path for text in self.texts[: len(self)]) if _are_files(self.texts) else (None,) * len(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return model, device and texts as JSON-compatible data.
@@ -1126,10 +1044,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         return BrowserView(NoteListing(self))
 
-    @overload
-    def show(self, number: None = None) -> Annotations: ...
-    @overload
-    def show(self, number: int | str) -> AnnotatedText: ...
     def show(self, number: int | str | None = None) -> AnnotatedText | Annotations:
         """Return one of the texts with highlighted entities, or the annotations, whose display is a browser of the notes.
 
@@ -1254,14 +1168,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             >>> [entity["word"] for entity in found.filter(negated=False)[0]]
             ['asthma']
         """
-        context: dict[str, list[Any]] = {}
-        with SESSION.operation():
-            find_context = create_context_finder(columns, language, cues)
-            context.update(find_context("", ()))  # The columns, also without entities.
-            for index, (text, entities) in enumerate(zip(self._read_texts(), self, strict=True)):
-                for name, values in find_context(raise_if_error(text) or "", entities).items() if entities else ():
-                    context[name].extend(values)
-                SESSION.notify(ProgressEvent("Adding context", "", index + 1, len(self), "note"))
+        find_context = create_context_finder(columns, language, cues)
+        context = find_context("", ())  # The columns, also without entities.
+        for text, entities in zip(self._read_texts(), self, strict=True):
+            for name, values in find_context(raise_if_error(text) or "", entities).items() if entities else ():
+                context[name].extend(values)
         return replace(self, results=self.results.with_columns(context))
 
     def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> Annotations:
@@ -1335,16 +1246,14 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     def to_report(self) -> Report:
         """Return the counts, and the first texts with highlighted entities."""
         summary = self.summary().to_report()
-        report = replace(summary, tables=summary.tables[:1], charts=())
+        report = replace(summary, tables=summary.tables[:2])
         if not self.show_text:
             return replace(report, sentences=(*summary.sentences, HIDDEN_TEXT_NOTICE))
         num_shown = len(self.preview_texts)
         sentences = [*summary.sentences]
-        if 0 < num_shown < len(self):
-            sentences.append(f"Showing {num_shown} of {len(self):,} notes.")
-        if num_shown < len(self) and self.texts is not None:
-            method = "at" if self._has_numbers_as_ids else "show"
-            sentences.append(f"Use found.{method}({num_shown}) to see {'the next one' if num_shown else 'a note'}.")
+        if num_shown < len(self):
+            hint = "" if self.texts is None else f" Use found.at({num_shown}) to see another one."
+            sentences.append(f"Showing {num_shown} of {len(self):,} notes.{hint}")
         segments: list[TextSegment] = []
         for name, note_segments in self.iter_named_segments(0, num_shown):
             segments += [TextSegment(f"{displayable(name)}: ", starts_text=True), *note_segments, TextSegment("\n")]

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._utils.temporary import file_lock
-from .._utils.text import describe_error, describe_file
+from .._utils.text import describe_error
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
-from ..errors import ConfigurationError
 from ..models.loading import packed_layers
 from .json_lines import LineFile
 from .results import DroppedSpan, FingerprintedResult
@@ -70,22 +69,15 @@ def model_fingerprint(pipe: AnnotationPipeline) -> str:
 class ResultsFile(LineFile):
     """A file of results, locked in a with block."""
 
-    kind = "results file"
-
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> None:
-        super().__init__(path, "resume", {"format": FORMAT, **settings})
+        super().__init__(path, "resume", "results file", {"format": FORMAT, **settings})
 
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self requires Python 3.11
-        lock = Path(f"{self.path}.lock")
-        # The lock file does not exist normally. If it is a directory, acquiring the lock reports it.
-        with contextlib.suppress(OSError):
-            if lock.stat().st_size > 0:  # Lock files are empty.
-                raise self.error(f"cannot be locked because {describe_file(lock)} already exists")
         self._lock = contextlib.ExitStack()
         # Raised outside of the handlers, so that the original errors, which contain the path, are not the context.
         problem = None
         try:
-            self._lock.enter_context(file_lock(lock))
+            self._lock.enter_context(file_lock(Path(f"{self.path}.lock")))
         except TimeoutError:
             problem = self.error("is being written by another run", "Wait for that run, or use a different file.")
         except OSError as error:
@@ -119,16 +111,3 @@ class ResultsFile(LineFile):
                 line["dropped"] = [span._asdict() for span in dropped]
             lines.append(line)
         self.append(lines)
-
-    def count(self) -> int:
-        """Return the number of results in the file."""
-        if not self.path.is_file():
-            return 0
-        with self.path.open("rb") as file:
-            return max(0, sum(line.endswith(b"\n") for line in file) - 1)
-
-    def other_header_error(self, values: Mapping[str, Any]) -> ConfigurationError:
-        """Return the error of a file of other settings."""
-        changed = changed_settings(self.header, values)
-        problem = f"was written with different settings ({changed})"
-        return self.error(problem, "Use a different file, or delete this file.")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._render.display import Report, pluralize
-from .._utils.text import describe_value
 from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
@@ -52,19 +51,6 @@ class NoteMarks(NamedTuple):
     finished: bool
 
 
-class _ReviewFile(LineFile):
-    """The file of a review."""
-
-    kind = "review"
-
-    def other_header_error(self, values: Mapping[str, Any]) -> ConfigurationError:
-        """Return the error of the file of another review."""
-        if values.get("notes") != self.header["notes"]:
-            return self.error("is a review of other notes", "Annotate the same notes, or use a different file.")
-        seed = describe_value(values.get("seed"))
-        return self.error(f"has a sample with seed {seed}", f"Pass seed={seed}, or use a different file.")
-
-
 class Review(LiveNotes):
     """A review of annotations, as :meth:`Annotations.review` returns it.
 
@@ -102,7 +88,7 @@ class Review(LiveNotes):
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
         self._marks: dict[int, NoteMarks] = {}
         header = {"format": FORMAT, "notes": found.results.text_fingerprint(), "seed": self.seed}
-        self._file = None if path is None else _ReviewFile(path, "path", header)
+        self._file = None if path is None else LineFile(path, "path", "review", header)
         self._read_file()
 
     def __len__(self) -> int:

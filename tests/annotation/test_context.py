@@ -170,13 +170,12 @@ class TestDisplay:
         assert str(found).startswith(f"{headline}\n")
         assert found.to_dict() == before
 
-    def test_display_determines_only_columns_that_are_not_present(self, found):
-        entity = {**found[0][0], "start": 9, "end": 15}
-        note = make_text("Possible asthma. No asthma.", entity, known_labels=found.known_labels).found
+    def test_display_does_not_determine_context_that_is_present(self, found):
+        shown = make_text("Possible asthma. No asthma.", {**found[0][0], "start": 9, "end": 15})
         context = {"negated": [False], "experiencer": ["family"], "experiencer_by": ["mother"]}
-        shown = replace(note, results=note.results.with_columns(context)).at(0)
-        assert str(shown).endswith("uncertain by “possible”, family by “mother”")
-        assert '15, uncertain by “possible”, family by “mother”">asthma' in shown._repr_html_()
+        shown = replace(shown.found, results=shown.found.results.with_columns(context)).at(0)
+        assert str(shown).endswith("  family by “mother”")
+        assert '15, family by “mother”">asthma' in shown._repr_html_()
         assert shown.filter(experiencer="family")[0]["experiencer_by"] == "mother"
 
     @pytest.mark.parametrize(
