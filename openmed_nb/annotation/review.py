@@ -16,7 +16,7 @@ from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .inputs import NOTE_COLUMN
 from .json_lines import LineFile
 from .matching import find_positions
-from .presentation import LiveNotes, displayable
+from .presentation import LiveNotes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,10 +203,6 @@ class Review(LiveNotes):
         if span is None or (text is not None and span.end > len(text)):
             message = "The mark is not a span of the note."
             raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
-        if span.label != displayable(span.label):
-            raise ConfigurationError(
-                "The label contains an unpaired surrogate.", "Pass a label of printable characters."
-            )
         self._read_file()
         marks = {**self.marked_spans(note)}
         if right is None:

@@ -141,7 +141,7 @@ def test_hidden_texts_are_neither_displayed_nor_searched():
     assert "sthma" not in str(state)
 
 
-def test_failed_search_keeps_the_list_and_is_reported():
+def test_failed_action_keeps_the_list_and_is_reported():
     """The texts of the user may raise any error while they are read."""
 
     def texts():
@@ -153,8 +153,12 @@ def test_failed_search_keeps_the_list_and_is_reported():
     object.__setattr__(view.listing.found, "texts", texts())
     view._handle(view, search("aspirin"), [])
     assert "RuntimeError" in view.state["alert"]
-    assert NOTES[1] not in view.state["alert"]
+    assert NOTES[1] not in view.state["alert"] + repr(view)
     assert (view.listing.query, view.listing.matches.tolist()) == ("asthma", [0])
+    view._handle(view, filtered(min_score="high"), [])
+    assert "min_score" in view.state["alert"]
+    view._handle(view, {}, [])
+    assert "KeyError" in view.state["alert"]
 
 
 def test_state_starts_with_the_result_and_the_filters():

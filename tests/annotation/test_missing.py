@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.errors import ConfigurationError, InvalidTextError
-
 MISSING = {
     "None": None,
     "NaN": float("nan"),
@@ -95,18 +93,6 @@ def test_missing_texts_are_counted_displayed_and_masked_as_missing(run):
     assert found.filter("disease").missing == found.missing == tuple(range(1, 12))
 
 
-def test_text_that_fails_again_raises(run, file):
-    """The next run raises the error, or records it again without modifying the file."""
-    texts = [ASTHMA, 5, EPILEPSY]
-    recorded = run(texts, on_error="record", resume=file)
-    written = file.read_bytes()
-    with pytest.raises(InvalidTextError, match="Text 1 must be a string"):
-        run(texts, resume=file)
-    again = run(texts, on_error="record", resume=file)
-    assert (again.errors, list(again)) == (recorded.errors, list(recorded))
-    assert file.read_bytes() == written
-
-
 GAPS = st.none() | st.sampled_from([[None], [float("nan")], [pd.NA], [""], [5], ["\ud800"]])
 
 
@@ -123,18 +109,3 @@ def test_any_repairs_end_as_one_run(run, tmp_path_factory, data):
         assert list(found) == list(expected)
         assert (found.missing, found.errors) == (expected.missing, expected.errors)
     assert list(run(texts, resume=file)) == list(run(texts))
-
-
-LABELS = ["O", *(f"LABEL_{'x' * 40}_{number}" for number in range(60_000))]
-
-
-def test_header_of_any_size(run, pipe_of, keyword_model, file):
-    """A header may be longer than 1 MiB."""
-    pipe = pipe_of(keyword_model, batch_tokens=1, ignore_labels=LABELS)
-    first = run([ASTHMA], pipe, resume=file)
-    written = file.read_bytes()
-    assert list(run([ASTHMA], pipe, resume=file)) == list(first)
-    assert file.read_bytes() == written
-    with pytest.raises(ConfigurationError, match=r"different settings \(ignore_labels\)"):
-        run([ASTHMA], resume=file)
-    assert file.read_bytes() == written
