@@ -27,23 +27,17 @@ CASES = [
     ("Ann Lee coughs.", [(0, 7, "NAME")], "[{label}]", "[NAME] coughs."),
     ("Quackenbush, 7", [(4, 11, "NAME")], "X", "X, 7"),
     ("AnnLee", [(0, 3, "FIRST"), (3, 6, "LAST")], "<{label}>", "<FIRST>"),
-    ("3.4.20", [(0, 2, "DATE"), (2, 6, "DATE")], "<{label}>", "<DATE>"),
     ("(+)", [(0, 1, "A"), (1, 2, "B")], "<{label}>", "<A><B>)"),
     ("a b c", [(0, 3, "LONG"), (2, 5, "LATE")], "<{label}>", "<LONG>"),
     ("Jose\u0301 coughs", [(0, 4, "NAME")], "X", "X coughs"),
     ("李明咳嗽", [(0, 2, "NAME")], "[{label}]", "[NAME]咳嗽"),
-    ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "NAME")], {"DATE": ""}, "on , [NAME]"),
     ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "Name")], {"date": "D", "NAME": "X"}, "on D, X"),
-    ("on 3 May", [(3, 8, "Stra\u00dfe")], {"STRASSE": "<{label}>"}, "on <Stra\u00dfe>"),
-    ("Ann Lee\nBob Ray", [(0, 15, "NAME")], "X", "X\nX"),
     ("Ann Lee \r\n- Bob Ray\n", [(0, 19, "NAME")], "X", "X \r\n- X\n"),
     ("Ann<br>Lee\tAnn", [(0, 14, "NAME")], "X", "X<br>X\tX"),
-    ("Ann\nlee", [(0, 7, "NAME")], "X", "X"),
     ("<br>\n", [(0, 5, "NAME")], "X", "<br>\n"),
     ("Lee's and O'Brien's", [(0, 2, "NAME"), (10, 19, "NAME")], "X", "X's and X's"),
     ("James' and James\u2019 cat", [(0, 6, "NAME"), (11, 17, "NAME")], "X", "X' and X\u2019 cat"),
     ("'s", [(0, 2, "NAME")], "X", "X"),
-    ("Jo", [(0, 0, "NAME")], "X", "Jo"),
     ("Jo", [(0, 99, "NAME")], "X", "X"),
     ("{label}", [(0, 7, "N")], "<{label}>", "<N>"),
 ]
@@ -257,15 +251,19 @@ def test_headline_of_masked_texts_counts_filtered_labels():
     assert str(found.filter("name").mask()).splitlines()[0].endswith("; dates, places and numbers are not masked")
 
 
-@pytest.mark.parametrize("strategy", ["none", "simple"])
-@pytest.mark.parametrize("ignored", [["O", "B-NAME", "I-NAME", "NAME"], ["O", "NAME"]])
-def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path, strategy, ignored):
+@pytest.mark.parametrize(
+    ("strategy", "ignored", "labels"),
+    [
+        ("none", ["O", "B-NAME", "I-NAME", "NAME"], ("DATE",)),
+        ("none", ["O", "NAME"], ("NAME", "DATE")),
+        ("simple", ["O", "NAME"], ("DATE",)),
+    ],
+)
+def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path, strategy, ignored, labels):
     folder = tiny.save(tmp_path, tiny.random_bert(("O", "B-NAME", "I-NAME", "B-DATE")))
     pipe = nb.load_pipeline(folder, device="cpu", aggregation_strategy=strategy, ignore_labels=ignored)
-    found = nb.annotate(["The patient has asthma."], pipe)
 
-    has_name = strategy == "none" and "B-NAME" not in ignored
-    assert found.known_labels == (("NAME", "DATE") if has_name else ("DATE",))
+    assert nb.annotate(["The patient has asthma."], pipe).known_labels == labels
 
 
 def test_filter_knows_the_labels_of_tokens():
@@ -286,11 +284,6 @@ class TestRules:
         assert masked.counts == {("DISEASE", "model"): 1, ("MRN", "rule"): 1}
         assert found.show(0).mask(rules=self.RULES).text == masked[0].text
         assert found.mask({"mrn": "#"}, rules=self.RULES)[0].text == "She has [DISEASE], #."
-
-    def test_longest_span_gives_label_and_source(self):
-        spans = [(0, 4, "NAME"), (0, 9, "ID", False, "rule")]
-        (span,) = mask_text("Anna 1234", spans, "[{label}]").spans
-        assert (span.label, span.source, span.end) == ("ID", "rule", 9)
 
     @pytest.mark.parametrize(
         "rules",

@@ -6,7 +6,6 @@ import pytest
 
 import openmed_nb as nb
 from helpers.leaks import MARKER, catch_rejection
-from openmed_nb.annotation.export.registry import FORMATS
 from openmed_nb.errors import OpenMedWarning
 
 TEXT = "😀 asthma\r\nMild cough"
@@ -130,35 +129,24 @@ def bad_brat(annotation):
 
 REFUSED = [
     ("a.json", bad_task(end=6), "invalid entity"),
-    ("a.json", bad_task(start="/text()[1]"), "invalid entity"),
     ("a.json", bad_task(text=f"{MARKER}s"), "different text"),
     ("a.json", bad_task(start=1), "different text"),
     ("a.json", bad_task(labels=MARKER), "list of labels"),
-    ("a.json", bad_task()[:-9], "JSONDecodeError"),
-    ("a.json", "[" * 100_000, "cannot be read"),
     ("a.json", task({"result": [], **WHO[0]}, {"result": [], **WHO[1]}), "several annotations"),
     ("a.json", task({"result": [region()]}, data={"note": MARKER}), "does not have a text"),
     ("a.json", task({"no": []}), "does not have the key result"),
     ("a.json", lines({"id": 9, "text": MARKER, "annotator": 1}), "none of the keys"),
     ("a.jsonl", json.dumps({"text": f"😀{MARKER}", "label": [[1, 9, MARKER]]}), "invalid entity"),
-    ("a.jsonl", json.dumps({"text": MARKER, "label": [[0, 3]]}), "invalid entity"),
     ("a.jsonl", json.dumps({"text": 5, "label": []}), "does not have a text"),
     ("a.jsonl", line(entities=[{"start": 0, "end": True, "label": MARKER}]), "invalid entity"),
-    ("a.jsonl", line(entities=MARKER), "invalid entity"),
     ("a.jsonl", f"{line()}\n{line()}\n{line()[:-4]}", "Note 2 of the jsonl file cannot be read"),
     ("a.jsonl", lines({"id": [MARKER], "text": "a", "entities": []}), "value for 'id'"),
-    ("a.jsonl", lines({"note_index": "1", "text": "a", "entities": []}), "'note_index'"),
-    ("a.jsonl.gz", "\x1f", "suffix"),
     ("a.csv", "id,start,end,label\n", "suffix"),
     ("a.conll", f"{MARKER}\tO\n{MARKER}\tX\n", "line without a tag"),
     ("a.conll", f'# id = "{MARKER}"\n# text = "{MARKER}"\n{MARKER}{MARKER}\tO\n', "tokens that do not match"),
-    ("a.conll", f"# id = {MARKER}\n# text = 5\n{MARKER}\tO\n", "cannot be read"),
-    ("a.conll", f'# id = 5\n# text = "a {MARKER} b"\nb\tO\n', "tokens that do not match"),
     ("a.conll", f'# id = 5\n# text = "a {MARKER}"\na\tO\n', "text without tokens"),
     ("b", bad_brat(f"T1\t{MARKER} 0 6\t{MARKER}"), "invalid entity"),
     ("b", bad_brat(f"T1\t{MARKER} 0 5\tx{MARKER}"), "different text"),
-    ("b", bad_brat(f"T1\t{MARKER} 5 0"), "invalid entity"),
-    ("b", bad_brat(f"T1\t{MARKER} a b\t{MARKER}"), "invalid line"),
     ("b", bad_brat(f"T1\t{MARKER} 0 {'9' * 5000}\t{MARKER}"), "invalid line"),
     ("b", {"b.txt": "x", "a.ann": ""}, "missing or not a regular file"),
     ("b", {"b.md": "x"}, "does not have .txt files"),
@@ -172,23 +160,17 @@ def test_read_annotations_states_the_problem_of_a_file_without_quoting_it(name, 
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"annotator": f"{MARKER} Lee"},
-        {"annotator": 1.5},
-        {"labels": {"Disease": 1}},
-        {"labels": "DISEASE"},
-        {"predictions": 1},
-    ],
+    [{"annotator": f"{MARKER} Lee"}, {"annotator": 1.5}, {"predictions": 1}],
 )
 def test_read_annotations_validates_options(options, tmp_path):
     path = write(tmp_path, "a.json", task({"result": [], **WHO[0]}, {"result": [], **WHO[1]}))
     catch_rejection(lambda: nb.read_annotations(path, **options))
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.read])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.conll", "brat"])
 def test_other_encodings_are_rejected(name, tmp_path):
-    path = tmp_path / "file"
+    path = tmp_path / name
     if name == "brat":
         path.mkdir()
     (path / "a.txt" if name == "brat" else path).write_bytes(f"{MARKER} \u00e9".encode("utf-16"))
-    assert "UTF-8" in catch_rejection(lambda: nb.read_annotations(path, name)).remedy
+    assert "UTF-8" in catch_rejection(lambda: nb.read_annotations(path)).remedy

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 
 import numpy as np
 import pandas as pd
@@ -116,13 +115,6 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     assert summarize_counts(np.zeros((0, 1, 5), int), seed=0)[0].gold == 0
 
 
-def test_interval_width_equals_the_binomial_interval():
-    """One entity in each text, and another label in some: F1 is a binomial proportion."""
-    counts = np.array([[[index < 300, index >= 300, 0, 0, 0]] for index in range(400)])
-    low, high = summarize_counts(counts, seed=0)[0].f1_interval
-    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.75 * 0.25 / 400), rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("predicted", "counts"),
     [
@@ -135,12 +127,6 @@ def test_counts_of_overlapping_entities_by_scheme(predicted, counts):
     """Columns: correct, incorrect, partial, missed, spurious."""
     gold = [GoldSpan(0, 5, "NAME"), GoldSpan(10, 15, "DATE"), GoldSpan(20, 25, "TOWN")]
     assert count_matches([GoldSpan(*span) for span in predicted], gold) == counts
-
-
-def test_rates_of_counts():
-    counts = SchemeScores(correct=3, incorrect=1, partial=2, missed=4, spurious=2)
-    assert (counts.predicted, counts.gold, counts.precision, counts.recall) == (8, 10, 0.5, 0.4)
-    assert (SchemeScores(missed=1).precision, SchemeScores(spurious=1).recall, SchemeScores().f1) == (0, 0, 0)
 
 
 def make_scores(seed=0):
