@@ -135,18 +135,15 @@ class MaskedText(Displayable):
         return Report(title, sentences, segments=tuple(self._segments()), status=WARNING)
 
     def _segments(self) -> Iterator[TextSegment]:
-        text = self.text[:MAX_SHOWN_TEXT_CHARACTERS]
         position = 0
         for span in self.spans:
-            if span.masked_end > len(text):
+            if span.masked_end > MAX_SHOWN_TEXT_CHARACTERS:
                 break
-            yield TextSegment(text[position : span.masked_start])
+            yield TextSegment(self.text[position : span.masked_start])
             if span.masked_end > span.masked_start:
-                yield TextSegment(text[span.masked_start : span.masked_end], span.label)
+                yield TextSegment(self.text[span.masked_start : span.masked_end], span.label)
             position = span.masked_end
-        yield TextSegment(text[position:])
-        if len(text) < len(self.text):
-            yield TextSegment("…")
+        yield TextSegment(self.text[position:MAX_SHOWN_TEXT_CHARACTERS])
 
 
 def long_text_sentence(text: str) -> tuple[str, ...]:

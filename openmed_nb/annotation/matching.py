@@ -59,8 +59,7 @@ def list_positions(positions: Sequence[int]) -> str:
 
 def warn_if_repeated(ids: Any) -> None:
     """Warn if ids occur more than once."""
-    is_unique = getattr(ids, "is_unique", None)  # pandas stores the answer.
-    if is_unique or (is_unique is None and len(set(ids)) == len(ids)):
+    if len(set(ids)) == len(ids):
         return
     count = sum(len(positions) > 1 for positions in find_positions(ids).values())
     if count:
@@ -90,7 +89,7 @@ def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, rem
     by_value = find_positions(None if is_missing(note_id) else id_value(note_id) for note_id in available)
     partners: list[int] = []
     taken: set[int] = set()
-    failures: dict[str, list[int]] = {}
+    failures: list[int] = []
     for index, note_id in enumerate(wanted):
         candidates: Sequence[int] = ()
         if not is_missing(note_id):
@@ -99,15 +98,11 @@ def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, rem
         if len(candidates) == 1 and candidates[0] not in taken:
             partners.append(candidates[0])
             taken.add(candidates[0])
-            continue
-        problem = "Without a partner"
-        if candidates:
-            problem = "Repeated" if len(candidates) == 1 else f"With several partners ({list_positions(candidates)})"
-        failures.setdefault(problem, []).append(index)
+        else:
+            failures.append(index)
     if failures:
-        problem, indices = next(iter(failures.items()))
-        message = f"{problem}: {len(indices):,} of the {len(wanted):,} {subject}, at {list_positions(indices)}."
-        raise UnmatchedIdsError(message, remedy, [wanted[index] for index in indices[:MAX_NAMED_IDS]])
+        message = f"Not exactly one partner: {len(failures):,} of the {len(wanted):,} {subject}, at {list_positions(failures)}."
+        raise UnmatchedIdsError(message, remedy, [wanted[index] for index in failures[:MAX_NAMED_IDS]])
     return partners
 
 

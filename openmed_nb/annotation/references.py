@@ -338,9 +338,6 @@ def check_iterable(texts: Any) -> None:
     if has_columns and isinstance(dimensions, int) and dimensions > 1:
         message = f"{short_type_name(texts)} is a table, not a sequence of texts."
         raise ConfigurationError(message, "Pass the name of its column of texts, such as text_column='text'.")
-    if type(texts).__module__.partition(".")[0] == "pyarrow":  # Iteration yields Arrow scalars, not strings.
-        message = f"{short_type_name(texts)} is an Arrow column."
-        raise ConfigurationError(message, "Pass its strings, as in column.to_pylist().")
     # Some sequences have no __iter__, such as KeyDataset of transformers.
     is_iterable = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")
     if not is_iterable or isinstance(texts, (str, bytes, Mapping)) or type(texts).__module__ == "dask.delayed":

@@ -223,17 +223,13 @@ def test_files_that_are_not_regular_are_rejected(tmp_path):
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("index", [["k1", "k2"], [5, 3]])
 def test_saved_tables_have_the_index_of_a_series_as_ids(name, index, tmp_path):
-    notes = pd.Series(["No asthma.", "She has asthma."], index=index)
-    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
+    found = nb.annotate(
+        pd.Series(["Known gout.", "Has asthma."], index=index), "bundled_small", device="cpu", progress=False
+    )
     found.save(tmp_path / name)
     saved = TABLES[name](tmp_path / name)
     assert saved["note_id"].tolist() == index
     assert found.score(saved).total.strict.correct == 2
-
-
-def test_export_to_label_studio_says_that_its_entities_are_predictions(found, tmp_path):
-    assert "predictions until" in str(found.export("label-studio", tmp_path / "a.json"))
-    assert "predictions until" not in str(found.export("doccano", tmp_path / "a.jsonl"))
 
 
 def test_empty_results_can_be_saved(tmp_path):
@@ -261,12 +257,7 @@ def incomplete():
 def test_notes_without_text_are_omitted_and_counted(incomplete, name, tmp_path):
     report = export(incomplete, name, tmp_path)
     assert (report.notes, report.entities, report.losses) == (1, 1, {WITHOUT_TEXT: 3})
-    generated = dataclasses.replace(incomplete, texts=None)
-    assert export(generated, name, tmp_path).losses == {WITHOUT_TEXT: 4}
-    gold = nb.read_annotations(report.path, predictions=True)
-    assert [(note.id, note.position) for note in gold] == [(None, 3)]
-    scores = incomplete.score(gold)
-    assert (scores.num_texts, scores.total.strict.f1) == (1, 1.0)
+    assert [note.position for note in nb.read_annotations(report.path, predictions=True)] == [3]
 
 
 def test_jsonl_contains_all_notes(incomplete, tmp_path):
@@ -333,8 +324,5 @@ def test_ids_are_kept_and_not_shown(name, tmp_path):
     report = export(found, name, tmp_path)
     gold = nb.read_annotations(report.path, predictions=True)
     assert [note.id for note in gold] == [f"{MARKER}/1", 17]
-    assert found.score(gold).total.strict.f1 == 1.0
     assert MARKER not in f"{report} {report.to_dict()} {report._repr_html_()}"
-    assert report.path.name.startswith(name)
-    if name == "brat":
-        assert MARKER not in "".join(file.name for file in report.path.iterdir())
+    assert MARKER not in "".join(file.name for file in tmp_path.rglob("*"))

@@ -62,15 +62,15 @@ COLUMNS = {"start": [8, 0], "end": [14, 1], "label": ["DISEASE", "NAME"]}
 @pytest.mark.parametrize(
     ("columns", "names"),
     [
-        ({"note_index": [3, 3], **COLUMNS}, [(None, 3)]),
-        ({"note_id": [7, 8], **COLUMNS}, [(7, None), (8, None)]),
-        ({"id": ["b", "b"], "note_index": [0, 1], **COLUMNS}, [("b", 0), ("b", 1)]),
-        ({"visit": ["v", "w"], "id": ["b", "a"], **COLUMNS}, [("v", None), ("w", None)]),
+        ({"note_index": [3, 3]}, [(None, 3)]),
+        ({"note_id": [7, 8]}, [(7, None), (8, None)]),
+        ({"id": ["b", "b"], "note_index": [0, 1]}, [("b", 0), ("b", 1)]),
+        ({"visit": ["v", "w"], "id": ["b", "a"]}, [("v", None), ("w", None)]),
     ],
     ids=str,
 )
 def test_table_has_the_entities_of_each_text(columns, names):
-    gold = read_gold(pd.DataFrame(columns), id_name="visit")
+    gold = read_gold(pd.DataFrame({**columns, **COLUMNS}), id_name="visit")
     assert gold.is_table
     assert [(text.id, text.position) for text in gold] == names
     assert [span for text in gold for span in text.spans] == [SPAN, GoldSpan(0, 1, "NAME")]
@@ -80,7 +80,6 @@ def test_table_has_the_entities_of_each_text(columns, names):
     ("columns", "message"),
     [
         (COLUMNS, "does not have the required columns"),
-        ({"id": ["a"], "start": [0], "end": [1]}, "does not have the required columns"),
         ({"id": ["a"], "start": [0], "label": ["A"]}, "does not have the required columns"),
         ({"id": ["a", "b"], **COLUMNS, "end": [14, 0]}, "Row 1 of the table"),
         ({"note_index": ["0", 0], **COLUMNS}, "Row 0 of the table"),
@@ -105,12 +104,8 @@ def test_read_gold_renames_labels_and_counts_an_entity_once():
     with pytest.warns(OpenMedWarning, match="^1 gold entity is marked twice"):
         gold = read_gold([[SPAN, (0, 1, "NAME"), (8, 14, "Disease")]], {"Disease": "DISEASE"})
     assert gold[0].spans == (SPAN, GoldSpan(0, 1, "NAME"))
-
-
-@pytest.mark.parametrize("labels", [["Disease"], {"Disease": None}], ids=str)
-def test_read_gold_rejects_names_of_labels_that_are_not_strings(labels):
     with pytest.raises(ConfigurationError, match="for labels"):
-        read_gold([[SPAN]], labels)
+        read_gold([[SPAN]], {"Disease": None})
 
 
 def texts_of(*names, **options):
@@ -130,7 +125,6 @@ NOTES = ["One.", "Two."]
 @pytest.mark.parametrize(
     ("gold", "ids", "positions"),
     [
-        (texts_of("b", "a"), ["a", "b", "c"], {1: "b", 0: "a"}),
         (texts_of("10", 10), [10, "10"], {1: "10", 0: 10}),
         (texts_of("n2.txt"), ["n1", "n2"], {1: "n2.txt"}),
         (texts_of("Mu\u0308ller"), ["M\u00fcller", "Lee"], {0: "Mu\u0308ller"}),
@@ -139,7 +133,6 @@ NOTES = ["One.", "Two."]
         (texts_of((None, None, 1), (None, None, 0)), None, {1: None, 0: None}),
         (texts_of(("x", "One.", None), ("y", "Two.", None)), None, {0: "x", 1: "y"}),
         (texts_of("b", is_table=True), ["a", "b"], {0: None, 1: "b"}),
-        (texts_of(is_table=True), ["a"], {0: None}),
     ],
     ids=str,
 )
@@ -149,27 +142,25 @@ def test_align_gold(gold, ids, positions):
 
 
 @pytest.mark.parametrize(
-    ("gold", "ids", "unmatched"),
+    ("gold", "ids"),
     [
-        pytest.param(texts_of("a", "a"), ["a", "b"], ["a"], id="id twice in the gold"),
-        pytest.param(texts_of("a", 1, "1"), [1, "a"], ["1"], id="same partner"),
-        pytest.param(texts_of(1.0), ["1", "1.0"], [1.0], id="two ids of this value"),
-        pytest.param(texts_of("x"), ["x", "x"], ["x"], id="repeated id of the notes"),
-        pytest.param(texts_of("0", "1"), None, ["0", "1"], id="ids that look like positions"),
-        pytest.param(texts_of(("x", "Two.", None), ("y", "One.", None)), None, ["x", "y"], id="other order"),
-        pytest.param(texts_of(None, None), ["a", "b"], [], id="ids on the other side"),
-        pytest.param(texts_of((None, None, 0)), ["a", "b"], [], id="position of a note with an id"),
-        pytest.param(texts_of((None, None, -1)), None, [-1], id="negative position"),
-        pytest.param(texts_of(None), None, [], id="fewer texts"),
-        pytest.param(texts_of("a", None), ["a", "b"], [None], id="text without an id"),
-        pytest.param(texts_of(float("nan")), [float("nan"), "b"], None, id="missing id"),
+        pytest.param(texts_of("a", "a"), ["a", "b"], id="id twice in the gold"),
+        pytest.param(texts_of("a", 1, "1"), [1, "a"], id="same partner"),
+        pytest.param(texts_of(1.0), ["1", "1.0"], id="two ids of this value"),
+        pytest.param(texts_of("x"), ["x", "x"], id="repeated id of the notes"),
+        pytest.param(texts_of("0", "1"), None, id="ids that look like positions"),
+        pytest.param(texts_of(("x", "Two.", None), ("y", "One.", None)), None, id="other order"),
+        pytest.param(texts_of(None, None), ["a", "b"], id="ids on the other side"),
+        pytest.param(texts_of((None, None, 0)), ["a", "b"], id="position of a note with an id"),
+        pytest.param(texts_of((None, None, -1)), None, id="negative position"),
+        pytest.param(texts_of(None), None, id="fewer texts"),
+        pytest.param(texts_of("a", None), ["a", "b"], id="text without an id"),
+        pytest.param(texts_of(float("nan")), [float("nan"), "b"], id="missing id"),
     ],
 )
-def test_align_gold_rejects_other_texts(gold, ids, unmatched):
-    with pytest.raises(UnmatchedIdsError) as caught:
+def test_align_gold_rejects_other_texts(gold, ids):
+    with pytest.raises(UnmatchedIdsError):
         align_gold(gold, ids, NOTES, 2 if ids is None else len(ids))
-    assert unmatched is None or list(caught.value.unmatched) == unmatched
-    assert "x" not in caught.value.message.split()
 
 
 def test_ids_without_a_partner_are_in_no_message_or_pickle():

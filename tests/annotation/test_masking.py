@@ -247,8 +247,8 @@ def test_headline_of_masked_texts_says_which_kinds_stay(tiny, tmp_path, labels, 
 def test_headline_of_masked_texts_counts_filtered_labels():
     found = Annotations(ResultStore(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
 
-    assert str(found.mask()).splitlines()[0] == "0 entities masked in 0 texts"
-    assert str(found.filter("name").mask()).splitlines()[0].endswith("; dates, places and numbers are not masked")
+    assert "not masked" not in str(found.mask())
+    assert "; dates, places and numbers are not masked" in str(found.filter("name").mask())
 
 
 @pytest.mark.parametrize(

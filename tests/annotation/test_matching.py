@@ -51,10 +51,6 @@ class TestIdsOfTexts:
         assert without_ids.ids is None
         assert without_ids.to_frame()["word"].tolist() == ["asthma", "gout", "asthma"]
 
-    def test_chunks_repeat_an_id_with_a_warning(self, table):
-        with pytest.warns(OpenMedWarning, match="^3 ids occur more than once"):
-            annotate(iter([table, table]), **COLUMNS)
-
 
 class TestTablesOfNotes:
     def test_ids_have_their_own_name_in_frames_and_files(self, table, tmp_path):
@@ -64,10 +60,6 @@ class TestTablesOfNotes:
         assert pd.read_csv(tmp_path / "found.csv")["patient"].tolist() == ["a7", "c9", "c9"]
         assert found.score(pd.read_csv(tmp_path / "found.csv")).total.strict.f1 == 1.0
         assert found.score(found.to_frame()).total.strict.f1 == 1.0
-
-    def test_id_column_with_the_name_of_a_column_of_entities_is_renamed(self, table):
-        frame = annotate(table.rename(columns={"patient": "score"}), text_column="note", id_column="score").to_frame()
-        assert frame["note_id"].tolist() == ["a7", "c9", "c9"]
 
     @pytest.mark.parametrize(
         "change",
@@ -201,8 +193,8 @@ class TestScores:
             nb.runbook.parity("bundled_small", NOTES[:2], device="cpu", gold=gold, labels={"Disease": "DISEASE"})
 
     def test_files_match_the_names_of_gold(self, tmp_path):
-        for number in (2, 10):
-            (tmp_path / f"{number}.txt").write_text("She has asthma." if number == 2 else "Well.")
+        for name, text in {"2": "She has asthma.", "10": "Well."}.items():
+            (tmp_path / f"{name}.txt").write_text(text)
         asthma = GoldText("2", "She has asthma.", (GoldSpan(8, 14, "DISEASE"),))
         gold = GoldTexts((asthma, GoldText("10", None, ())))
         assert annotate(tmp_path / "*.txt").score(gold).total.strict.f1 == 1.0

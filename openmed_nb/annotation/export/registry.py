@@ -53,7 +53,6 @@ FORMATS: Mapping[str, Format] = {
     "label-studio": Format(formats.read_json, (".json",), write=formats.write_label_studio),
 }
 
-PREDICTIONS_NOTICE = "The entities are predictions until an annotator submits them in Label Studio. nb.read_annotations(path) reads submitted ones only."
 CHECK_REMEDY = "Check the format, and export the file again."
 
 
@@ -84,8 +83,7 @@ class ExportReport(Displayable):
         entities = pluralize(self.entities, "entity", "entities")
         title = f"Exported {pluralize(self.notes, 'note')} with {entities} to {self.format}"
         losses = tuple(f"{count:,} {description}." for description, count in self.losses.items())
-        notices = (PREDICTIONS_NOTICE,) if self.labeling_config else ()
-        return Report(title, (*(losses or ("The file contains all of them.",)), *notices))
+        return Report(title, losses or ("The file contains all of them.",))
 
 
 def export_notes(name: str, path: Any, export: Export) -> ExportReport:
