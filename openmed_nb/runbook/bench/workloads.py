@@ -314,7 +314,7 @@ def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryC
 
 
 def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the options that its callers share
-    model: object,
+    model: Any,
     data: object = None,
     *,
     training: bool = False,
@@ -344,7 +344,7 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
     load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
     if is_token_classifier(model):
         texts = None if training else validate_texts(data)
-        spec = _load_spec(model, load_arguments)
+        spec = SESSION.load_spec(model, load_arguments)[0] if is_model_name(model) else spec_of_pipeline(model)
         if training:
             pipe = pipeline_from_files(spec)
             make_example = partial(synthetic_labeled_batch, pipe, length or DEFAULT_LENGTH)
@@ -368,11 +368,9 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
     return target, SESSION.device(load_arguments.get("device")).device
 
 
-def _load_spec(model: Any, arguments: Mapping[str, object]) -> LoadSpec:
-    """Return the specification of a model name, or of the model of a pipeline that the session has loaded."""
-    if is_model_name(model):
-        return SESSION.load_spec(model, arguments)[0]
-    key = SESSION.models.key_of(model.model)
+def spec_of_pipeline(pipe: AnnotationPipeline) -> LoadSpec:
+    """Return the specification of the model of a pipeline, or raise an error if the session has not loaded it."""
+    key = SESSION.models.key_of(pipe.model)
     spec = key.spec if key else None
     if spec is None:
         raise ConfigurationError(

@@ -19,22 +19,23 @@ from ...._utils.validation import check_bool
 from ....annotation.gold import align_gold, read_gold
 from ....devices.backend import TENSOR_LOCK, without_autocast
 from ....devices.machine import format_device
-from ....devices.moving import copy_model, to_numpy
+from ....devices.moving import to_numpy
 from ....devices.registry import get_device
 from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
 from ....models.config import DEFAULT_STRATEGY
-from ....models.loading import INT8, LoadedModel, LoadSpec, dtype_of, is_quantized, load_from_spec
+from ....models.loading import INT8, LoadSpec, load_from_spec
 from ....models.registry import is_model_name
 from ....session import SESSION
-from .report import TOLERANCES, EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
+from ...bench.workloads import spec_of_pipeline
+from .report import EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from transformers import PreTrainedModel
 
     from ....annotation.forward import Batch, Inputs, TokenClassifier
     from ....annotation.gold import GoldTexts
-    from ....annotation.pipeline import AnnotationPipeline
     from ....annotation.results import TextResult
     from ....annotation.stream import Annotator, TokenizedChunk
 
@@ -65,8 +66,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     comparison and released afterwards. The models and the device of the session stay unchanged.
 
     Args:
-        model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model. A pipeline of
-            :func:`load_pipeline` is compared unmodified with a float32 copy of its model on the CPU.
+        model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model. The model of a
+            pipeline from :func:`load_pipeline` is compared unmodified, with its files in float32 on the CPU.
         texts: Any iterable of texts, at least one. With ``gold``, they are stored in memory.
         device: Device of the candidate. If ``None``, use the device of the session.
         dtype: Dtype of the candidate: ``"float32"`` (the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or
@@ -104,9 +105,11 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         check_texts(texts)
         if is_model_name(model):
             spec, candidate_device = SESSION.load_spec(model, options)
-            pair = pair_from_files(spec, candidate_device, SESSION.models.loaded_on(spec, candidate_device))
+            loaded = SESSION.models.loaded_on(spec, candidate_device)
+            pair = pair_from_files(spec, candidate_device, loaded.model if loaded else None)
         else:
-            pair = _pair_from_pipeline(validate_pipeline(model, options))
+            pipe = validate_pipeline(model, options)
+            pair = pair_from_files(spec_of_pipeline(pipe), str(pipe.device), pipe.model)
         if gold is None:
             return run_parity(pair, texts, None, gradients)
         text_list = list(iter_texts(texts))
@@ -169,24 +172,23 @@ class ModelPair:
         reference: Model on the CPU in float32.
         candidate: Model that is compared with the reference.
         dtype: Dtype of the candidate.
-        notes: Notes on the comparison, as sentences.
     """
 
     name: str
     reference: Annotator
     candidate: Annotator
     dtype: str
-    notes: tuple[str, ...] = ()
 
 
-def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = None) -> ModelPair:
+def pair_from_files(spec: LoadSpec, device: str, model: PreTrainedModel | None = None) -> ModelPair:
     """Load a model on the CPU in float32, and on a device in the dtype of the specification.
 
-    If ``loaded`` is given, it is the candidate.
+    If ``model`` is given, it is the candidate.
     """
     from ....annotation.pipeline import budget_for_device, build_pipeline
 
-    model = (loaded or load_from_spec(spec, device)).model
+    if model is None:
+        model = load_from_spec(spec, device).model
     # Building a pipeline runs the model once. Only the reference is built, so that a failure of the candidate is a
     # finding of the report, not an error.
     pipe = build_pipeline(load_from_spec(spec.in_dtype("float32"), "cpu"), DEFAULT_STRATEGY, {})
@@ -194,28 +196,6 @@ def pair_from_files(spec: LoadSpec, device: str, loaded: LoadedModel | None = No
     budget = replace(budget_for_device(model.device, model), allow_padding=reference.budget.allow_padding)
     candidate = replace(reference.with_model(model), budget=budget)
     return ModelPair(spec.reference.name, reference, candidate, spec.dtype)
-
-
-def _pair_from_pipeline(pipe: AnnotationPipeline) -> ModelPair:
-    """Return an unmodified pipeline as candidate, and a float32 copy of its model on the CPU as reference."""
-    import torch
-
-    dtype = dtype_of(pipe.model)
-    name = type(pipe.model).__name__
-    if is_quantized(pipe.model):
-        message = f"This {name} in int8 has no float32 weights."
-        raise ConfigurationError(message, f"Pass the model's name and dtype={INT8!r}.")
-    if dtype not in TOLERANCES:
-        message = f"{name} in {dtype} cannot be compared because no tolerance is defined for this dtype."
-        raise ConfigurationError(message, "Call .float() on the model.")
-    candidate = pipe.default_annotator()
-    notes: tuple[str, ...] = ()
-    if dtype != "float32":
-        rounded = f"The reference uses the weights of this pipeline, which are rounded to {dtype}."
-        notes = (rounded, "Pass the name of the model to compare with its files.")
-    with TENSOR_LOCK:
-        reference = candidate.with_model(copy_model(pipe.model, dtype=torch.float32).eval())
-    return ModelPair(name, reference, candidate, dtype, notes)
 
 
 def _gradient_difference(pair: ModelPair, tokenized: TokenizedChunk) -> GradientDifference | None:
@@ -355,7 +335,6 @@ def run_parity(  # noqa: C901 - one loop over the texts
         spans=agreement,
         gold=None if gold is None else GoldScore(**found),
         gradients=difference,
-        notes=pair.notes,
         **counts,
     )
 

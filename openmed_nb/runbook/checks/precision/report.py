@@ -275,7 +275,6 @@ class ParityReport(Displayable):
         spans: Agreement of the entities.
         gold: Gold entities that both models predict, or ``None`` if no gold was passed.
         gradients: Differences of the gradients of one training step, or ``None`` if they were not compared.
-        notes: Notes on the comparison, as sentences.
     """
 
     model: str
@@ -291,7 +290,6 @@ class ParityReport(Displayable):
     spans: EntityAgreement
     gold: GoldScore | None = None
     gradients: GradientDifference | None = None
-    notes: tuple[str, ...] = ()
 
     JSON_PROPERTIES = ("tolerance", "findings", "status")
 
@@ -315,15 +313,10 @@ class ParityReport(Displayable):
         """Worst status of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
         return worst_status(self.findings)
 
-    @property
-    def is_reference(self) -> bool:
-        """Whether the candidate has the device and dtype of the reference."""
-        return (self.device, self.dtype) == ("cpu", "float32")
-
     def to_report(self) -> Report:
         """Return the report: findings, differing entities and metrics."""
         size = f"{pluralize(self.texts, 'text')} with {pluralize(self.tokens, 'token')}"
-        sentences = (f"{size} in {pluralize(self.windows, 'window')}.", *self.notes)
+        sentences = (f"{size} in {pluralize(self.windows, 'window')}.",)
         rows = []
         for change in self.spans.changes:
             sides = map(_format_span, (change.reference, change.candidate))
@@ -364,7 +357,7 @@ def _evaluate_findings(report: ParityReport) -> Iterator[Finding]:
     remedy = "Use the CPU for this model."
     if report.dtype != "float32":
         remedy = USE_FLOAT32_REMEDY
-    elif report.is_reference:
+    elif report.device == "cpu":
         remedy = "Reload the model."
     if report.non_finite_tokens:
         evidence = f"NaN or infinity in {pluralize(report.non_finite_tokens, 'token')}"

@@ -17,7 +17,7 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics
 from openmed_nb.runbook.checks.precision import validation
 from openmed_nb.runbook.checks.precision.report import EntityAgreement, GoldScore
-from openmed_nb.runbook.checks.precision.validation import judge
+from openmed_nb.runbook.checks.precision.validation import judge, median_speedup
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "data"), pytest.mark.real_computer]
@@ -236,12 +236,8 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            *(
-                ({"dtype": dtype}, r"is not a reduced dtype.*bfloat16, float16, int8")
-                for dtype in ("float32", "auto", "", None)
-            ),
-            *(({"texts": texts}, "no texts") for texts in (None, [])),
-            ({"texts": "asthma"}, "no texts"),
+            *(({"dtype": dtype}, "is not a reduced dtype") for dtype in ("float32", "auto", None)),
+            *(({"texts": texts}, "no texts") for texts in (None, [], "asthma")),
         ],
     )
     def test_invalid_arguments_are_rejected(self, keyword_model, changes, message):
@@ -249,16 +245,8 @@ class TestArguments:
             validate(keyword_model, **changes)
 
     def test_pipeline_is_rejected(self, load, keyword_model):
-        pipe = load(keyword_model)
-        with pytest.raises(ConfigurationError, match="of a model, but AnnotationPipeline is not a model name"):
-            nb.runbook.validate_precision(pipe, SURE)
-
-    def test_int8_requires_cpu(self, keyword_model):
-        with (
-            nb.simulated_mps(),
-            pytest.raises(ConfigurationError, match="int8 is supported on the CPU only, not on mps"),
-        ):
-            nb.runbook.validate_precision(str(keyword_model), SURE, dtype="int8")
+        with pytest.raises(ConfigurationError, match="AnnotationPipeline is not a model name"):
+            nb.runbook.validate_precision(load(keyword_model), SURE)
 
     def test_bfloat16_is_not_validated_where_it_can_end_the_process(self, keyword_model, monkeypatch):
         monkeypatch.setattr("openmed_nb.simulation.device.MACOS", (27, 0))
@@ -297,3 +285,22 @@ def test_simulated_record_is_valid_on_simulated_device_only(load, keyword_model)
     assert there.precision.candidates[0].summary == verdict.record.summary
     with pytest.warns(OpenMedWarning, match="on cpu, but it has not been validated"):
         load(keyword_model, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "speedup"),
+    [
+        ([(1.0, 2.0)] * 9, 1.0),
+        ([(2.0, 1.0)] * 9, 2.0),
+        ([(2.0, 1.0)] * 8 + [(1.0, 9.0)], 2.0),
+        ([(2.0, 1.0)] * 7 + [(1.0, 1.0)] * 2, 1.0),
+        ([(1.05, 1.0)] * 9, 1.0),
+        ([(1.06, 1.0)] * 9, 1.06),
+        ([(1.5, 1.0)] * 4 + [(1.6, 1.0)] + [(9.0, 1.0)] * 4, 1.6),
+        ([(0.66, 1.0), (2.16, 1.0), (1.0, 1.0)] * 3, 1.0),
+        ([(2.16, 1.0)] * 6 + [(0.66, 1.0)] * 3, 1.0),
+    ],
+)
+def test_median_speedup_requires_two_rounds(seconds, speedup):
+    """On a machine with background load, a single round shows nothing."""
+    assert median_speedup(seconds) == speedup
