@@ -146,8 +146,6 @@ WITHOUT_TYPES = ("input_ids", "attention_mask")
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bert": {},
-    "distilbert": {"dim": 32, "hidden_dim": 37, "n_heads": 2, "n_layers": 2},
-    "electra": {"embedding_size": 16},
     "roberta": {},
     "modernbert": {
         "local_attention": 8,
@@ -171,26 +169,12 @@ RARE: dict[str, dict[str, Any]] = {
 
 READING_PADDING: dict[str, dict[str, Any]] = {
     "convbert": {"embedding_size": 16, "conv_kernel_size": 9, "head_ratio": 2},
-    "funnel": {
-        "d_model": 32,
-        "block_sizes": [1, 1],
-        "n_head": 2,
-        "d_head": 16,
-        "d_inner": 37,
-        "num_decoder_layers": 1,
-        "hidden_size": None,
-        "num_hidden_layers": None,
-        "num_attention_heads": None,
-    },
-    "nystromformer": {"num_landmarks": 8, "segment_means_seq_len": 8},
     "yoso": {},
 }
 """Models that take an attention mask and still read what fills a row up."""
 
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
     "bert": word_pieces,
-    "distilbert": partial(word_pieces, inputs=WITHOUT_TYPES),
-    "electra": word_pieces,
     "roberta": partial(byte_pairs, True, inputs=WITHOUT_TYPES),
     "modernbert": partial(byte_pairs, False, BERT, inputs=WITHOUT_TYPES),
     "xlm-roberta": partial(unigrams, inputs=WITHOUT_TYPES),

@@ -1,11 +1,9 @@
 """The pipeline on a simulated MPS device: CPU results, few shapes, and no asynchronous copies."""
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openmed_nb._annotate import annotate
-from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
 pytestmark = pytest.mark.real_computer  # Each test begins its own simulation.
@@ -82,31 +80,6 @@ class TestCare:
         assert len(passes) > 5
         assert "embedding" in computed
         assert "all" not in computed
-
-    def test_onednn_is_disabled(self, mps, mps_pipe, sentences):
-        """Linear layers are those of the device; the CPU's library has nothing to do with them."""
-        pipe = mps_pipe()
-        mps.call_counts.clear()
-        pipe(sentences(50))
-        assert mps.call_counts["linear"] > 0
-        assert not [name for name in mps.call_counts if "linear" in name and name != "linear"]
-
-    @pytest.mark.usefixtures("mps")
-    def test_float64_model_becomes_float32(self, new_pipe, sentences, rounded):
-        """A model in float64 is moved in float32, and finds the same."""
-        texts, pipe = sentences(20), new_pipe()
-        expected = pipe(texts)
-        pipe.model.double()
-        pipe.device = "mps"
-        assert pipe.model.dtype == torch.float32
-        assert pipe(texts) == rounded(expected)
-
-    def test_simulation_refuses_float64(self, mps_pipe, on_forward):
-        """A model that creates float64 tensors fails as on a Mac, with an OpenMedError."""
-        pipe = mps_pipe()
-        on_forward(pipe.model, lambda ids: ids.double())
-        with pytest.raises(DeviceUnavailableError, match="doesn't support float64"):
-            pipe("asthma")
 
 
 class TestShapes:

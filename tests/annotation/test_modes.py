@@ -5,7 +5,6 @@ import threading
 import pytest
 import torch
 
-import openmed_nb as nb
 from openmed_nb.errors import DeviceUnavailableError
 
 NOTE = "the patient has asthma and type 2 diabetes mellitus ."
@@ -88,36 +87,3 @@ class TestTrainingMode:
         state = torch.get_rng_state()
         annotated(training, [NOTE])
         assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_loaded_model_in_training_mode(keyword_model):
-    """A name, and the magics that take it, have the loaded model, which other code may have left in training mode."""
-    model = nb.load_model(str(keyword_model), device="cpu")["model"]
-    expected = list(nb.annotate([NOTE], str(keyword_model), device="cpu", progress=False))
-    try:
-        model.config.hidden_dropout_prob = 0.9
-        for part in model.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.9
-        model.train()
-        for _ in range(3):
-            assert list(nb.annotate([NOTE], str(keyword_model), device="cpu", progress=False)) == expected
-            assert list(nb.annotate(NOTE, str(keyword_model), device="cpu")) == expected[0]
-        assert all(modes(model))
-    finally:
-        nb.compat.ModelLoader().unload(str(keyword_model))
-
-
-def test_parity_of_a_name_compares_the_loaded_model(keyword_model):
-    """What a name stands for in this session is compared with its files, in evaluation mode."""
-    model = nb.load_model(str(keyword_model), device="cpu")["model"]
-    try:
-        model.train()
-        same = nb.runbook.parity(str(keyword_model), [NOTE], device="cpu")
-        assert (same.spans.missing, same.spans.extra, same.logit_difference) == (0, 0, 0.0)
-        assert all(modes(model))
-        with torch.no_grad():
-            model.classifier.bias.neg_().sub_(5)
-        assert nb.runbook.parity(str(keyword_model), [NOTE], device="cpu").logit_difference > 1
-    finally:
-        nb.compat.ModelLoader().unload(str(keyword_model))

@@ -3,8 +3,6 @@
 The model is real; before its forward pass it raises what the allocator of a device says, where the batch is too large.
 """
 
-import itertools
-
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -12,20 +10,13 @@ from torch.overrides import TorchFunctionMode
 from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
-MPS = (
-    "MPS backend out of memory (MPS allocated: 5.21 {unit}, other allocations: 384.00 KiB{allowed}). "
-    "Tried to allocate 256.00 MiB on {pool} pool."
+MPS = RuntimeError(
+    "MPS backend out of memory (MPS allocated: 5.21 GiB, other allocations: 384.00 KiB, max allowed: 5.33 GiB). "
+    "Tried to allocate 256.00 MiB on private pool."
 )
 ALLOCATORS = {
-    "MPS": RuntimeError(MPS.format(unit="GiB", allowed=", max allowed: 5.33 GiB", pool="private")),
-    "MPS, before 2.13": RuntimeError(MPS.format(unit="GB", allowed=", max allowed: 5.33 GB", pool="shared")),
-    "MPS, no limit": RuntimeError(MPS.format(unit="GiB", allowed="", pool="private")),
-    "MPS, one buffer": RuntimeError("Invalid buffer size: 21.47 GiB"),
+    "MPS": MPS,
     "CUDA": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has 14.74 GiB."),
-    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-    "CPU on Windows": RuntimeError(
-        "[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9"
-    ),
     "Python": MemoryError(),
 }
 
@@ -78,12 +69,10 @@ class TestSmallerBatches:
         assert pipe(texts) == answers_to(texts)
         assert memory.refused > 0
 
-    @pytest.mark.parametrize(
-        "strategy_and_limit", [*itertools.product(["none", "first", "average"], [64, 65, 130, 400])], ids=str
-    )
-    def test_small_memory_with_every_strategy(self, limited, sentences, answers_to, strategy_and_limit):
-        """All texts are answered down to one window at a time, whatever comes back from the device."""
-        texts, (strategy, limit) = sentences(40), strategy_and_limit
+    @pytest.mark.parametrize(("strategy", "limit"), [("none", 64), ("first", 65), ("average", 130)])
+    def test_small_memory(self, limited, sentences, answers_to, strategy, limit):
+        """All texts have results, down to one window at a time."""
+        texts = sentences(40)
         pipe, memory = limited(limit, strategy=strategy)
         assert pipe(texts) == answers_to(texts, strategy)
         assert memory.refused > 0
@@ -115,7 +104,7 @@ class TestSmallerBatches:
     def test_few_shapes(self, limited, sentences, answers_to):
         """On MPS, empty rows are removed before a window fails."""
         texts = sentences(9, longest=20)
-        pipe, memory = limited(32, ALLOCATORS["MPS"], batch_tokens=2048)
+        pipe, memory = limited(32, MPS, batch_tokens=2048)
         with simulated_device() as mps:
             pipe.device = "mps"
             assert pipe(texts) == answers_to(texts)
@@ -127,7 +116,7 @@ class TestOneWindow:
 
     def test_window_error_has_number_of_tokens(self, limited):
         """The error has the number of tokens, the device and the reason, but no text."""
-        pipe, _memory = limited(20, ALLOCATORS["MPS"])
+        pipe, _memory = limited(20, MPS)
         with pytest.raises(
             DeviceUnavailableError, match=r"A window of 28 tokens does not fit in the memory of (cpu|mps:0)"
         ) as caught:
@@ -161,9 +150,6 @@ class TestOtherFailures:
         "error",
         [
             RuntimeError("CUDA error: device-side assert triggered"),
-            RuntimeError("invalid low watermark ratio 1.4"),
-            NotImplementedError("The operator 'aten::mode' is not currently implemented for the MPS device."),
-            TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."),
             IndexError("index out of range in self"),
         ],
         ids=lambda error: type(error).__name__,

@@ -39,14 +39,6 @@ def test_chunks(texts, characters, expected):
     assert [chunk.texts for chunk in iter_chunks(texts, characters)] == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", 1), ("abc", 4), (["ab", "c"], 6), ([], 1), (None, 1), (5, 1), ({"a": 1}, 1)]
-)
-def test_effective_length(text, expected):
-    """Every text counts for at least one character, whatever it is."""
-    assert effective_length(text) == expected
-
-
 def test_short_texts_count_more():
     """If each text counts for a minimum of characters, the number of short texts per chunk is limited."""
     chunks = list(iter_chunks(["a"] * 100, max_size=80, min_text_length=8))

@@ -73,25 +73,6 @@ def test_threads_call_two_pipelines_of_one_model(new_pipe, sentences, rounded, a
     assert passes.most == 1
 
 
-def test_interleaved_streams(new_pipe, sentences, rounded):
-    """Two streams of one pipeline, read in turns, give what each gives alone."""
-    pipe = new_pipe()
-    texts = sentences(150), sentences(150, seed=1)
-    first, second = (pipe(text for text in inputs) for inputs in texts)
-    found = [(result, other_result) for result, other_result in zip(first, second, strict=True)]
-    assert [result for result, _other in found] == rounded(pipe(texts[0]))
-    assert [other for _result, other in found] == rounded(pipe(texts[1]))
-
-
-def test_arguments_apply_to_one_thread(new_pipe, sentences, rounded, at_once):
-    """Arguments of a call do not affect concurrent calls of other threads."""
-    pipe, texts = new_pipe(), sentences(20, longest=90)
-    several = [{"aggregation_strategy": "none"}, {"batch_size": 2}, {"batch_tokens": 70}, {"ignore_labels": []}, {}, {}]
-    expected = [new_pipe()(texts, **arguments) for arguments in several]
-    answers = at_once([lambda arguments=arguments: pipe(texts, **arguments) for arguments in several])
-    assert answers == [rounded(result) for result in expected]
-
-
 @pytest.mark.real_computer  # Another thread moves the model, and a simulation counts in one thread.
 def test_model_moved_during_run(new_pipe, sentences, rounded, at_once, second_device):
     """A thread that moves the model to another device and back does not break the answers of the others."""

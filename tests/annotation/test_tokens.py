@@ -38,9 +38,6 @@ class TestFrame:
         [
             ("bert", ["[CLS]"], ["[SEP]"]),
             ("roberta", ["<s>"], ["</s>"]),
-            ("modernbert", ["[CLS]"], ["[SEP]"]),
-            ("xlm-roberta", ["<s>"], ["</s>"]),
-            ("deberta-v2", ["<s>"], ["</s>"]),
             ("xlnet", [], ["</s>", "<s>"]),
             ("gpt2", [], []),
         ],
@@ -52,7 +49,7 @@ class TestFrame:
         assert (names(tokenizer, frame.prefix_ids), names(tokenizer, frame.suffix_ids)) == (before, after)
         assert frame.num_special_tokens == len(before) + len(after) == tokenizer.num_special_tokens_to_add()
 
-    @pytest.mark.parametrize("letters", ["a", "the", "1", ".", "中"])
+    @pytest.mark.parametrize("letters", ["the", "中"])
     def test_special_tokens_need_one_known_letter(self, letters):
         """A tokenizer of any script is probed with a text that it knows."""
         vocabulary = {letter: number for number, letter in enumerate(letters)}
@@ -139,10 +136,8 @@ class TestSubwords:
     @pytest.mark.parametrize(
         ("text", "inside"),
         [
-            ("asthma", "011111"),
             ("no asthma", "010011111"),
-            (" a", "00"),
-            ("a,b", "011"),
+            (" a,b", "0011"),
             ("a  b", "0000"),
             ("a\tb\nc\u00a0d", "0111111"),
             ("患者 有", "0100"),
@@ -207,9 +202,7 @@ class TestPlanWindows:
     @pytest.mark.parametrize(
         ("bounds", "word_starts", "limit", "expected"),
         [
-            ([0], [], 8, []),
             ([0, 0, 0], [], 8, []),
-            ([0, 8], range(8), 8, [(0, 8, 0, 8)]),
             ([0, 3, 3, 5], range(5), 8, [(0, 3, 0, 3), (3, 5, 3, 5)]),
             ([0, 9], range(9), 8, [(0, 8, 0, 6), (4, 9, 6, 9)]),
             ([0, 9], [0, 3, 7], 8, [(0, 8, 0, 3), (1, 9, 3, 9)]),
