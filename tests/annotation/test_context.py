@@ -148,20 +148,11 @@ class TestWithContext:
 class TestDisplay:
     """A single displayed text marks context that its entities do not have."""
 
-    @pytest.mark.parametrize(
-        ("text", "headline"),
-        [
-            ("She denies asthma.", "1 mention of a disease found, 1 negated"),
-            (
-                "No evidence of pneumonia. Mother had breast cancer.",
-                "2 mentions of diseases found, 1 of them negated, 1 in the family",
-            ),
-        ],
-    )
-    def test_display_marks_and_counts_context_without_storing_it(self, text, headline):
+    def test_display_marks_and_counts_context_without_storing_it(self):
+        text = "No evidence of pneumonia. Mother had breast cancer."
         found = nb.annotate(text, "bundled_small", device="cpu", progress=False)
         before = found.to_dict()
-        assert str(found).startswith(f"{headline}\n")
+        assert str(found).startswith("2 mentions of diseases found, 1 of them negated, 1 in the family\n")
         assert found.to_dict() == before
 
     def test_display_does_not_determine_context_that_is_present(self, found):
