@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
@@ -40,7 +40,7 @@ from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, Phas
 if TYPE_CHECKING:
     import torch
 
-    from ...annotation.forward import Batch, ForwardRun, Inputs
+    from ...annotation.forward import Batch, ForwardRun
     from ...annotation.pipeline import AnnotationPipeline
     from ...annotation.results import ResultStore
     from ...annotation.stream import Annotator, TokenizedChunk
@@ -427,20 +427,6 @@ def validate_texts(data: object) -> list[Any] | None:
     return texts
 
 
-class PaddedTexts(NamedTuple):
-    """Texts as padded batches of tokens.
-
-    Attributes:
-        chunk: Tokenized texts.
-        batches: Batches, which refer to the windows of the chunk.
-        arrays: Inputs of the model for each batch.
-    """
-
-    chunk: TokenizedChunk
-    batches: Sequence[Batch]
-    arrays: list[Inputs]
-
-
 @dataclass(frozen=True)
 class AnnotationBenchmark:
     """Token-classification model on a device, with texts that are annotated repeatedly.
@@ -491,20 +477,20 @@ class AnnotationBenchmark:
             budget = replace(budget, max_tokens=rows * self.row_length)
         size = rows or DEFAULT_BATCH_SIZE
 
-        def batches() -> Iterator[PaddedTexts]:
+        def batches() -> Iterator[tuple[TokenizedChunk, list[Batch]]]:
             texts = itertools.cycle(self.texts)
             while True:
                 chunk = annotator.tokenize(Chunk(0, list(itertools.islice(texts, size))))
                 for error in chunk.errors.values():
                     raise error
-                batches = annotator.plan_batches(chunk, budget)
-                arrays = [pad_batch(chunk.tokens, chunk.windows, batch, network) for batch in batches]
-                yield PaddedTexts(chunk, batches, arrays)
+                yield chunk, annotator.plan_batches(chunk, budget)
 
-        def transfer(padded: PaddedTexts) -> tuple[TokenizedChunk, ForwardRun]:
-            run = ForwardRun(network, padded.chunk.tokens, padded.chunk.windows)
-            run.pending.extend(zip(padded.batches, network.copy_to_device(padded.arrays), strict=True))
-            return padded.chunk, run
+        def transfer(planned: tuple[TokenizedChunk, list[Batch]]) -> tuple[TokenizedChunk, ForwardRun]:
+            chunk, batches = planned
+            run = ForwardRun(network, chunk.tokens, chunk.windows)
+            inputs = [pad_batch(run.tokens, run.windows, batch, network) for batch in batches]
+            run.pending.extend(zip(batches, network.copy_to_device(inputs), strict=True))
+            return chunk, run
 
         def forward(started: tuple[TokenizedChunk, ForwardRun]) -> tuple[TokenizedChunk, ForwardRun]:
             started[1].start_pending()

@@ -62,13 +62,10 @@ class TestCompare:
         for each in (comparison, duplicates):
             assert [metrics.device for metrics in each.devices] == ["cpu", "mps"]
         assert comparison.for_device("mps").speedup is None
-        assert (comparison.findings[0].name, comparison.findings[0].status) == (
-            "speed on mps (SIMULATED)",
-            NOT_APPLICABLE,
-        )
+        assert comparison.findings[0].status == NOT_APPLICABLE
 
-    @pytest.mark.parametrize(("size", "tokens"), [(None, 8192), (8, 8 * 64)])
-    def test_compare_uses_same_batches_on_all_devices(self, monkeypatch, keyword_model, size, tokens):
+    def test_compare_uses_same_batches_on_all_devices(self, monkeypatch, keyword_model):
+        """The batches are planned for MPS."""
         shapes = {"cpu": set(), "mps": set()}
         forward = torch.nn.Embedding.forward
 
@@ -79,23 +76,17 @@ class TestCompare:
         texts = [" ".join([NOTE] * (1 + number % 3)) for number in range(12)]
         with nb.simulated_mps(), monkeypatch.context() as patch:
             patch.setattr(torch.nn.Embedding, "forward", record_shape)
-            comparison = run_compare(str(keyword_model), texts, devices="mps", batch_size=size)
+            comparison = run_compare(str(keyword_model), texts, devices="mps")
 
         assert shapes["cpu"] == shapes["mps"] != set()
-        assert comparison.batch_tokens == tokens
+        assert comparison.batch_tokens == 8192
 
-    @pytest.mark.parametrize("device", [torch.device("cpu"), [torch.device("cpu")], "cpu"])
-    def test_compare_training_has_training_phases(self, device):
+    def test_compare_training_has_training_phases(self):
         """Devices may be torch devices or an iterable of them."""
-        comparison = run_compare(LAYER, ROWS, training=True, devices=device)
+        comparison = run_compare(LAYER, ROWS, training=True, devices=[torch.device("cpu")])
 
-        assert list(comparison.for_device("cpu").phase_fractions) == [
-            "data",
-            "transfer",
-            "forward",
-            "backward",
-            "optimizer",
-        ]
+        phases = list(comparison.for_device("cpu").phase_fractions)
+        assert phases == ["data", "transfer", "forward", "backward", "optimizer"]
         assert (comparison.task, comparison.rounds) == ("training step", 6)
 
     def test_compare_moves_batches_of_step_function(self):
@@ -115,7 +106,9 @@ class TestCompare:
         assert [list(metrics.phase_fractions) for metrics in comparison.devices] == [["data", "transfer", "step"]] * 2
 
     def test_compare_stops_loader_workers(self):
-        comparison = run_compare(LAYER, DataLoader([torch.ones(4)] * 8, batch_size=2, num_workers=1), devices="cpu")
+        comparison = run_compare(
+            LAYER, DataLoader([torch.ones(4)] * 8, batch_size=2, num_workers=1), devices=torch.device("cpu")
+        )
 
         assert comparison.workers == 1
         assert multiprocessing.active_children() == []
@@ -142,17 +135,16 @@ class TestCompare:
 
         assert utilizations == [0.5, None]
 
-    def test_compare_out_of_memory_raises_error_with_remedy(self):
+    @pytest.mark.parametrize(
+        ("size", "message"), [(1_000_000, "^A batch of 16 rows .*batch_size"), (20_000_000, "^Linear does not fit")]
+    )
+    def test_compare_out_of_memory_raises_error_with_remedy(self, size, message):
         """The memory is released after an error for a batch or a model."""
         with nb.simulated_mps("96 MiB") as device:
-            for size, message in (
-                (1_000_000, "^A batch of 16 rows .*batch_size"),
-                (20_000_000, "^Linear does not fit"),
-            ):
-                with pytest.raises(DeviceUnavailableError, match=message):
-                    run_compare(nn.Linear(1, size), torch.ones(16, 1), devices="mps")
-                gc.collect()
-                assert device.allocator.allocated == 0
+            with pytest.raises(DeviceUnavailableError, match=message):
+                run_compare(nn.Linear(1, size), torch.ones(16, 1), devices="mps")
+            gc.collect()
+            assert device.allocator.allocated == 0
 
     @pytest.mark.parametrize(
         ("options", "error", "value"),

@@ -117,7 +117,8 @@ class TestAnnotation:
     def test_batch_tokens_follow_rows_and_length(self, keyword_model):
         benchmark = build(str(keyword_model), ["seen . " * 12] * 3, length=16)
         workload = benchmark.data_workload(700)
-        sizes = [inputs["input_ids"].size for inputs in next(workload.batches()).arrays]
+        _chunk, batches = next(workload.batches())
+        sizes = [batch.num_rows * batch.length for batch in batches]
 
         assert workload.rows == 700
         assert workload.batch_tokens == benchmark.fixed_shape_workload(700).batch_tokens == 700 * 16

@@ -72,12 +72,20 @@ class TestFindings:
 
 
 class InexactLayer(torch.nn.Linear):
-    """A layer whose result is incorrect on one device."""
+    """A layer whose result is multiplied by a factor on MPS."""
+
+    factor = -1.0
 
     def forward(self, inputs):
-        """Return the outputs of the layer, which have the other sign on MPS."""
+        """Return the outputs of the layer."""
         outputs = super().forward(inputs)
-        return -outputs if outputs.device.type == "mps" else outputs
+        return self.factor * outputs if outputs.device.type == "mps" else outputs
+
+
+class NanLayer(InexactLayer):
+    """A layer whose result is NaN on MPS."""
+
+    factor = NAN
 
 
 class Transposed(torch.nn.Linear):
@@ -103,14 +111,6 @@ class Regression(torch.nn.Sequential):
         return {"loss": torch.nn.functional.mse_loss(super().forward(inputs), targets)}
 
 
-class NanRegression(Regression):
-    """Network whose loss is NaN on MPS."""
-
-    def forward(self, inputs, targets):
-        """Return the loss."""
-        return {"loss": super().forward(inputs, targets)["loss"] * (NAN if inputs.device.type == "mps" else 1)}
-
-
 def make_batches():
     """Return four batches of inputs and targets."""
     generator = torch.Generator().manual_seed(3)
@@ -132,7 +132,6 @@ class TestSimulatedDevice:
             (torch.nn.Linear, "float32", (), "ok"),
             (torch.nn.Linear, "bfloat16", (), "ok"),
             (InexactLayer, "float32", (), "failed"),
-            (InexactLayer, "bfloat16", (), "failed"),
             (Transposed, "float32", "pytorch#118115", "failed"),  # Regression: the optimizer has no effect.
         ],
     )
@@ -141,8 +140,6 @@ class TestSimulatedDevice:
             report = train(Regression(layer), 12, device="mps", dtype=dtype)
 
         assert report.status == status
-        assert report.simulated
-        assert "SIMULATED" in str(report)
 
     def test_silent_error_of_layer_norm_is_found(self):
         """Regression: pytorch#170837."""
@@ -154,7 +151,7 @@ class TestSimulatedDevice:
 
     def test_nan_loss_ends_the_curve(self):
         with nb.simulated_mps():
-            report = train(NanRegression(), device="mps")
+            report = train(Regression(NanLayer), device="mps")
 
         assert (report.steps, report.divergence_step) == (1, 1)
         assert report.to_dict()["candidate"] == [None]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
-from openmed_nb.models.records import ModelIdentity, ValidationMetrics
+from openmed_nb.models.loading import LoadSpec
+from openmed_nb.models.records import ModelIdentity, ValidationMetrics, identify_model, record_store
 from openmed_nb.runbook.checks.precision import validation
 from openmed_nb.runbook.checks.precision.report import EntityAgreement, GoldScore
 from openmed_nb.runbook.checks.precision.validation import judge, median_speedup
@@ -46,24 +48,6 @@ IDENTITY = ModelIdentity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "
 def validate(model, texts=SURE, dtype="bfloat16", **options):
     """Validate a model in a reduced dtype on the CPU."""
     return nb.runbook.validate_precision(str(model), texts, dtype, device="cpu", **options)
-
-
-class OtherTorch:
-    """The torch backend of this process with a different version."""
-
-    def __init__(self, version):
-        self.version = version
-
-    def __getattr__(self, name):
-        return getattr(backend, name)
-
-    def inspect_installed_torch(self):
-        """Return the facts of the installed torch with a different version."""
-        return replace(backend.inspect_installed_torch(), version=self.version)
-
-    def inspect_imported_torch(self):
-        """Return the facts of the imported torch with a different version."""
-        return replace(backend.inspect_imported_torch(), version=self.version)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +139,12 @@ def test_model_with_identical_entities_is_accepted(load, keyword_model, dtype):
     assert [entity["word"] for entity in pipe(SURE[1])] == ["asthma mellitus"]
 
 
-SAME = {
-    "numbers": [f"{number}. no history of asthma ." for number in range(60)],
-    "one text": ["asthma . " * 60],
-}
+@pytest.mark.parametrize("texts", [[f"{number}. no history of asthma ." for number in range(60)], ["asthma . " * 60]])
+def test_repeated_words_are_inconclusive(keyword_model, texts):
+    """Texts that differ in numbers count once."""
+    (reason,) = validate(keyword_model, texts).reasons
 
-
-@pytest.mark.parametrize("texts", SAME.values(), ids=SAME)
-def test_duplicate_texts_are_inconclusive(keyword_model, texts):
-    verdict = validate(keyword_model, texts)
-
-    (refused,) = verdict.reasons
-    assert "1 of 50 different texts that are required." in refused.reason
+    assert "1 of 50 different texts that are required." in reason.reason
 
 
 def test_record_contains_recall_of_gold(load, keyword_model):
@@ -177,33 +155,26 @@ def test_record_contains_recall_of_gold(load, keyword_model):
         assert (evidence.reference_recall, evidence.recall) == (recall, recall)
 
 
-@pytest.fixture(scope="module")
-def validated_model(keyword_model, tmp_path_factory):
-    """A validated model whose files are removed again, and a folder with its validation record."""
-    folder, data = tmp_path_factory.mktemp("validated_model") / "model", tmp_path_factory.mktemp("certificates")
-    shutil.copytree(keyword_model, folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENMED_NB_DATA", str(data))
-        assert validate(folder, SURE).accepted
-    shutil.rmtree(folder)
-    return folder, data
-
-
 class TestExpiry:
     """A validation record is valid for the same files, torch, transformers and device."""
 
     @pytest.fixture
-    def accepted(self, validated_model, keyword_model, data):
-        """The folder of the validated model with its original files."""
-        folder, certificates = validated_model
-        shutil.copytree(keyword_model, folder)
-        shutil.copytree(certificates, data)
-        yield folder
-        shutil.rmtree(folder)
+    def accepted(self, keyword_model, session, data, tmp_path):
+        """The folder of a model with a validation record."""
+        folder = shutil.copytree(keyword_model, tmp_path / "model")
+        spec = LoadSpec.from_name(str(folder), OpenMedConfig())
+        identity = identify_model(spec, "bfloat16", "cpu", session.device_manager)
+        record_store({"OPENMED_NB_DATA": str(data)}).store(judge(REPORT, identity).record)
+        return folder
 
-    def test_record_is_valid_in_another_session(self, new_session, accepted):
+    def test_record_is_valid_for_the_same_torch(self, new_session, accepted):
         pipe = create_pipeline(new_session(), str(accepted), OpenMedConfig(), dtype="bfloat16")
         assert pipe.model.dtype == torch.bfloat16
+        newer = SimpleNamespace(**vars(backend))
+        newer.inspect_imported_torch = lambda: replace(backend.inspect_imported_torch(), version="9.0.0")
+        newer.inspect_installed_torch = newer.inspect_imported_torch
+        with pytest.warns(OpenMedWarning, match="it was validated with other files, versions"):
+            create_pipeline(new_session(torch_backend=newer), str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_changed_weight_expires_record(self, load, accepted):
         weights = load_file(accepted / "model.safetensors")
@@ -213,21 +184,13 @@ class TestExpiry:
         with pytest.warns(OpenMedWarning, match="it has not been validated"):
             load(accepted, dtype="bfloat16")
 
-    def test_changed_torch_expires_record(self, new_session, accepted):
-        with pytest.warns(OpenMedWarning, match="it has not been validated"):
-            create_pipeline(
-                new_session(torch_backend=OtherTorch("9.0.0")), str(accepted), OpenMedConfig(), dtype="bfloat16"
-            )
-
-    def test_inconclusive_result_keeps_record(self, accepted, data):
-        assert not validate(accepted, SURE[:2]).accepted
-        assert len(list((data / "validation_records").iterdir())) == 1
-
-    def test_rejection_removes_record(self, accepted, data, monkeypatch):
-        refuted = replace(REPORT, spans=EntityAgreement(exact=50, missing=50))
-        monkeypatch.setattr(validation, "run_parity", lambda *_: refuted)
+    @pytest.mark.parametrize(("spans", "num_records"), [({"exact": 2}, 1), ({"exact": 50, "missing": 50}, 0)])
+    def test_only_evidence_removes_record(self, accepted, data, monkeypatch, spans, num_records):
+        """Too few entities are no evidence against the dtype."""
+        report = replace(REPORT, spans=EntityAgreement(**spans))
+        monkeypatch.setattr(validation, "run_parity", lambda *_: report)
         assert not validate(accepted).accepted
-        assert list((data / "validation_records").iterdir()) == []
+        assert len(list((data / "validation_records").iterdir())) == num_records
 
 
 class TestArguments:
@@ -277,11 +240,8 @@ def test_simulated_record_is_valid_on_simulated_device_only(load, keyword_model)
     SESSION.unload()
 
     assert verdict.record.identity.simulated
-    assert "SIMULATED MPS" in str(verdict)
-    assert "SIMULATED" in str(verdict.record)
     assert verdict.record.evidence.speedup is None
     assert "where no speed is measured" in str(verdict)
-    assert not [name for table in verdict.to_report().metrics for name, _ in table.rows if name == "speedup"]
     assert there.precision.candidates[0].summary == verdict.record.summary
     with pytest.warns(OpenMedWarning, match="on cpu, but it has not been validated"):
         load(keyword_model, dtype="bfloat16")
