@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 NOTE = "the patient has asthma ."
-BORDER = "the patient has diabetes mellitus ."
 
 MARGIN = 1e-3
 """Margin of a disease label over the label O, about a hundredth of the resolution of bfloat16 there."""
@@ -24,7 +23,7 @@ def close_border(tiny: ModuleType) -> Any:
     model = tiny.keyword_bert()
     with torch.no_grad():
         model.classifier.weight[1] *= 2
-    return set_margin(tiny, model, BORDER, "mellitus", 2)
+    return set_margin(tiny, model, "the patient has diabetes mellitus .", "mellitus", 2)
 
 
 def set_margin(tiny: ModuleType, model: Any, note: str, word: str, label: int) -> Any:
