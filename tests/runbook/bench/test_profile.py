@@ -373,9 +373,9 @@ def test_profile_read_rejects_other_files(tmp_path, text):
     assert error_info.value.remedy == "Pass a file written by Profile.save()."
 
 
-def make_operators(**seconds):
-    """Return operators with the given seconds per step."""
-    return tuple(OperatorTime(f"aten::{name}", "forward", 4.0, value) for name, value in seconds.items())
+def make_operators(*names):
+    """Return operators, the slowest first."""
+    return tuple(OperatorTime(f"aten::{name}", "forward", 4.0, 1 / number) for number, name in enumerate(names, 1))
 
 
 def later_profile(days, **changes):
@@ -383,8 +383,8 @@ def later_profile(days, **changes):
     return replace(PROFILE, created_at=f"2026-11-{1 + days:02}T12:00:00Z", **changes)
 
 
-REORDERED = make_operators(gelu=0.04, addmm=0.035, softmax=0.03, add=0.001)
-OTHER = make_operators(addmm=0.04, mul=0.03, sub=0.02, softmax=0.01)
+REORDERED = make_operators("gelu", "addmm", "softmax", "add")
+OTHER = make_operators("addmm", "mul", "sub", "softmax")
 
 
 @pytest.mark.parametrize(
@@ -409,13 +409,10 @@ def test_stopping_rule(second, status, evidence):
     assert diff.findings == second.diff(PROFILE).findings  # The dates determine the order.
 
 
-@pytest.mark.parametrize(
-    ("seconds", "evidence"),
-    [(0.125, "a step takes as long as before"), (0.05, "a step is faster"), (0.15, "a step is slower")],
-)
-def test_diff_reports_faster_and_slower_steps(seconds, evidence):
+@pytest.mark.parametrize(("seconds", "change"), [(0.125, "as long as before"), (0.05, "faster"), (0.15, "slower")])
+def test_diff_reports_faster_and_slower_steps(seconds, change):
     """Changes of up to a tenth are ignored."""
-    assert PROFILE.diff(later_profile(3, seconds=seconds)).findings[1].evidence == evidence
+    assert change in PROFILE.diff(later_profile(3, seconds=seconds)).findings[1].evidence
 
 
 def test_operator_times_sum_over_phases():
@@ -426,20 +423,12 @@ def test_operator_times_sum_over_phases():
     assert replace(PROFILE, operators=phases).operator_times == {"aten::mm": 0.06, "aten::add": 0.04}
 
 
-@pytest.mark.parametrize(
-    ("changes", "differences"),
-    [
-        ({"rows": 64}, ("rows",)),
-        ({"device": "cpu", "name": "other"}, ("name", "device")),
-        ({"simulated": True}, ("simulated",)),
-        ({"dtype": "bfloat16"}, ("dtype",)),
-    ],
-)
-def test_diff_does_not_compare_different_workloads(changes, differences):
+@pytest.mark.parametrize("changes", [{"rows": 64}, {"name": "other", "device": "cpu"}, {"simulated": True}])
+def test_diff_does_not_compare_different_workloads(changes):
     diff = PROFILE.diff(later_profile(14, **changes))
 
-    assert (diff.differences, diff.progress, diff.should_stop) == (differences, None, False)
-    assert f"different {', '.join(differences)}" in str(diff)
+    assert (diff.differences, diff.progress, diff.should_stop) == (tuple(changes), None, False)
+    assert f"different {', '.join(changes)}" in str(diff)
     assert "ms before" not in diff._repr_html_()
 
 

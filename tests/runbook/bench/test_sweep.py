@@ -143,23 +143,17 @@ class TestSmallDevice:
 
     def test_model_is_released(self):
         with nb.simulated_mps("96 MiB") as device:
-            nb.sweep(LAYERS, torch.ones(1, 8), training=True, device="mps", **QUICK)
+            nb.sweep(LAYERS, torch.ones(1, 8), device="mps", **QUICK)
             gc.collect()
 
             assert device.allocator.allocated == 0
 
 
 @pytest.mark.parametrize(
-    ("task", "knee", "length", "tokens"),
-    [
-        ("annotation", 16, 128, 2048),
-        ("annotation", None, 128, None),
-        ("forward pass", 16, None, None),
-        ("training step", 16, 128, None),
-    ],
+    ("task", "knee", "tokens"), [("annotation", 16, 2048), ("annotation", None, None), ("training step", 16, None)]
 )
-def test_batch_tokens_are_given_for_annotation(task, knee, length, tokens):
-    report = replace(SWEEP, task=task, knee=knee, length=length)
+def test_batch_tokens_are_given_for_annotation(task, knee, tokens):
+    report = replace(SWEEP, task=task, knee=knee)
 
     assert report.batch_tokens == report.to_dict()["batch_tokens"] == tokens
     assert (f"nb.annotate(notes, batch_tokens={tokens})" in str(report)) == bool(tokens)
@@ -238,7 +232,6 @@ class SyntheticDevice:
         noise: Standard deviation of one measurement as a fraction of the throughput.
         seed: Seed of the noise.
         full: Other sizes that do not fit.
-        stop_reason: Function that returns a stop code for a number of rows and the points so far.
         measured: Measured sizes in order.
     """
 
@@ -247,11 +240,14 @@ class SyntheticDevice:
     noise: float = 0.0
     seed: int = 0
     full: Collection = ()
-    stop_reason: Callable = lambda *_: ""
     measured: list = field(default_factory=list)
 
     def __post_init__(self):
         self.random = random.Random(self.seed)
+
+    def stop_reason(self, _rows, _points):
+        """Allow all sizes."""
+        return ""
 
     def measure_size(self, rows):
         """Return a point, like a real measurement."""
@@ -372,21 +368,13 @@ def test_search_respects_requested_sizes(min_rows, max_rows):
     assert (min(device.measured), max(device.measured)) == (min_rows, max_rows)
 
 
-def test_search_skips_single_size_that_does_not_fit():
-    device = SyntheticDevice(make_plateau(64), full={48, 56})
-
-    assert device.find_knee() == 64
-    assert device.measured.count(48) == 1
-
-
 @given(half=st.floats(0.01, 500), peak=st.integers(1, 3000), capacity=st.integers(1, 5000))
 def test_knee_of_any_smooth_curve(half, peak, capacity):
     increase = make_saturating(half)
     device = SyntheticDevice(lambda rows: increase(rows) / (1 + (rows / peak) ** 2), capacity)
 
-    min_fraction = (
-        MIN_FRACTION_OF_BEST if capacity > 4 * peak else 0.8
-    )  # The largest size that fits is only approached.
+    # The largest size that fits is only approached.
+    min_fraction = MIN_FRACTION_OF_BEST if capacity > 4 * peak else 0.8
     assert device.fraction_of_best(device.find_knee(), 8192) >= min_fraction
 
 
@@ -435,7 +423,6 @@ def test_peak_memory_on_cpu_counts_live_tensors(monkeypatch, capfd):
 def test_peak_memory_is_unknown_with_active_profiler():
     with torch.autograd.profiler.profile():
         assert _measure_step_memory("cpu", lambda: torch.ones(1)) is None
-    assert _measure_step_memory("cpu", lambda: torch.ones(1000) + torch.ones(1000)) == 12000
 
 
 def test_memory_limit_of_devices():
@@ -445,14 +432,12 @@ def test_memory_limit_of_devices():
 
 
 @pytest.mark.parametrize(
-    ("limit", "usage", "is_limited"),
-    [("1000\n", "300\n", True), ("max\n", "300\n", False), (None, None, False), ("9", "", False)],
+    ("limit", "usage", "is_limited"), [("1000\n", "300\n", True), ("max\n", "300\n", False), ("9", "", False)]
 )
 def test_available_memory_respects_container(tmp_path, monkeypatch, limit, usage, is_limited):
     files = tmp_path / "memory.max", tmp_path / "memory.current"
     monkeypatch.setattr("openmed_nb.runbook.bench.sweep.CGROUP_FILES", files)
     for file, text in zip(files, (limit, usage), strict=True):
-        if text is not None:
-            file.write_text(text)
+        file.write_text(text)
 
     assert (_available_memory() == 700) is is_limited
