@@ -167,12 +167,3 @@ def test_minimum_macos_and_recommended_release_have_wheels():
         requirement = torch_requirement(MachineInfo("Darwin", "arm64", apple_silicon=True, macos_version=macos))
         release = requirement.partition("==")[2]
         assert set(supported) <= set(pythons[release]), macos
-
-
-def test_nightly_counts_as_its_release():
-    (mac,) = (machine_of(cell) for cell in CELLS if cell[1:5] == ("arm64", "14.8.2", "none", "mps"))
-
-    with pytest.raises(DeviceUnavailableError, match=r"supports MPS from macOS 15 on; this machine has macOS 14\.8\.2"):
-        select_device(
-            DeviceRequest("mps", "argument"), DeviceFacts(mac, TorchInfo("2.15.0.dev20260901", gpu_build=""), {})
-        )

@@ -168,11 +168,6 @@ def test_conclusively_kept_device_is_within_its_gates(evidence, limits):
             assert (-excess if GATES[name].is_minimum else excess) <= 1e-9, name
 
 
-@given(likely, st.sampled_from(["task", "device"]))
-def test_verdict_without_device_or_task_is_inconclusive(evidence, name):
-    assert not evaluate(Evidence(**{**evidence, name: None})).is_conclusive
-
-
 def test_commands_are_calls():
     assert all(re.fullmatch(r"nb(\.\w+)+\([^()]*\)", requirement.command) for requirement in list_requirements(NOTHING))
 
@@ -229,12 +224,6 @@ def test_warning_is_reported(changes, fragment):
 
     assert fragment in warning
     assert warning in verdict.to_report().sentences
-
-
-def test_slow_conditions_are_reported():
-    verdict = evaluate(load_evidence("on_battery"))
-
-    assert all(condition in str(verdict) for condition in verdict.evidence["slow_conditions"])
 
 
 def test_simulated_evidence_is_inconclusive():

@@ -23,7 +23,6 @@ FITTING = [
     ("mac", ""),
     ("plain", "use_cpu: true, mixed_precision: null"),
     ("box", "distributed_type: MULTI_GPU, num_processes: 2, mixed_precision: bf16"),
-    ("box", "distributed_type: MULTI_GPU, num_processes: 4, num_machines: 2, main_process_ip: 10.0.0.1"),
     ("plain", "distributed_type: MULTI_CPU, use_cpu: true, num_processes: 2, mpirun_config: {hosts: 2}"),
     ("plain", "num_processes: many, num_machines: null"),
 ]
@@ -35,9 +34,7 @@ UNFIT = [
     ("mac", "distributed_type: DEEPSPEED, num_processes: 2", "distributed_type: failed, num_processes: failed"),
     ("mac", "use_cpu: true", "use_cpu: warning"),
     ("mac", "num_machines: 2, main_process_ip: 10.0.0.1", "num_machines: failed"),
-    ("plain", "mixed_precision: fp16", "mixed_precision: warning"),
     ("mac", "mixed_precision: bf16", "mixed_precision: warning"),
-    ("mac", "mixed_precision: fp16, use_cpu: true", "mixed_precision: warning, use_cpu: warning"),
 ]
 """Machines, changes of the settings, and the status of each incompatible setting."""
 
@@ -76,7 +73,7 @@ def write_settings(folder, text):
     file.write_text(text, "utf-8")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "a: [", "text", "\0"])
+@pytest.mark.parametrize("text", ["[]", "a: [", "\0"])
 def test_unreadable_file_fails_without_quoting_it(computers, text, tmp_path):
     write_settings(tmp_path, text)
     (finding,) = accelerate_findings({"HF_HOME": str(tmp_path)}, computers.MAC_TORCH)

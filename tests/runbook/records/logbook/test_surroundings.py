@@ -61,16 +61,12 @@ ROOT = Mount("/", "ext4")
 LOCATIONS = [
     (BIG_SUR, "/Users/me/.cache/huggingface", "apfs", "local"),
     (BIG_SUR, "/Volumes/Test/models", "macfuse", "network"),
-    (CATALINA, "/private/var/vm/sleepimage", "apfs", "local"),
     (CATALINA, "/System/Volumes/Data/Users/me", "apfs", "local"),
     (VOLUMES, "/Volumes/share/models", "smbfs", "network"),
     (VOLUMES, "/Volumes/backups", "nfs", "network"),
-    (VOLUMES, "/Volumes/USB STICK/models", "exfat", "local"),
     (VOLUMES, "/Volumes/shared", "apfs", "local"),
-    ([ROOT, Mount("/nfs", "nfs4")], "/nfs/me", "nfs4", "network"),
     ([ROOT, Mount("/data", "ext4"), Mount("/data", "fuse.sshfs")], "/data", "fuse.sshfs", "network"),
     ([], "/x", None, "unknown"),
-    ([ROOT], "~nobody.is.here/x", "ext4", "local"),
 ]
 
 
@@ -81,16 +77,9 @@ def test_locate_storage_uses_the_deepest_mount(mounts, path, filesystem, kind):
     assert (location.filesystem, location.kind) == (filesystem, kind)
 
 
-def test_locate_storage_accepts_a_symlink_loop(tmp_path):
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-
-    assert locate_storage({"model": tmp_path / "loop" / "hub"}, [ROOT])["model"].kind == "local"
-
-
 CLOUD_PATHS = [
     ("Library/Mobile Documents/com~apple~CloudDocs/models/a", "cloud"),
     ("Library/CloudStorage/GoogleDrive-me/models", "cloud"),
-    ("Library/Caches/models", "local"),
     (".cache/huggingface", "local"),
 ]
 

@@ -258,10 +258,8 @@ def test_unusable_folder_raises_before_any_step(run_steps, tmp_path, capsys):
 
 TEXTS_WITH_NAMES = [
     ("/Users/jane/x.py and /home/jane_k/y", "~/x.py and /home/***/y"),
-    ("C:\\Users\\tom\\x", "C:\\Users\\***\\x"),
     ("jane@janes-mac: janeway", "***@***: janeway"),
     ("/Users/janet/x", "/Users/***/x"),
-    ("a device of jane.", "a device of ***."),
 ]
 
 
