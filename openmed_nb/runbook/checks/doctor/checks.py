@@ -32,7 +32,6 @@ from ....devices.system_status import SystemStatus
 from ....errors import OpenMedError
 from ....models.config import normalize_dtype
 from ....models.loading import INT8, is_quantized
-from ....models.records import REDUCED_DTYPES, DtypeValidation
 from ....training.guards import count_tokens, get_head_width
 
 # Names of findings that the verdict reads as well.
@@ -285,17 +284,13 @@ class ModelUnderTest:
         model: The module.
         tokenizer: Tokenizer of the model, or ``None``.
         device: Active device.
-        validation: State of its validation in a reduced dtype, or ``None`` if it was not loaded by name.
         tensors: Parameters and buffers by name.
-        dtypes: Floating-point dtypes of the model. A quantized model counts as int8 only.
     """
 
     model: torch.nn.Module
     tokenizer: PreTrainedTokenizerBase | None
     device: str
-    validation: DtypeValidation | None
     tensors: Mapping[str, torch.Tensor]
-    dtypes: list[str]
 
 
 def model_findings(
@@ -303,7 +298,6 @@ def model_findings(
     model: torch.nn.Module | AnnotationPipeline | LoadedModel,
     tokenizer: PreTrainedTokenizerBase | None = None,
     device: str = "mps",
-    validation: DtypeValidation | None = None,
 ) -> tuple[Finding, ...]:
     """Return the problems of a module, a pipeline or a loaded model, or one finding that all checks passed."""
     module = unwrap_model(get_module(model))
@@ -311,7 +305,7 @@ def model_findings(
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()}
     dtype_names = [INT8] if is_quantized(module) else sorted(map(normalize_dtype, dtypes))
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
-    examined = ModelUnderTest(module, tokenizer, device, validation, tensors, dtype_names)
+    examined = ModelUnderTest(module, tokenizer, device, tensors)
     with TENSOR_LOCK:
         problems = [finding for check in MODEL_CHECKS for finding in check(examined)]
     if problems:
@@ -334,20 +328,6 @@ def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
         status = FAILED if get_device(examined.device).dtype_fallbacks else WARNING
         remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
         yield Finding("float64", status, evidence, remedy)
-
-
-def _check_reduced_precision(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find weights in a reduced dtype that is not validated, so that results may differ."""
-    dtypes = [dtype for dtype in examined.dtypes if dtype in REDUCED_DTYPES]
-    validation = examined.validation
-    evidence = f"weights are {' and '.join(dtypes)}, which can shift or lose entities"
-    if validation and [validation.dtype] == dtypes:
-        if validation.reason:
-            remedy = f"{validation.remedy.rstrip('.')}."
-            yield Finding("precision", WARNING, f"{evidence}; {validation.reason}", remedy)
-    elif dtypes:
-        remedy = f"Load the model by name, then run nb.runbook.validate_precision('name', texts, dtype={dtypes[0]!r})."
-        yield Finding("precision", WARNING, evidence, remedy)
 
 
 def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
@@ -396,7 +376,6 @@ def _join_first(names: list[str], limit: int = 3) -> str:
 
 MODEL_CHECKS = (
     _check_float64,
-    _check_reduced_precision,
     _check_label_map,
     _check_vocabulary,
     _check_finite_weights,

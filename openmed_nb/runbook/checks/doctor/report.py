@@ -29,11 +29,10 @@ from ....devices import backend
 from ....devices.backend import TorchInfo
 from ....devices.causes import torch_requirement
 from ....devices.choice import DeviceChoice
-from ....devices.moving import get_module, unwrap_model
+from ....devices.moving import get_module
 from ....devices.system_status import SystemStatus, read_system_status
 from ....errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError
 from ....models.config import OpenMedConfig
-from ....models.records import get_dtype_validation
 from ....models.registry import is_model_name
 from ....session import SESSION, Session
 from .checks import (
@@ -252,9 +251,7 @@ def collect_facts(
             launch_settings=() if torch_error else accelerate_findings(environ, manager.torch),
             system_status=read_system_status(machine, device, manager.run),
             models=tuple(
-                finding
-                for name, checked_model in models
-                for finding in _check_model(name, checked_model, device, session)
+                finding for name, checked_model in models for finding in _check_model(name, checked_model, device)
             ),
         )
 
@@ -273,12 +270,7 @@ def _find_models(session: Session, model: Any) -> list[tuple[str, CheckedModel]]
         return [(name, error)]
 
 
-def _check_model(name: str, model: CheckedModel, device: str, session: Session) -> tuple[Finding, ...]:
+def _check_model(name: str, model: CheckedModel, device: str) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
         return (Finding(model_label(name), FAILED, model.message, model.remedy),)
-    module = unwrap_model(get_module(model))
-    key = session.models.key_of(module)
-    validation = None
-    if key:
-        validation = get_dtype_validation(key, str(module.device), session.device_manager, session.environ)
-    return model_findings(name, model, device=device, validation=validation)
+    return model_findings(name, model, device=device)

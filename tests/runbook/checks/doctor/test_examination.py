@@ -161,15 +161,10 @@ class TestDoctor:
             report = nb.doctor(pipe)
             SESSION.unload()
 
-        assert ("bfloat16" in get_problems(report)) is is_affected
+        assert get_problems(report) == ({"bfloat16": WARNING} if is_affected else {})
         assert ("bfloat16" in str(report).partition("data types")[2].partition("\n")[0]) is not is_affected
         assert chosen == ("float16" if is_affected else "bfloat16")
         assert ("pytorch#197796" in str(caught[0].message)) is is_affected
-        advice = [finding.remedy for finding in report.problems if finding.name.endswith("precision")]
-        assert ("pip install torch==2.14.1" in advice[0], "validate_precision" in advice[0]) == (
-            is_affected,
-            not is_affected,
-        )
 
     def test_named_model_is_loaded_and_checked(self):
         assert nb.doctor("bundled_small").findings[-1].status == OK

@@ -5,7 +5,6 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.errors import OpenMedWarning
 from openmed_nb.runbook.checks.doctor.checks import MODEL_CHECKS, model_findings
 from openmed_nb.session import SESSION
 
@@ -36,11 +35,6 @@ def larger_labels(model):
     model.config.id2label = dict(enumerate("OABCD"))
 
 
-def half(model):
-    """Convert the model to float16."""
-    model.half()
-
-
 def not_a_number(model):
     """Set one weight to NaN."""
     with torch.no_grad():
@@ -56,7 +50,6 @@ def shorter_embeddings(model):
     ("plant", "expected"),
     [
         (larger_labels, {"labels": FAILED}),
-        (half, {"precision": WARNING}),
         (not_a_number, {"NaN": FAILED}),
         (shorter_embeddings, {"vocabulary": FAILED}),
     ],
@@ -125,55 +118,6 @@ def test_pipeline_and_loaded_model_provide_tokenizer(keyword_model):
         assert get_names(model_findings("pipe", pipe)) == {"vocabulary": FAILED}
     finally:
         SESSION.unload()
-
-
-@pytest.mark.real_computer
-class TestPrecision:
-    """Findings about models in a reduced dtype."""
-
-    @pytest.fixture(autouse=True)
-    def _data_folder(self, monkeypatch, tmp_path):
-        """Store validation records in a folder of the test."""
-        monkeypatch.setenv("OPENMED_NB_DATA", str(tmp_path))
-        yield
-        SESSION.unload()
-
-    @staticmethod
-    def find_model_problems(model=None):
-        """Return status, evidence and remedy of the findings about models."""
-        findings = nb.doctor(model).findings
-        named = [finding for finding in findings if "keyword" in finding.name or "Bert" in finding.name]
-        return [(finding.status, finding.evidence, finding.remedy) for finding in named]
-
-    def test_model_without_record_warns_with_command(self, keyword_model):
-        expected = []
-        for dtype, stays in (("bfloat16", ""), ("int8", ", device='cpu'")):
-            with pytest.warns(OpenMedWarning):
-                pipe = nb.load_pipeline(str(keyword_model), dtype=dtype)
-            evidence = f"weights are {dtype}, which can shift or lose entities; it has not been validated on this device with these files and versions"
-            command = f"nb.runbook.validate_precision({str(keyword_model)!r}, texts, dtype={dtype!r}{stays})"
-            expected.append((WARNING, evidence, f"To validate it, run {command}."))
-            assert self.find_model_problems(pipe) == expected[-1:]
-
-        for model in (None, str(keyword_model)):
-            assert self.find_model_problems(model) == expected, model
-
-    def test_validated_model_is_ok(self, keyword_model):
-        diseases = [first + " mellitus" * ends for first in ("asthma", "diabetes") for ends in range(6)]
-        before = ("no", "has", "history of", "the patient has", "a patient was seen")
-        texts = [f"{words} {disease} ." for words in before for disease in diseases]
-        assert nb.runbook.validate_precision(str(keyword_model), texts, "int8").accepted
-        nb.load_pipeline(str(keyword_model), dtype="int8")
-        ((status, evidence, _),) = self.find_model_problems()
-
-        assert (status, evidence.partition(" on ")[0]) == (OK, "int8")
-
-    def test_record_is_ignored_for_model_converted_in_memory(self, keyword_model):
-        nb.load_pipeline(str(keyword_model)).model.half()
-        ((status, _, remedy),) = self.find_model_problems()
-
-        assert status == WARNING
-        assert remedy.endswith("by name, then run nb.runbook.validate_precision('name', texts, dtype='float16').")
 
 
 def test_model_checks_do_not_change_the_model(tagger, tiny):

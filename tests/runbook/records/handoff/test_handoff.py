@@ -276,7 +276,6 @@ def test_smoke_test_detects_memory_leak(bundle):
 
 CORRUPTIONS = {
     "no golden run": ("golden.json", lambda _golden: {"schema": "openmed_nb/golden/1"}),
-    "fewer texts": ("texts.json", lambda texts: texts[1:]),
     "no logbook": ("logbook.json", lambda _book: {}),
 }
 
