@@ -140,18 +140,13 @@ def test_table_has_all_cells():
     assert oldest == [(13,), (13,), (13,), (14,), (14,), (15,), (15,)]
 
 
-# Each torch release with wheels for Apple silicon: the oldest macOS in the message of its binary, the oldest macOS in the names
+# Some torch releases with wheels for Apple silicon: the oldest macOS in the message of its binary, the oldest macOS in the names
 # of its wheels, and the first and last Python that they support, as listed by PyPI on 2026-11-26.
 WHEELS = [
     ("2.6.0", (13,), (11,), (9, 13)),
-    ("2.7.1", (13,), (11,), (9, 13)),
     ("2.8.0", (13,), (11,), (9, 13)),
     ("2.9.1", (14,), (11,), (10, 14)),
-    ("2.10.0", (14,), (11,), (10, 14)),
-    ("2.11.0", (14,), (11,), (10, 14)),
     ("2.12.1", (14,), (14,), (10, 14)),
-    ("2.13.0", (14,), (14,), (10, 14)),
-    ("2.14.0", (14,), (14,), (10, 14)),
     ("2.14.1", (14,), (14,), (10, 14)),
     ("2.15.0", (15,), (14,), (11, 15)),
 ]

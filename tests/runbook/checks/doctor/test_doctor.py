@@ -260,20 +260,17 @@ EVIDENCE = [
         "torch",
         "2.15.0a0+git1234567, built from source, not released",
     ),
-    (make_cpu_facts(BOX, BOX_TORCH), "torch", "2.13.0+cu130, CUDA 13.0"),
     (make_cpu_facts(BOX, BOX_TORCH), "CUDA", "NVIDIA A100"),
     (
         make_mac_facts(torch=replace(MAC_TORCH, metal_device="Apple M2, 10 GPU cores")),
         "MPS",
         "torch finds the Metal device: Apple M2, 10 GPU cores",
     ),
-    (make_cpu_facts(MAC, NO_MPS), "MPS", "torch 2.13.0 was built without MPS"),
     (
         make_mac_facts(**seeing(HIGH_WATERMARK_VARIABLE, "0.0")),
         HIGH_WATERMARK_VARIABLE,
         f"0.0, set by you: {ACTIVE}; no limit",
     ),
-    (make_cpu_facts(PLAIN, TorchInfo(None), computation=None), "computation", "torch is unavailable"),
     (make_cpu_facts(PLAIN, PLAIN_TORCH, choice=NO_CHOICE, computation=None), "data types", "there is no active device"),
 ]
 

@@ -13,7 +13,6 @@ import jsonschema
 import psutil
 import pytest
 
-import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
 from openmed_nb.errors import ConfigurationError, RunInterrupted
@@ -25,7 +24,6 @@ from openmed_nb.runbook.records.report.report import (
 from openmed_nb.runbook.records.report.running import redact, tail_lines
 from openmed_nb.runbook.records.report.steps import STEPS, Step, StepOptions
 from openmed_nb.session import SESSION
-from openmed_nb.simulation.operators import DEFECTS
 
 HERE = Path(__file__).parent
 SCRIPTS = Path(__file__).parents[4] / "scripts"
@@ -281,17 +279,6 @@ def test_tail_lines_keeps_the_end_or_the_fault(home):  # noqa: ARG001 - its name
         "Fatal Python error: Aborted",
         '  File "site-packages/torch/x.py"',
     )
-
-
-@pytest.mark.slow
-def test_report_names_every_simulated_defect(tmp_path):
-    with nb.simulated_mps(defects=[defect.issue for defect in DEFECTS]):
-        report = run_report(tmp_path, StepOptions(quick=True), [step for step in STEPS if step.name == "doctor"])
-    page = (tmp_path / "report.html").read_text("utf-8")
-
-    assert report.outcome_for("doctor").status == "failed"
-    assert [defect.issue for defect in DEFECTS if defect.issue not in page] == []
-    assert "SIMULATED" in page
 
 
 @pytest.mark.slow
