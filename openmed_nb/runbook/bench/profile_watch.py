@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple, TypeGuard
@@ -30,7 +30,7 @@ from ...devices.registry import get_device
 from ...devices.request import device_type
 from ...training.holders import INSTALLED_FOLDERS
 from . import workloads
-from .timing import DATA, OperatorTime, Reason, Synchronization, repeat_measurement
+from .timing import DATA, OperatorTime, Synchronization, repeat_measurement
 from .workloads import Workload
 
 PHASE_PREFIX = "openmed_nb: "  # Prefix of the phase names in a trace.
@@ -150,13 +150,13 @@ def trace_steps(workload: Workload, batches: Iterator[object]) -> StepTrace:
     """
     device = device_type(workload.device)
     counter = OperatorCounter(device)
-    waits = Counter[Wait]()
+    waits = Counter[Synchronization]()
     for _ in range(MAX_TRACED_STEPS):
         batch = next(batches)
         recorder = WaitRecorder(device, counter, waits, counter.count)
         with torch.compiler.set_stance("force_eager"), push_modes(counter, recorder):
             workload.run(batch)
-    synchronizations = [Synchronization(*wait, count / MAX_TRACED_STEPS) for wait, count in waits.items()]
+    synchronizations = [replace(wait, count=count / MAX_TRACED_STEPS) for wait, count in waits.items()]
     synchronizations.sort(key=lambda wait: (-wait.count, wait.call, wait.file, wait.line))
     return StepTrace(counter.count / MAX_TRACED_STEPS, tuple(synchronizations))
 
@@ -191,16 +191,6 @@ class OperatorCounter(TorchDispatchMode):
         return operator(*args, **kwargs)
 
 
-class Wait(NamedTuple):
-    """Call that waits for the device, with the fields of :class:`~openmed_nb.runbook.bench.timing.Synchronization`."""
-
-    call: str
-    file: str
-    line: int
-    function: str
-    reason: Reason
-
-
 @dataclass(eq=False)
 class WaitRecorder(TorchFunctionMode):
     """Mode that records the lines whose Python calls of torch functions wait for the device during a step.
@@ -214,7 +204,7 @@ class WaitRecorder(TorchFunctionMode):
 
     device: str
     counter: OperatorCounter
-    waits: Counter[Wait]
+    waits: Counter[Synchronization]
     count_before: int
 
     def __torch_function__(
@@ -231,7 +221,7 @@ class WaitRecorder(TorchFunctionMode):
             # sys._getframe is the only function of Python for the caller.
             line = _find_user_line(sys._getframe(1))  # noqa: SLF001
             if line is not None:
-                self.waits[Wait(call, *line, "copy" if is_copy else "read")] += 1
+                self.waits[Synchronization(call, *line, "copy" if is_copy else "read")] += 1
         return function(*args, **kwargs)
 
 

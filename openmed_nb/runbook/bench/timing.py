@@ -145,7 +145,7 @@ class Synchronization(JsonMixin):
     line: int
     function: str
     reason: Reason
-    count: float
+    count: float = 0.0
 
     @property
     def place(self) -> str:
