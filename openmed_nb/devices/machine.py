@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .._render.values import SIMULATED_SUFFIX
 from .._utils.text import describe_value
@@ -263,12 +263,17 @@ def parse_memory(memory: str | int) -> int:
 
 
 # The active simulation, if any. There is at most one per process, and its tensors belong to the thread that started it.
-ACTIVE_SIMULATIONS: list[object] = []
+ACTIVE_SIMULATIONS: list[Any] = []
 
 
 def is_mps_simulated() -> bool:
     """Return whether a simulated MPS device is active, without importing torch."""
     return bool(ACTIVE_SIMULATIONS)
+
+
+def read_simulation() -> dict[str, Any] | None:
+    """Return the state of the simulated MPS device as JSON-compatible values, or ``None`` if none is active."""
+    return ACTIVE_SIMULATIONS[0].to_dict() if ACTIVE_SIMULATIONS else None
 
 
 def format_device(device: str) -> str:

@@ -24,18 +24,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, JsonMixin
+from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...._utils import child
 from ...._utils.text import describe_error, short_type_name
 from ....devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
 from ....devices.causes import MAC_TORCH
-from ....devices.machine import ACTIVE_SIMULATIONS, format_device
+from ....devices.machine import format_device, read_simulation
 from ....devices.memory import empty_cache
 from ....devices.registry import DEVICE_TYPES
 from ....devices.request import device_type
@@ -326,23 +325,15 @@ PROBE_SECONDS = 120.0
 CRASH_SIGNALS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGTRAP")
 
 
-def _simulation() -> dict[str, Any] | None:
-    """Return the state of the simulated device, or ``None`` if the device is real."""
-    for simulation in ACTIVE_SIMULATIONS:
-        if isinstance(simulation, JsonMixin):
-            return simulation.to_dict()
-    return None
-
-
 def can_abort(issue: str) -> bool:
     """Return whether the probe of an issue can end the process: on a simulated device only if the error is simulated."""
-    simulation = _simulation()
+    simulation = read_simulation()
     return simulation is None or issue in simulation["defects"]
 
 
 def probe_in_process(issue: str, device: str) -> ProbeOutcome:
     """Run the probe of an error in a child process, and return its outcome, which can be the end of that process."""
-    simulation = _simulation()
+    simulation = read_simulation()
     memory = None if simulation is None else simulation["installed"]
     return describe_exit(issue, child.run(probe_in_this_process, (issue, device, memory), PROBE_SECONDS, os.environ))
 

@@ -110,7 +110,7 @@ class GoldenRun(JsonMixin):
     environment: dict[str, str]
     dataset: Dataset | None
     dataset_copied: bool
-    entities: tuple[tuple[EntitySpan, ...], ...] = ()
+    entities: Entities = ()
     owner: str | None = None
 
     def spec(self, bundle: Path) -> LoadSpec:

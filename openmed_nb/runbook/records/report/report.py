@@ -19,7 +19,6 @@ from ...._render.display import (
     OK,
     WARNING,
     Displayable,
-    JsonMixin,
     Report,
     Table,
     escape,
@@ -32,7 +31,7 @@ from ...._utils.plain import read_json_file, save_files, to_json, utc_timestamp
 from ...._utils.text import short_type_name
 from ...._utils.validation import check_bool, check_number, check_path
 from ....devices.environment import CONFLICT, TOO_LATE
-from ....devices.machine import ACTIVE_SIMULATIONS, is_mps_simulated, processor_name
+from ....devices.machine import processor_name, read_simulation
 from ....devices.redaction import sanitize_path
 from ....devices.request import DeviceRequest, parse_device_argument
 from ....errors import ConfigurationError, RunInterrupted
@@ -76,13 +75,10 @@ def current_subject(options: StepOptions, request: str | None = None, bring_up: 
     device_manager = SESSION.device_manager
     override = SESSION.override
     machine = device_manager.machine
-    defects: list[str] = []
-    for simulation in ACTIVE_SIMULATIONS:
-        if isinstance(simulation, JsonMixin):
-            defects += simulation.to_dict()["defects"]
+    simulation = read_simulation()
     return ReportSubject(
-        simulated=is_mps_simulated(),
-        defects=tuple(defects),
+        simulated=simulation is not None,
+        defects=tuple(simulation["defects"]) if simulation else (),
         request=request or (override.value if override else None),
         model=sanitize_path(options.model or "bundled"),
         texts=len(options.texts or ()),

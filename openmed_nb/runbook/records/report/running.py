@@ -124,17 +124,17 @@ def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Ev
     environ = SESSION.device_manager.user_environ
     arguments = (step.run, options, subject, known)
     exited = child.run(_measure, arguments, step.timeout_seconds, environ)
+    created_at = utc_timestamp()
+    seconds = round(current_time() - start, 1)
     if exited.value and "report" in exited.value:
-        result = {**exited.value, "outcome": DONE, "remedy": "", "output": []}
-    else:
-        # An unexpected error may quote a text.
-        lines = tail_lines(exited.output) if options.texts is None else ()
-        outcome, message, remedy = describe_exit(exited, step.timeout_seconds, lines)
-        missing = dict.fromkeys(("status", "report", "report_json", "evidence"))
-        result = {**missing, "outcome": outcome, "message": message, "remedy": remedy, "metrics": [], "output": lines}
-    result |= {"step": step.name, "created_at": utc_timestamp(), "seconds": round(current_time() - start, 1)}
-    step_outcome: StepOutcome = from_json_data(StepOutcome, to_plain_data(result))
-    return step_outcome
+        known_values = {"step": step.name, "outcome": DONE, "remedy": "", "output": []}
+        data = {**exited.value, **known_values, "created_at": created_at, "seconds": seconds}
+        step_outcome: StepOutcome = from_json_data(StepOutcome, data)
+        return step_outcome
+    # An unexpected error may quote a text.
+    lines = tail_lines(exited.output) if options.texts is None else ()
+    outcome, message, remedy = describe_exit(exited, step.timeout_seconds, lines)
+    return StepOutcome(step.name, outcome, None, message, remedy, lines, created_at, seconds)
 
 
 def describe_exit(exited: child.Outcome, limit: float, lines: Sequence[str]) -> tuple[Outcome, str, str]:

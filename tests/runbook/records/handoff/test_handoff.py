@@ -6,6 +6,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +38,36 @@ from openmed_nb.training.curve import MemoryCurve, MemorySample
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
 
 NOTE = "the patient has diabetes mellitus , says John Smith ."
+
+
+def change(bundle, name, edit):
+    """Change a JSON file of a bundle."""
+    content = json.loads((bundle / name).read_text("utf-8"))
+    edited = edit(content)
+    (bundle / name).write_text(json.dumps(content if edited is None else edited), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def keyword_handoff(tmp_path_factory, keyword_model, quick_collection):  # noqa: ARG001 - memory is collected in each round
+    """Bundle of the keyword model. The throughput in its logbook is so low that load on the machine is not a regression."""
+    folder = tmp_path_factory.mktemp("handoff") / "bundle"
+    trace = tmp_path_factory.mktemp("profile") / "mine.json.gz"
+    trace.write_bytes(b"a trace")
+    handoff = nb.handoff(
+        folder, keyword_model, ["the patient has diabetes"], owner="The <b>team", trace=trace, device="cpu"
+    )
+
+    def reduce_throughput(book):
+        book["metrics"][-1]["values"]["texts_per_second"] *= 0.001
+
+    change(folder, "logbook.json", reduce_throughput)
+    return handoff
+
+
+@pytest.fixture
+def bundle(keyword_handoff, tmp_path):
+    """Copy of that bundle in another directory."""
+    return Path(shutil.copytree(keyword_handoff.folder, tmp_path / "copied"))
 
 
 def test_readme_names_all_files_of_the_bundle(keyword_handoff):
@@ -245,7 +278,7 @@ def test_smoke_test_of_copied_bundle_passes(bundle, capsys):
     ]
 
 
-def test_smoke_test_rejects_unloadable_model(bundle, change):
+def test_smoke_test_rejects_unloadable_model(bundle):
     (bundle / "model" / "model.safetensors").write_bytes(b"no weights")
     hashes = hash_model_files(bundle / "model")
     change(bundle, "golden.json", lambda golden: golden["model_hashes"].update(vars(hashes)))
@@ -254,7 +287,7 @@ def test_smoke_test_rejects_unloadable_model(bundle, change):
         run_smoke_test(bundle)
 
 
-def test_smoke_test_fails_for_other_entities(bundle, change, capsys):
+def test_smoke_test_fails_for_other_entities(bundle, capsys):
     change(bundle, "golden.json", lambda golden: golden["entities"][0].append({"start": 0, "end": 1, "label": "X"}))
 
     assert main(bundle) == 1
@@ -280,14 +313,14 @@ CORRUPTIONS = {
 
 
 @pytest.mark.parametrize(("name", "edit"), CORRUPTIONS.values(), ids=CORRUPTIONS)
-def test_main_reports_corrupt_files(bundle, change, capsys, name, edit):
+def test_main_reports_corrupt_files(bundle, capsys, name, edit):
     change(bundle, name, edit)
 
     assert main(bundle) == 1
     assert name in capsys.readouterr().err
 
 
-def test_unavailable_golden_device_is_a_warning(bundle, change):
+def test_unavailable_golden_device_is_a_warning(bundle):
     change(bundle, "golden.json", lambda golden: golden.update(device="cuda:99"))
     device = next(finding for finding in run_smoke_test(bundle) if finding.name == "device")
 
@@ -353,3 +386,31 @@ def test_check_throughput_requires_comparable_logbooks():
     finding = check_throughput(BOOK.with_reports(BENCHMARK), battery.with_reports(BENCHMARK))
 
     assert (finding.status, "power_source" in finding.evidence) == (NOT_APPLICABLE, True)
+
+
+NO_NETWORK = """
+import socket
+def fail(*_arguments, **_named):
+    raise OSError("the network is disabled")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = fail
+"""
+
+
+@pytest.mark.slow
+def test_smoke_script_passes_in_a_new_environment(tmp_path, bundle):
+    """The script imports the package of the bundle, which is not installed. The other packages are those of this environment."""
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    site = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv), "platbase": str(venv)}))
+    (site / "outside.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
+    (site / "no_network.py").write_text(NO_NETWORK, "utf-8")
+    (site / "no_network.pth").write_text("import no_network", "utf-8")
+    removed_prefixes = ("PYTHON", "OPENMED", "HF_", "TRANSFORMERS")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(removed_prefixes)}
+    python = venv / ("Scripts" if os.name == "nt" else "bin") / "python"
+    command = [str(python), str(bundle / "smoke.py")]
+    process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.startswith("Smoke test passed")
+    assert (bundle / "openmed_nb" / "__pycache__").is_dir()
