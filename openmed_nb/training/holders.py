@@ -1,7 +1,6 @@
 """Referrers of tensors: live tensors, and the variables, lists and attributes that keep them alive.
 
-The search starts at the variables of ``__main__``, of modules outside installed packages, and of the functions that
-called this package. It follows containers, attributes and the references that the garbage collector reports. So each
+The search starts at the variables of ``__main__``, and of the functions that called this package. It follows containers, attributes and the references that the garbage collector reports. So each
 result is a name that the user can find in the notebook, and the million other objects of the interpreter are skipped.
 Frames are not followed, such as those of errors and of other threads. Tensors that only installed packages reference are not named but counted. Keys of mappings are
 never displayed, because they may identify patients.
@@ -9,10 +8,8 @@ never displayed, because they may identify patients.
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
-import sysconfig
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress
-from pathlib import Path
 from types import (
     CodeType,
     FrameType,
@@ -110,8 +106,6 @@ def _get_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 UNNAMED = "(reached by no name)"
-# Directories of installed packages: of this environment, of the user, and of a base environment.
-INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 PACKAGE = __name__.partition(".")[0]
 # Maximum number of containers and attributes between a name and a tensor.
 MAX_DEPTH = 6
@@ -167,13 +161,11 @@ class TensorReferrer:
 
 def make_referrer_table(referrers: Iterable[TensorReferrer], caption: str = "") -> Table:
     """Return a table with a row for each referrer."""
-    rows = []
-    for referrer in referrers:
-        count = str(referrer.tensors)
-        if referrer.num_graphs:
-            count += f", {'all' if referrer.num_graphs == referrer.tensors else referrer.num_graphs} with graphs"
-        rows.append((referrer.name, referrer.kind, count, format_bytes(referrer.size)))
-    return Table(caption, ("name", "kind", "tensors", "memory"), tuple(rows))
+    rows = tuple(
+        (referrer.name, referrer.kind, str(referrer.tensors), str(referrer.num_graphs), format_bytes(referrer.size))
+        for referrer in referrers
+    )
+    return Table(caption, ("name", "kind", "tensors", "with graphs", "memory"), rows)
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,8 +191,7 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
     """Return the current referrers of tensors, largest first.
 
     Args:
-        namespace: Variables to search. If ``None``, search those of ``__main__``, of modules outside installed
-            packages, and of the functions that called this one.
+        namespace: Variables to search. If ``None``, search those of ``__main__``, and of the functions that called this one.
 
     Returns:
         One :class:`TensorReferrer` for each variable, container or attribute that references tensors directly. A tensor
@@ -214,8 +205,8 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
         >>> import torch
         >>> print(find_tensor_referrers({"losses": [torch.zeros(256), torch.zeros(256)]}))
         1 name holds tensors
-          name    kind  tensors  memory
-          losses  list  2        2.0 KiB
+          name    kind  tensors  with graphs  memory
+          losses  list  2        0            2.0 KiB
     """
     if not is_torch_imported():
         return TensorReferrers(())
@@ -313,18 +304,10 @@ def _iter_children(name: str, value: Any) -> Iterator[Child]:
 
 
 def _iter_roots() -> Iterator[tuple[str, object]]:
-    """Yield the variables of ``__main__``, user-named ones first, of other modules, and of calling functions."""
+    """Yield the variables of ``__main__``, user-named ones first, and of calling functions."""
     main = vars(sys.modules["__main__"])
     hidden = {name for name in main if str(name).startswith("_") or name in {"In", "Out"}}
     yield from sorted(main.items(), key=lambda item: item[0] in hidden)
-    for name, module in list(sys.modules.items()):
-        file = vars(module).get("__file__") if type(module) is ModuleType else None
-        is_excluded = name.partition(".")[0] == PACKAGE or module is sys.modules["__main__"]
-        if is_excluded or not isinstance(file, str) or not _is_user_file(file):
-            continue
-        for variable, value in vars(module).copy().items():
-            if not variable.startswith("__"):
-                yield f"{module.__name__}.{variable}", value
     # Frames that called this package, outermost first.
     calling_frames: list[FrameType] = []
     caller: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no public access to the variables of the caller
@@ -336,13 +319,6 @@ def _iter_roots() -> Iterator[tuple[str, object]]:
         caller = caller.f_back
     for frame in calling_frames:
         yield from _get_variables(frame)
-
-
-@functools.cache
-def _is_user_file(file: str) -> bool:
-    """Return whether a file is user code, outside the standard library and installed packages."""
-    library_paths = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
-    return not (file.startswith((*library_paths, "<frozen ")) or INSTALLED_FOLDERS & set(Path(file).parts))
 
 
 def _get_variables(frame: FrameType) -> list[tuple[str, object]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,12 +27,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.fixture
 def by_itself(
     quick_collection: None,  # noqa: ARG001 - it undoes gc.freeze()
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
 ) -> None:
-    """Isolation for memory tests: frames of pytest, older objects and other test modules are excluded."""
-    for name in [name for name in sys.modules if name.startswith("tests.") and name != request.module.__name__]:
-        monkeypatch.delitem(sys.modules, name)
+    """Isolation for memory tests: frames of pytest and older objects are excluded."""
     gc.freeze()
 
 

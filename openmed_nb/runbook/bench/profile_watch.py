@@ -28,7 +28,6 @@ from ...devices.moving import iter_operator_tensors
 from ...devices.profilers import is_host_event, profile_device, push_modes
 from ...devices.registry import get_device
 from ...devices.request import device_type
-from ...training.holders import INSTALLED_FOLDERS
 from . import workloads
 from .timing import DATA, OperatorTime, Synchronization, repeat_measurement
 from .workloads import Workload
@@ -262,6 +261,8 @@ CodeOwner = Literal["user", "library", "torch", "python"]
 
 HARNESS_FILE = workloads.__file__  # File that calls a step. Its callers are not part of the step.
 PACKAGE = Path(__file__).parents[2]
+# Directories of installed packages: of this environment, of the user, and of a base environment.
+INSTALLED_FOLDERS = {"site-packages", "dist-packages"}
 
 # torch's optimizers read counters that are stored on the CPU (``torch/optim/adam.py``), so these reads do not wait.
 OPTIMIZERS = Path(torch.optim.__file__).parent
