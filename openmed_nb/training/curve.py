@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
@@ -24,7 +23,7 @@ from .._render.display import (
     format_percent,
     pluralize,
 )
-from .._render.drawing import Axes, AxisMarker, Chart, Series, nice_ticks
+from .._render.drawing import Axes, AxisMarker, Chart, Series
 from .._render.values import format_duration
 from ..devices.device import MemoryStats
 from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_footprint
@@ -230,6 +229,8 @@ DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device
 PROCESS_LINE_NAMES = {"resident": "process"}
 # A limit is drawn if it is at most this multiple of the highest memory. Otherwise the lines would be flat on the axis.
 MAX_REFERENCE_LINE_RATIO = 3
+# Maximum number of labels on the axis of epochs.
+MAX_TICKS = 10
 
 # Most likely cause of growth for each metric, with the remedy.
 GROWTH_CAUSES = {
@@ -422,54 +423,38 @@ class MemoryCurve(Displayable):
         return replace(self, samples=(*self.samples, sample))
 
     @property
-    def limits(self) -> tuple[AxisMarker, ...]:
-        """Recommended maximum of the device and the limit of torch, in bytes."""
-        recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
-        device = get_device(self.device)
-        limits = [AxisMarker(recommended, device.memory_limit_base_caption)]
-        if self.limit:
-            limits.append(AxisMarker(int(recommended * self.limit), f"{device.limit_caption} ({self.limit:g})"))
-        return tuple(limits) if recommended else ()
-
-    @property
-    def charts(self) -> tuple[Chart, ...]:
-        """Charts of the memory of the device, with its limits, and of the process, over the epochs."""
-        return (
-            self._make_chart("Memory of the device", DEVICE_LINE_NAMES, 12, self.limits),
-            self._make_chart("Memory of the process", PROCESS_LINE_NAMES, 6),
-        )
-
-    def _make_chart(
-        self, caption: str, names: Mapping[str, str], height: float, limits: Iterable[AxisMarker] = ()
-    ) -> Chart:
-        """Return a chart of some metrics over the epochs; distant limits are omitted."""
+    def chart(self) -> Chart:
+        """Chart of the memory of the device with its limits, or of the process if that decides the verdict."""
+        names = PROCESS_LINE_NAMES if self.deciding_metric == "resident" else DEVICE_LINE_NAMES
         series = {name: [getattr(sample, name) for sample in self.samples] for name in names}
         series = {name: sizes for name, sizes in series.items() if sizes and None not in sizes}
         highest = max(map(max, series.values()), default=0)
         exponent = memory_exponent(highest)
         unit = 1024**exponent
-        x = tuple(_sample_positions(self.samples))
         lines = []
         for name, sizes in series.items():
             tooltips = (
                 f"after epoch {sample.epoch}: {names[name]} {format_bytes(size)}" if sample.is_boundary else ""
                 for sample, size in zip(self.samples, sizes, strict=True)
             )
+            x = tuple(map(float, range(1, len(sizes) + 1)))
             lines.append(Series(names[name], x, tuple(size / unit for size in sizes), tuple(tooltips)))
-        last = max((sample.epoch for sample in self.samples), default=0)
-        epochs = nice_ticks(last, integers=True)
-        axes = Axes(
-            UNITS[exponent],
-            "epoch",
-            tuple(AxisMarker(epoch, f"{epoch:g}") for epoch in epochs),
-            tuple(
-                AxisMarker(limit.position / unit, limit.name)
-                for limit in limits
-                if limit.position <= MAX_REFERENCE_LINE_RATIO * highest
-            ),
-            height=height,
+        device = get_device(self.device)
+        recommended = next((sample.recommended for sample in self.samples if sample.recommended), 0)
+        limits = [AxisMarker(recommended / unit, device.memory_limit_base_caption)]
+        if self.limit:
+            limits.append(AxisMarker(recommended * self.limit / unit, f"{device.limit_caption} ({self.limit:g})"))
+        visible_limits = [limit for limit in limits if 0 < limit.position * unit <= MAX_REFERENCE_LINE_RATIO * highest]
+        # Samples are evenly spaced, and some of those at the ends of epochs have a label.
+        ends = [(number, sample.epoch) for number, sample in enumerate(self.samples, 1) if sample.is_boundary]
+        labeled_ends = ends[:: 1 + len(ends) // MAX_TICKS]
+        ticks = tuple(AxisMarker(number, str(epoch)) for number, epoch in labeled_ends)
+        axes = Axes(UNITS[exponent], "epoch", ticks, tuple(visible_limits))
+        return Chart(
+            "Memory of the process" if names is PROCESS_LINE_NAMES else "Memory of the device",
+            lines=tuple(lines),
+            axes=axes,
         )
-        return Chart(caption, lines=tuple(lines), axes=axes)
 
     def to_report(self) -> Report:
         """Return the verdict, its reason, the suggested action, and the metrics of each epoch."""
@@ -487,28 +472,8 @@ class MemoryCurve(Displayable):
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),
             ),
             status=STATUS.get(self.verdict, ""),
-            charts=self.charts,
+            charts=(self.chart,),
         )
-
-
-def _sample_positions(samples: Sequence[MemorySample]) -> list[float]:
-    """Return the position of each sample on the axis of epochs.
-
-    The end of an epoch is at its number. Other samples are distributed evenly before the next end.
-
-    Example:
-        >>> inner, end = MemorySample(0, 5, 1.0, is_boundary=False), MemorySample(1, 10, 2.0)
-        >>> _sample_positions([inner, end]), _sample_positions([end])
-        ([0.5, 1.0], [1.0])
-    """
-    inner = Counter(sample.epoch for sample in samples if not sample.is_boundary)
-    intervals = max(inner.values(), default=0) + 1
-    index = 0  # Number of the sample within its epoch.
-    positions = []
-    for sample in samples:
-        index = 0 if sample.is_boundary else index + 1
-        positions.append(sample.epoch + index / intervals)
-    return positions
 
 
 def memory_exponent(highest: float) -> int:

@@ -94,7 +94,6 @@ def test_short_training_has_insufficient_data(epochs):
     assert curve.verdict == ("growing" if epochs == 4 else "insufficient data")
     if epochs < 4:
         assert curve.reason == f"{max(0, epochs - 1)} {'epoch' if epochs == 2 else 'epochs'} after the warm-up."
-    assert len(curve.charts) == 2
     assert curve._repr_html_().count("<img") == (1 if epochs else 0)
 
 
@@ -168,8 +167,8 @@ def test_table_columns_match_metrics():
     assert epochs.columns == ("epoch", "step", *sizes, "")
     assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "warm-up"),)
     assert held.rows == (
-        ("losses", "list", "40, all with graphs", "12.0 MiB"),
-        ("Trainer.kept", "deque", "1", "512 bytes"),
+        ("losses", "list", "40", "40", "12.0 MiB"),
+        ("Trainer.kept", "deque", "1", "0", "512 bytes"),
     )
 
 
@@ -207,33 +206,35 @@ def test_take_sample_on_simulated_mps():
     assert (first.peak >= 20 * MIB, second.peak) == (True, second.allocated)
 
 
-def test_charts_have_limits_and_positions():
-    curve = make_curve(
-        allocated=[50, 80, 110], resident=[100, 160, 220], reserved=[50, 80, None], recommended=100 * MIB, limit=1.7
-    )
+def test_chart_has_limits_and_positions():
+    curve = make_curve(allocated=[50, 80, 110], reserved=[50, 80, None], recommended=100 * MIB, limit=1.7)
     inside = replace(curve.samples[1], is_boundary=False, epoch=1)
-    device, process = replace(curve, samples=(curve.samples[0], inside, *curve.samples[1:])).charts
-    (tensors,) = device.lines
+    chart = replace(curve, samples=(curve.samples[0], inside, *curve.samples[1:])).chart
+    (tensors,) = chart.lines
 
-    assert (tensors.name, tensors.x, tensors.y) == ("tensors", (1.0, 1.5, 2.0, 3.0), (50.0, 80.0, 80.0, 110.0))
+    assert (tensors.name, tensors.x, tensors.y) == ("tensors", (1.0, 2.0, 3.0, 4.0), (50.0, 80.0, 80.0, 110.0))
     assert (tensors.tooltips[0], tensors.tooltips[1]) == ("after epoch 1: tensors 50.0 MiB", "")
-    assert [(line.name, line.y[-1]) for line in process.lines] == [("process", 220.0)]
     limits = AxisMarker(100, "recommended by Metal"), AxisMarker(170, "high watermark (1.7)")
-    assert (device.axes.reference_lines, process.axes.reference_lines) == (limits, ())
-    assert (device.axes.y_unit, device.axes.x_label) == ("MiB", "epoch")
+    assert chart.axes.reference_lines == limits
+    assert (chart.axes.y_unit, chart.axes.x_label) == ("MiB", "epoch")
+    assert chart.axes.ticks == (AxisMarker(1, "1"), AxisMarker(3, "2"), AxisMarker(4, "3"))
+
+
+def test_chart_of_growing_process():
+    chart = make_curve(allocated=FLAT, resident=LEAK, unit=1 << 30).chart
+
+    assert (chart.caption, [line.name for line in chart.lines]) == ("Memory of the process", ["process"])
+    assert (chart.axes.y_unit, chart.lines[0].y) == ("GiB", tuple(LEAK))
 
 
 @pytest.mark.parametrize(("recommended", "lines"), [(150, 1), (151, 0), (None, 0)])
 def test_distant_limits_are_not_drawn(recommended, lines):
     curve = make_curve(allocated=[50], recommended=recommended and recommended * MIB)
 
-    assert len(curve.charts[0].axes.reference_lines) == lines
+    assert len(curve.chart.axes.reference_lines) == lines
 
 
-def test_large_memory_uses_gib():
-    chart = make_curve(allocated=[11, 12], unit=1 << 30).charts[0]
-
-    assert (chart.axes.y_unit, chart.lines[0].y) == ("GiB", (11, 12))
+def test_memory_exponent():
     assert [memory_exponent(highest) for highest in (0, (2 << 30) - 1, 2 << 30, 5 << 40)] == [2, 2, 3, 3]
 
 
