@@ -177,12 +177,7 @@ class Session:
         """
         with self.transaction():
             request = DeviceRequest.parse(parse_device_argument(device), source)
-            self.device_manager.forget_failed_probes()
-            choice = self.device_manager.confirm(request)
-            moved = self._models.move_followers(choice.device) if self._models else ()
-            self.override = request
-            self._activate(choice)
-            return replace(choice, moved_models=moved)
+            return self._change_device(request, request)
 
     def reset(self) -> DeviceChoice:
         """Clear the device override of the session, so that the environment variables decide again.
@@ -194,13 +189,19 @@ class Session:
             UnknownDeviceError, DeviceUnavailableError: As for :meth:`device`. The override is then preserved.
         """
         with self.transaction():
-            self.device_manager.forget_failed_probes()
-            choice = self.device_manager.confirm(resolve_request(resolution_order(self.device_manager.user_environ)))
-            moved = self._models.move_followers(choice.device) if self._models else ()
-            self.override = None
+            request = resolve_request(resolution_order(self.device_manager.user_environ))
+            return self._change_device(request, None)
+
+    def _change_device(self, request: DeviceRequest, override: DeviceRequest | None) -> DeviceChoice:
+        """Confirm a request, move the models that follow the session device, and replace the override."""
+        self.device_manager.forget_failed_probes()
+        choice = self.device_manager.confirm(request)
+        moved = self._models.move_followers(choice.device) if self._models else ()
+        self.override = override
+        if override is None:
             self.device_manager.restore_device_variable()
-            self._activate(choice)
-            return replace(choice, moved_models=moved)
+        self._activate(choice)
+        return replace(choice, moved_models=moved)
 
     def resolve(self, prefer: object = None) -> str:
         """Return the name of the requested device without checking it, or of the active device if none is requested.
@@ -295,11 +296,6 @@ class Session:
                 variables=visible_variables(self.device_manager.user_environ),
                 unreleased=torch.display_version if torch.prerelease_note else "",
             )
-
-    def set_last_curve(self, curve: object) -> None:
-        """Store the last memory curve, so that it is available after a loop that did not assign it to a variable."""
-        with self.operation():
-            self.curve = curve
 
     def start(self) -> None:
         """Set the MPS variables if MPS is the planned device, before torch is imported.
@@ -502,30 +498,10 @@ list_devices = SESSION.list_devices
 explain_device = SESSION.explain
 
 
-class SimulationContext(contextlib.ContextDecorator):
-    """Context manager that runs the session on a simulated Mac; see :func:`simulated_mps`."""
-
-    def __init__(self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]) -> None:
-        self._memory = memory
-        self._fallback = fallback
-        self._defects = defects
-
-    def __repr__(self) -> str:
-        return (
-            'A simulated Mac that has not been started. Write "with nb.simulated_mps() as mps:" with your code below it, '
-            "or run %openmed_device --simulate mps."
-        )
-
-    def __enter__(self) -> SimulatedMps:
-        return SESSION.simulate(self._memory, self._fallback, defects=self._defects)
-
-    def __exit__(self, *_failure: object) -> None:
-        SESSION.end_simulation()
-
-
+@contextlib.contextmanager
 def simulated_mps(
     memory: str | int = DEFAULT_SIMULATED_MEMORY, fallback: bool | None = None, defects: str | Iterable[str] = ()
-) -> SimulationContext:
+) -> Iterator[SimulatedMps]:
     """Run this session on a simulated Mac, on which torch, transformers and Accelerate find an MPS device.
 
     The simulated device computes on the CPU. It raises the errors of MPS for float64, for tensors on different devices, for
@@ -566,4 +542,8 @@ float32 instead.
         >>> device().simulated
         False
     """
-    return SimulationContext(memory, fallback, defects)
+    device = SESSION.simulate(memory, fallback, defects=defects)
+    try:
+        yield device
+    finally:
+        SESSION.end_simulation()

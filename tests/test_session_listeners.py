@@ -16,7 +16,6 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import ModelStore
 from openmed_nb.session import SESSION, Session
-from openmed_nb.training.curve import MemoryCurve
 
 pytestmark = pytest.mark.usefixtures("quick_collection")
 
@@ -38,7 +37,6 @@ OPERATIONS: dict[str, Callable[[Session], object]] = {
     "end no simulation": lambda session: session.end_simulation(),
     "unload": lambda session: session.unload(),
     "unload what is not there": lambda session: session.unload("nothing of this name"),
-    "keep a curve": lambda session: session.set_last_curve(MemoryCurve("cpu")),
     "load": lambda session: session.load_model(SMALL, OpenMedConfig(device="cpu")),
     "pipeline": lambda session: create_pipeline(session, SMALL, OpenMedConfig(device="cpu")),
     "annotate a text": lambda session: annotate_in_session(session, NOTE, {"model": SMALL}, {"device": "cpu"}),

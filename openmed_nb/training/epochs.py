@@ -29,7 +29,7 @@ from .._utils.warning import warn
 from ..devices.device import Device
 from ..devices.registry import get_device
 from ..devices.request import normalize_device
-from ..errors import ConfigurationError, DeviceUnavailableError
+from ..errors import ConfigurationError
 from ..session import SESSION
 from .curve import GROWING, CacheReleases, MemoryCurve, MemorySample, ProcessInfo, TrendKind, take_sample
 from .guards import Guards
@@ -133,7 +133,7 @@ class EpochHooks:
         live_curve: Widget that displays the curve, or ``None``.
 
     Raises:
-        DeviceError: If the device cannot be used, or if one of several processes uses MPS.
+        DeviceError: If the device cannot be used.
         ConfigurationError: If an argument is not valid.
 
     Example:
@@ -179,17 +179,8 @@ class EpochHooks:
             device: Device of the training.
             epoch: Number of epochs that were finished before, if the training continues from a checkpoint.
             step: Number of steps that were finished before.
-
-        Raises:
-            DeviceUnavailableError: If one of several processes uses MPS.
         """
-        process = _current_process()
-        if process.world_size > 1 and not get_device(device).supports_process_groups:
-            message = (
-                f"MPS cannot train in {process.world_size} processes: the backends gloo and nccl do not support it"
-            )
-            raise DeviceUnavailableError(f"{message} (pytorch#160732).", "Start one process, or train on the CPU.")
-        self.curve = MemoryCurve(device, limit=self.limit, process=process)
+        self.curve = MemoryCurve(device, limit=self.limit, process=_current_process())
         self._start = current_time()
         self._epochs = epoch
         self._steps = step
@@ -230,7 +221,8 @@ class EpochHooks:
         self._compare_referrers()
         if self.live_curve is not None:
             self.live_curve(self.curve)
-        SESSION.set_last_curve(self.curve)
+        with SESSION.operation():
+            SESSION.curve = self.curve
         process = self.curve.process
         # The curve of another process is not displayed.
         if not process.is_main_process and self.verdict == GROWING and not was_growing:
@@ -488,8 +480,8 @@ def _lightning_class() -> type[GuardedTraining]:
     if not installed:
         raise ConfigurationError("Lightning is not installed.", "Install it: python -m pip install lightning.")
     # A package that is already imported comes first.
-    loaded = [name for name in LIGHTNING_PACKAGES if name in sys.modules]
-    base = importlib.import_module((loaded or installed)[0]).Callback
+    package = next((name for name in installed if name in sys.modules), installed[0])
+    base = importlib.import_module(package).Callback
 
     class LightningCallback(GuardedTraining, base):  # type: ignore[misc, valid-type]
         """Callback that ends each epoch and guards each step."""

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.training.curve import ProcessInfo
 from openmed_nb.training.epochs import process_device
 
@@ -81,15 +79,6 @@ def test_current_process_reads_launcher_variables(variables, process, monkeypatc
 )
 def test_process_device(device, process, expected):
     assert process_device(device, process) == expected
-
-
-@pytest.mark.real_computer
-@pytest.mark.usefixtures("second_of_two")
-def test_mps_rejects_several_processes():
-    with nb.simulated_mps():
-        for train in (partial(nb.epochs, 2), partial(nb.training.callback, "trainer")):
-            with pytest.raises(DeviceUnavailableError, match=r"^MPS cannot train in 2 processes: "):
-                train()
 
 
 @pytest.mark.real_computer
