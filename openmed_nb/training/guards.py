@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from .._utils.text import describe_value, short_type_name
-from .._utils.validation import suggest
+from .._utils.text import short_type_name
+from .._utils.validation import check_choice
 from ..devices.moving import named_tensors, unwrap_model
 from ..errors import ConfigurationError, InvalidBatchError, NonFiniteError
 from ..models.files import find_position_embeddings, max_positions
@@ -288,14 +288,10 @@ Give the model as many labels as the data has (num_labels), or renumber the labe
     """
 
     def __init__(self, disable: Iterable[str] = ()) -> None:
-        names = disable if isinstance(disable, Iterable) and not isinstance(disable, str) else (disable,)
-        disable = tuple(map(str, names))
-        for name in disable:
-            if name not in GUARD_NAMES:
-                raise ConfigurationError(
-                    f"{describe_value(name)} is not the name of a guard.", suggest(name, GUARD_NAMES)
-                )
-        self.on = tuple(name for name in GUARD_NAMES if name not in disable)
+        disabled = (disable,) if isinstance(disable, str) or not isinstance(disable, Iterable) else tuple(disable)
+        for name in disabled:
+            check_choice("disable", name, GUARD_NAMES)
+        self.on = tuple(name for name in GUARD_NAMES if name not in disabled)
         self._limits = ModelLimits()
         self._watched: weakref.ref[torch.nn.Module] | None = None
         self._undo: list[Callable[[], None]] = []

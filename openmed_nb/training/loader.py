@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -62,7 +60,7 @@ MAX_WORKERS = 4
 # Start methods whose processes start empty, and import the class of each object that they receive.
 IMPORTING_START_METHODS = ("spawn", "forkserver")
 # Number of items of a list that are inspected; items of one list usually have the same type.
-MIN_ITEMS_FOR_WORKERS = 10
+MAX_INSPECTED_ITEMS = 10
 
 CELL_REMEDY = "write the class into a .py file and import it"
 
@@ -84,12 +82,8 @@ class LoaderSettings(Displayable):
     def to_report(self) -> Report:
         """Return a table of the arguments with their reasons."""
         rows = tuple((name, str(value), self.reasons[name]) for name, value in self.arguments.items())
-        note = "Move batches with nb.training.to_device, which synchronizes; non_blocking=True corrupts them (pytorch#189690)."
-        return Report(
-            f"DataLoader for {self.device}",
-            (note,) if get_device(self.device).corrupts_non_blocking_copies else (),
-            (Table("Arguments", ("argument", "value", "reason"), rows),),
-        )
+        table = Table("Arguments", ("argument", "value", "reason"), rows)
+        return Report(f"DataLoader for {self.device}", tables=(table,))
 
 
 def settings(dataset: object, device: DeviceArgument = None) -> LoaderSettings:
@@ -158,15 +152,8 @@ def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
             yield name
     if not depth:
         return
-    if isinstance(value, functools.partial):
-        children: Iterable[object] = (value.func, *value.args, *value.keywords.values())
-    elif type(value) in {list, tuple}:
-        children = value[:MIN_ITEMS_FOR_WORKERS]
-    elif type(value) is dict:
-        children = itertools.islice(value.values(), MIN_ITEMS_FOR_WORKERS)
-    else:
-        children = getattr(value, "__dict__", {}).values()
-    for child in children:
+    is_list = type(value) in {list, tuple}
+    for child in value[:MAX_INSPECTED_ITEMS] if is_list else getattr(value, "__dict__", {}).values():
         yield from find_main_definitions(child, depth - 1)
 
 

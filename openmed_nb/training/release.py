@@ -141,8 +141,6 @@ class ReleaseReport(Displayable):
             if freed.tensors or freed.reserved
         )
         title = f"Released {format_bytes(self.tensors)} of tensors"
-        if reserved := sum(freed.reserved for freed in self.freed):
-            title += f", {format_bytes(reserved)} of the device"
         return Report(title, self.notes, metrics=(Table("Released memory", ("released", "tensors", "device"), rows),))
 
 

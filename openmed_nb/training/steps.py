@@ -13,7 +13,6 @@ ahead, and each is weighted by its fraction of the group.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -287,9 +286,6 @@ class GradientAccumulation:
         try:
             while group := list(itertools.islice(remaining, self.steps)):
                 weights = [float(self.weight(batch)) for batch in group]
-                if invalid := [weight for weight in weights if not 0 <= weight < math.inf]:
-                    message = f"Invalid value for the weight of a batch: {invalid[0]}."
-                    raise ConfigurationError(message, "Let weight= return a count, 0 or more.")
                 total = sum(weights) or 1.0
                 for weight in weights:
                     micro_batch = _MicroBatch(weight / total, last=len(group) == 1)

@@ -386,16 +386,14 @@ def test_count_labels_rejects_unsupported_batches():
     ("name", "label", "values"),
     [
         ("steps", "steps", (0, 1.5, True, None)),
-        ("weight", "the weight of a batch", (-1.0, float("nan"), float("inf"))),
         ("optimizer", "the optimizer", (make_model(),)),
     ],
 )
 def test_invalid_arguments_are_rejected(name, label, values):
     for value in values:
-        argument = (lambda _, value=value: value) if name == "weight" else value
-        given = {"optimizer": torch.optim.SGD(make_model().parameters(), lr=0.1), "steps": 2, name: argument}
+        given = {"optimizer": torch.optim.SGD(make_model().parameters(), lr=0.1), "steps": 2, name: value}
         with pytest.raises(ConfigurationError, match=f"^Invalid (value|type) for {label}: "):
-            next(GradientAccumulation(**given).batches([make_rows(1)]))
+            GradientAccumulation(**given)
 
 
 def train_bert(model, device, requested=None):
