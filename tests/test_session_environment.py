@@ -11,7 +11,7 @@ from openmed_nb.devices.environment import (
     TOO_LATE,
     VARIABLES,
 )
-from openmed_nb.errors import ConfigurationError, DeviceUnavailableError
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.session import Session
 
 MPS_VARIABLES = {FALLBACK_VARIABLE: "1", HIGH_WATERMARK_VARIABLE: "1.0", LOW_WATERMARK_VARIABLE: "0.9"}
@@ -32,9 +32,7 @@ def test_start_sets_variables_before_torch_import():
 @pytest.mark.parametrize(
     ("kind", "environ"),
     [
-        ("plain", {}),
         ("box", {}),
-        ("mac", {"OPENMED_DEVICE": "cpu"}),
         ("mac", {"OPENMED_TORCH_DEVICE": "nonsense"}),
         ("mac", {"ACCELERATE_USE_CPU": "1"}),
         ("rosetta", {}),
@@ -56,18 +54,6 @@ def test_auto_skips_failing_mps():
     assert (choice.device, choice.confirmed) == ("cpu", True)
     assert "MPS backend out of memory" in choice.rejected[0].reason
     assert here.environ == {"HOME": "/Users/me"}
-
-
-def test_rejected_watermarks_have_own_remedy():
-    here = computers.mac(
-        failing="invalid low watermark ratio 1.4",
-        PYTORCH_MPS_HIGH_WATERMARK_RATIO="0.7",
-        PYTORCH_MPS_LOW_WATERMARK_RATIO="1.4",
-    )
-    with pytest.raises(DeviceUnavailableError) as caught:
-        here.session.use("mps")
-
-    assert caught.value.remedy.startswith(f"Unset {HIGH_WATERMARK_VARIABLE} and {LOW_WATERMARK_VARIABLE}")
 
 
 def test_variables_follow_active_device():
