@@ -293,12 +293,10 @@ class ProcessInfo:
     Attributes:
         rank: Index among all processes.
         world_size: Number of processes.
-        local_rank: Index on this machine, which selects its GPU.
     """
 
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
 
     @property
     def is_main_process(self) -> bool:

@@ -11,19 +11,18 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._utils.clock import current_time, time_call
 from .._utils.text import shorten
 from .._utils.validation import (
-    as_integer,
     check_bool,
     check_choice,
+    check_integer,
     check_number,
     check_optional_integer,
-    invalid_value,
 )
 from .._utils.warning import warn
 from ..devices.device import Device
@@ -118,7 +117,7 @@ class EpochHooks:
 
     Args:
         device: Device of the training: a name, a ``torch.device`` or an ``Accelerator``. If ``None``, use the session
-            device, or in one of several processes the GPU of that process.
+            device.
         every_n_steps: Also release memory and take a sample after this number of steps, counted by ``step()``. Each
             sample traverses all Python objects and waits for the device, which then allocates its blocks again. This
             takes 0.2 to 0.6 seconds if transformers is loaded (``benchmarks/training.py`` prints it).
@@ -156,15 +155,12 @@ class EpochHooks:
         if release_when is not None:
             check_number("release_when", release_when, above=1, example="2.0, or None")
         self.release_when = release_when
-        process = _current_process()
         name = SESSION.device(device).device
-        if device is None:
-            name = process_device(name, process)
         self.every_n_steps = check_optional_integer("every_n_steps", every_n_steps)
         self.limit = SESSION.device_manager.memory_fraction(name)
         self.begin(name)
         self.live_curve: LiveMemoryCurve | None = None
-        if live and process.is_main_process:
+        if live and self.curve.process.is_main_process:
             from IPython.display import display
 
             from .live import LiveMemoryCurve
@@ -269,30 +265,25 @@ class Epochs(EpochHooks):
     """Loop over epochs that ends each epoch, even if the loop is left early or by an error.
 
     Args:
-        epochs: Number of epochs, or an iterable.
+        epochs: Number of epochs.
         device: Device of the training, as in :class:`EpochHooks`.
         options: Other arguments of :class:`EpochHooks`.
 
     Raises:
-        ConfigurationError: If ``epochs`` is not a number of epochs or an iterable, or if another argument is not valid.
+        ConfigurationError: If ``epochs`` is not an integer from 0, or if another argument is not valid.
     """
 
-    def __init__(self, epochs: int | Iterable[object], device: DeviceArgument = None, **options: Any) -> None:
-        count = as_integer(epochs)
-        if count is not None and 0 <= count <= sys.maxsize:
-            epochs = range(count)
-        if not isinstance(epochs, Iterable) or isinstance(epochs, (str, bytes)):
-            raise invalid_value("epochs", epochs, "Pass the number of epochs, such as 10.")
+    def __init__(self, epochs: int, device: DeviceArgument = None, **options: Any) -> None:
+        self._numbers = range(check_integer("epochs", epochs, minimum=0, maximum=sys.maxsize))
         super().__init__(device, **options)
-        self._iterable = epochs
 
     def __len__(self) -> int:
-        return len(self._iterable)  # type: ignore[arg-type]  # Python raises a TypeError if there is no length
+        return len(self._numbers)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[int]:
         # Stored in a local variable, because the globals of this module may be gone at interpreter shutdown.
         is_finalizing = sys.is_finalizing
-        for epoch in self._iterable:
+        for epoch in self._numbers:
             try:
                 yield epoch
             finally:
@@ -300,16 +291,16 @@ class Epochs(EpochHooks):
                     self.end_epoch()
 
 
-def epochs(epochs: int | Iterable[object], device: DeviceArgument = None, **options: Any) -> Epochs:
+def epochs(epochs: int, device: DeviceArgument = None, **options: Any) -> Epochs:
     """Loop over epochs; after each, release memory, sample it, and classify the curve.
 
     Args:
-        epochs: Number of epochs, or an iterable.
+        epochs: Number of epochs.
         device: Device of the training, as in :class:`EpochHooks`.
         options: Other arguments of :class:`EpochHooks`.
 
     Returns:
-        A loop over 0, 1, 2 ..., or over the iterable, with the attributes of :class:`EpochHooks`.
+        A loop over 0, 1, 2 ..., with the attributes of :class:`EpochHooks`.
 
     Example:
         >>> loop = epochs(2, "cpu")
@@ -328,18 +319,12 @@ def last_curve() -> MemoryCurve | None:
 def _current_process() -> ProcessInfo:
     """Return the rank of this process from torch if it is initialized, else from the variables of the launcher."""
     distributed = sys.modules.get("torch.distributed")  # torch is not imported for this.
-    values = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    rank, world_size, local_rank = (int(value) if value.isdecimal() else 0 for value in values)
+    values = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    rank, world_size = (int(value) if value.isdecimal() else 0 for value in values)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank = distributed.get_rank()
         world_size = distributed.get_world_size()
-    return ProcessInfo(rank, world_size or 1, local_rank)
-
-
-def process_device(device: str, process: ProcessInfo) -> str:
-    """Return the device of a process; each process uses a separate CUDA GPU."""
-    use_local_rank = process.world_size > 1 and get_device(device).supports_index and ":" not in device
-    return f"{device}:{process.local_rank}" if use_local_rank else device
+    return ProcessInfo(rank, world_size or 1)
 
 
 def function_name(function: Callable[..., object]) -> str:

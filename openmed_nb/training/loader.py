@@ -5,10 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from .._render.display import (
     Displayable,
@@ -57,11 +56,6 @@ def to_device(thing: Thing, device: DeviceArgument = None) -> Thing:
 # Mac chips have at least four performance cores, and each worker is a process. A forked worker that tokenizes with the
 # bundled model has 315 MiB of resident memory (measured with psutil). More workers should be measured.
 MAX_WORKERS = 4
-# Start methods whose processes start empty, and import the class of each object that they receive.
-IMPORTING_START_METHODS = ("spawn", "forkserver")
-# Number of items of a list that are inspected; items of one list usually have the same type.
-MAX_INSPECTED_ITEMS = 10
-
 CELL_REMEDY = "write the class into a .py file and import it"
 
 
@@ -104,28 +98,23 @@ def settings(dataset: object, device: DeviceArgument = None) -> LoaderSettings:
         >>> settings([1, 2], "cpu").arguments["pin_memory"]
         False
     """
-    return make_settings(SESSION.device(device).device, dataset, SESSION.device_manager.machine)
+    machine = SESSION.device_manager.machine
+    name = SESSION.device(device).device
+    return make_settings(name, dataset, machine, default_start_method(machine.system), is_interactive_main())
 
 
 def make_settings(
-    device: str,
-    dataset: object,
-    machine: MachineInfo,
-    *,
-    in_notebook: bool | None = None,
-    start_method: str | None = None,
+    device: str, dataset: object, machine: MachineInfo, start_method: str, is_interactive: bool
 ) -> LoaderSettings:
-    method = start_method or default_start_method(machine.system)
-    names = sorted(set(find_main_definitions(dataset)))
+    source = type(getattr(dataset, "dataset", dataset))  # torch.utils.data.Subset refers to its dataset.
+    is_from_cell = is_interactive and source.__module__ == "__main__"
     workers = 0
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
         reason = "each worker would return the full stream unless the dataset shards it"
     elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
         reason = "the items are already in memory; workers would only copy them"
-    elif (
-        names and method in IMPORTING_START_METHODS and (is_interactive_main() if in_notebook is None else in_notebook)
-    ):
-        reason = f"workers start empty ({method}) and cannot import {', '.join(names)} from a cell; {CELL_REMEDY}"
+    elif is_from_cell and start_method != "fork":
+        reason = f"workers start empty ({start_method}) and cannot import {source.__name__} from a cell; {CELL_REMEDY}"
     else:
         cores = machine.cores or os.cpu_count() or 1
         workers = min(MAX_WORKERS, cores // 2)
@@ -142,19 +131,6 @@ def make_settings(
             "a forked process that uses Metal hangs or crashes, and macOS does not fork by default"
         )
     return LoaderSettings(device, arguments, reasons)
-
-
-def find_main_definitions(value: Any, depth: int = 4) -> Iterator[str]:
-    """Yield the names of classes and functions of a dataset that the notebook or script defines, without its items."""
-    for definition in (type(value), value):
-        name = getattr(definition, "__qualname__", None)
-        if isinstance(name, str) and getattr(definition, "__module__", None) == "__main__":
-            yield name
-    if not depth:
-        return
-    is_list = type(value) in {list, tuple}
-    for child in value[:MAX_INSPECTED_ITEMS] if is_list else getattr(value, "__dict__", {}).values():
-        yield from find_main_definitions(child, depth - 1)
 
 
 def default_start_method(system: str) -> str:

@@ -130,7 +130,7 @@ def test_simulated_curve_is_labeled():
 
 
 @pytest.mark.parametrize(
-    ("process", "is_main"), [(ProcessInfo(1, 1), True), (ProcessInfo(0, 2), True), (ProcessInfo(1, 2, 1), False)]
+    ("process", "is_main"), [(ProcessInfo(1, 1), True), (ProcessInfo(0, 2), True), (ProcessInfo(1, 2), False)]
 )
 def test_main_process(process, is_main):
     assert process.is_main_process == is_main

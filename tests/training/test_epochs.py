@@ -67,15 +67,6 @@ def test_loop_ends_each_epoch():
     assert seconds == sorted(seconds)
 
 
-def test_loop_accepts_iterable_without_length():
-    loop = nb.epochs(iter(("first", "second")), "cpu")
-
-    assert list(loop) == ["first", "second"]
-    assert len(loop.curve.epoch_samples) == 2
-    with pytest.raises(TypeError):
-        len(loop)
-
-
 def test_loop_left_by_error_ends_epoch():
     loop = nb.epochs(5, "cpu")
     with contextlib.suppress(ZeroDivisionError):
@@ -136,7 +127,7 @@ BAD = [
 def test_invalid_arguments_are_rejected(catch_error):
     for name, argument in BAD:
         assert isinstance(catch_error(partial(EpochHooks, "cpu", **{name: argument})), ConfigurationError), argument
-    for epochs in (-1, 1.5, True, None, "3", b"3"):
+    for epochs in (-1, 1.5, True, None, "3", 10**30):
         assert isinstance(catch_error(partial(nb.epochs, epochs, "cpu")), ConfigurationError), epochs
 
 

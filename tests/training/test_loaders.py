@@ -8,23 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from openmed_nb.devices.machine import MachineInfo
-from openmed_nb.training.loader import default_start_method, find_main_definitions, make_settings
+from openmed_nb.training.loader import default_start_method, make_settings
 
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M3", cores=8)
 LINUX = MachineInfo("Linux", "x86_64", cores=4)
-
-
-class Items(Dataset):
-    """Dataset of indexed items."""
-
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        return torch.full((4,), float(index))
 
 
 class Stream(IterableDataset):
@@ -34,26 +24,18 @@ class Stream(IterableDataset):
         return iter(())
 
 
-def define_in_cell(source, name):
-    """Return an object that a notebook cell defines."""
-    names = {"__name__": "__main__"}
-    exec(source, names)  # noqa: S102
-    return names[name]
-
-
-CELL_CLASS = define_in_cell("class Notes(list):\n    pass", "Notes")
-
+NOTES = type("Notes", (list,), {"__module__": "__main__"})([1])  # A dataset whose class a cell defines.
 
 SPAWNED = {"num_workers": 4, "persistent_workers": True, "multiprocessing_context": "spawn"}
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 SETTINGS = [
     # device, machine, dataset, (in a notebook, start method) -> arguments
-    ("mps", MAC, CELL_CLASS([1]), (True, None), {"pin_memory": False, "num_workers": 0}),
-    ("cpu", MAC, CELL_CLASS([1]), (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
-    ("mps", MAC, Items(), (True, None), {"pin_memory": False, **SPAWNED}),
-    ("mps", MAC, CELL_CLASS([1]), (False, None), {"pin_memory": False, **SPAWNED}),
-    ("cuda:1", LINUX, CELL_CLASS([1]), (True, "fork"), {"pin_memory": True, **PERSISTENT}),
-    ("cuda", LINUX, CELL_CLASS([1]), (True, "forkserver"), {"pin_memory": True, "num_workers": 0}),
+    ("mps", MAC, NOTES, (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
+    ("cpu", MAC, NOTES, (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
+    ("mps", MAC, deque([1]), (True, "spawn"), {"pin_memory": False, **SPAWNED}),
+    ("mps", MAC, NOTES, (False, "spawn"), {"pin_memory": False, **SPAWNED}),
+    ("cuda:1", LINUX, NOTES, (True, "fork"), {"pin_memory": True, **PERSISTENT}),
+    ("cuda", LINUX, NOTES, (True, "forkserver"), {"pin_memory": True, "num_workers": 0}),
     ("cpu", LINUX, deque([1]), (False, "fork"), {"pin_memory": False, **PERSISTENT}),
     ("cpu", replace(LINUX, cores=1), deque([1]), (False, "fork"), {"pin_memory": False, "num_workers": 0}),
     *(
@@ -65,7 +47,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("device", "machine", "dataset", "context", "arguments"), SETTINGS)
 def test_settings_depend_on_device_and_dataset(device, machine, dataset, context, arguments):
-    settings = make_settings(device, dataset, machine, in_notebook=context[0], start_method=context[1])
+    settings = make_settings(device, dataset, machine, context[1], context[0])
 
     assert settings.arguments == arguments
     assert settings.reasons.keys() == arguments.keys()
@@ -74,27 +56,9 @@ def test_settings_depend_on_device_and_dataset(device, machine, dataset, context
 
 
 def test_reason_names_class_of_cell():
-    settings = make_settings("mps", CELL_CLASS(), MAC, in_notebook=True)
+    settings = make_settings("mps", Subset(NOTES, [0]), MAC, "spawn", True)
 
     assert "cannot import Notes from a cell; write the class into a .py file" in settings.reasons["num_workers"]
-
-
-def test_find_main_definitions():
-    transformed = Items()
-    transformed.transform = define_in_cell("def shorten(text):\n    return text[:9]", "shorten")
-    endless = CELL_CLASS([1])
-    endless.itself = endless
-    datasets = (
-        CELL_CLASS(),
-        Subset(CELL_CLASS([1, 2]), [0]),
-        ConcatDataset([Items(), CELL_CLASS([1])]),
-        endless,
-    )
-
-    for dataset in datasets:
-        assert set(find_main_definitions(dataset)) == {"Notes"}
-    assert set(find_main_definitions(transformed)) == {"shorten"}
-    assert list(find_main_definitions(Items())) == []
 
 
 def test_default_start_method():

@@ -14,7 +14,6 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.training.curve import ProcessInfo
-from openmed_nb.training.epochs import process_device
 
 PROGRAM = Path(__file__).parent / "several_processes.py"
 
@@ -22,7 +21,7 @@ PROGRAM = Path(__file__).parent / "several_processes.py"
 @pytest.fixture
 def second_of_two(monkeypatch):
     """Environment variables of the second of two processes."""
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -56,29 +55,16 @@ def test_each_process_records_its_curve(results, loop, epochs, rank):
 @pytest.mark.parametrize(
     ("variables", "process"),
     [
-        ({}, ProcessInfo(0, 1, 0)),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, ProcessInfo(3, 4, 1)),
-        ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1, 0)),
+        ({}, ProcessInfo(0, 1)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, ProcessInfo(3, 4)),
+        ({"WORLD_SIZE": "many", "RANK": "-1"}, ProcessInfo(0, 1)),
     ],
 )
 def test_current_process_reads_launcher_variables(variables, process, monkeypatch):
-    for name, value in {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **variables}.items():
+    for name, value in {"RANK": "", "WORLD_SIZE": "", **variables}.items():
         monkeypatch.setenv(name, value)
 
     assert nb.training.EpochHooks("cpu").curve.process == process
-
-
-@pytest.mark.parametrize(
-    ("device", "process", "expected"),
-    [
-        ("cuda", ProcessInfo(3, 4, 1), "cuda:1"),
-        ("cuda", ProcessInfo(), "cuda"),
-        ("cuda:0", ProcessInfo(1, 2, 1), "cuda:0"),
-        ("cpu", ProcessInfo(1, 2, 1), "cpu"),
-    ],
-)
-def test_process_device(device, process, expected):
-    assert process_device(device, process) == expected
 
 
 @pytest.mark.real_computer
