@@ -21,9 +21,7 @@ from openmed_nb.training.curve import (
     MIN_BASELINE_BYTES,
     PAD_REMEDY,
     CacheReleases,
-    ProcessInfo,
     classify_trend,
-    memory_exponent,
     resident_bytes,
     take_sample,
 )
@@ -107,9 +105,7 @@ def test_samples_within_an_epoch_do_not_affect_verdict():
 
 REASONS = [
     ({"allocated": LEAK}, "Memory of tensors went from 150.0 MiB after epoch 2 to 350.0 MiB after epoch 6; "),
-    ({"allocated": LEAK}, "; +333% in 10 epochs is projected; the threshold is 26%."),
     ({"allocated": FLAT, "resident": LEAK}, "Memory of the process went from 150.0 MiB"),
-    ({"allocated": FLAT}, "; no sustained growth above 26% in 10 epochs."),
     ({"allocated": SAWTOOTH}, "; it rose and fell by 44% in between."),
     ({"allocated": [100] * 8 + [180]}, "; it rose in the last epochs only."),
 ]
@@ -127,13 +123,6 @@ def test_simulated_curve_is_labeled():
     assert "SIMULATED" in str(curve)
     assert "SIMULATED" in curve._repr_html_()
     assert (curve.to_dict()["simulated"], real.simulated) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("process", "is_main"), [(ProcessInfo(1, 1), True), (ProcessInfo(0, 2), True), (ProcessInfo(1, 2), False)]
-)
-def test_main_process(process, is_main):
-    assert process.is_main_process == is_main
 
 
 def test_releases_state_number_and_duration():
@@ -161,15 +150,10 @@ def test_any_curve_has_verdict_and_report(metrics, threshold):
 
 def test_table_columns_match_metrics():
     sizes = {name: size * MIB for size, name in enumerate(("allocated", "reserved", "peak", "resident"), 1)}
-    curve = MemoryCurve("mps", (MemorySample(1, 10, 2.5, **sizes),), referrers=(LOSSES, KEPT))
-    epochs, held = curve.to_report().tables
+    table = MemoryCurve("mps", (MemorySample(1, 10, 2.5, **sizes),)).to_report().tables[0]
 
-    assert epochs.columns == ("epoch", "step", *sizes, "")
-    assert epochs.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "warm-up"),)
-    assert held.rows == (
-        ("losses", "list", "40", "40", "12.0 MiB"),
-        ("Trainer.kept", "deque", "1", "0", "512 bytes"),
-    )
+    assert table.columns == ("epoch", "step", *sizes, "")
+    assert table.rows == (("1", "10", "1.0 MiB", "2.0 MiB", "3.0 MiB", "4.0 MiB", "warm-up"),)
 
 
 @pytest.mark.real_computer  # It is about the CPU.
@@ -232,10 +216,6 @@ def test_distant_limits_are_not_drawn(recommended, lines):
     curve = make_curve(allocated=[50], recommended=recommended and recommended * MIB)
 
     assert len(curve.chart.axes.reference_lines) == lines
-
-
-def test_memory_exponent():
-    assert [memory_exponent(highest) for highest in (0, (2 << 30) - 1, 2 << 30, 5 << 40)] == [2, 2, 3, 3]
 
 
 # Sizes in MiB, or a list of them.
@@ -309,11 +289,9 @@ def test_growth_is_scaled_to_ten_epochs(epochs):
     [
         ([100, 110, 120, 130], 1.0, 0.3, 1.0),
         ([100, 100, 100, 130], 0.5, 0.3, 3.0),
-        ([100, 100, 110, 130], 1.0, 0.3, 1.5),
         ([100, 180, 100, 180, 100], 0.0, 0.8, 0.0),
         ([200, 180, 160], -1.0, 0.2, 0.0),
         ([0.5, 1, 1.5], 5.0, 1.0, 5.0),
-        ([2, 3, 4], 5.0, 1.0, 5.0),
     ],
 )
 def test_trend_has_measured_fractions(sizes, growth, spread, steepest):

@@ -1,6 +1,5 @@
 """Precision, AdamW and accumulated gradients, alone and in one training loop."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -80,42 +79,6 @@ def test_precision_accepts_names_of_libraries():
 
 
 @pytest.mark.parametrize(
-    ("requested", "dtype"), [(None, torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_step_with_autocast_and_scaler(requested, dtype):
-    precision = nb.training.precision(requested, "cpu")
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = model.weight.detach().clone()
-    scaler = precision.scaler()
-    with precision.autocast():
-        output = model(torch.full((2, 4), 0.25))  # With larger inputs, scaled gradients can exceed float16.
-        loss = output.float().square().mean()
-    scaler.scale(loss).backward()
-    scaler.step(optimizer)
-
-    assert (output.dtype, model.weight.dtype) == (dtype, torch.float32)
-    assert scaler.is_enabled() == (requested == "fp16")
-    assert not torch.equal(model.weight, before)
-
-
-# Operators, and the devices whose autocast selects their type. docs/how_to/train_in_16_bits.md has the same table.
-AUTOCAST = [
-    (("conv2d", "linear", "matmul", "bmm"), ("MPS", "CUDA", "CPU")),
-    (("layer_norm", "group_norm", "softmax.int", "sum"), ("MPS", "CUDA")),
-    (("batch_norm",), ("MPS",)),
-    (("nll_loss", "mse_loss"), ("MPS", "CUDA", "CPU")),
-]
-
-
-@pytest.mark.parametrize(("operators", "devices"), AUTOCAST)
-def test_operators_with_autocast_kernels(operators, devices):
-    for operator, device in itertools.product(operators, ("MPS", "CUDA", "CPU")):
-        found = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", f"Autocast{device}")
-        assert found == (device in devices), (operator, device)
-
-
-@pytest.mark.parametrize(
     ("tensors", "release", "fused"),
     [
         ({("mps", "bfloat16"), ("mps", "float32")}, (2, 13), True),
@@ -151,9 +114,6 @@ def make_parameters():
 FORMS = {
     "tensors": lambda weight, bias: [weight, bias],
     "groups": lambda weight, bias: [{"params": [weight], "lr": 0.5}, {"params": bias, "weight_decay": 0.0}],
-    "names": lambda weight, bias: [("weight", weight), ("bias", bias)],
-    "group of names": lambda weight, bias: [{"params": [("weight", weight), ("bias", bias)]}],
-    "iterator": lambda weight, bias: iter([weight, bias]),
     "groups of iterators": lambda weight, bias: [{"params": iter([weight])}, {"params": iter([bias])}],
 }
 
@@ -173,7 +133,8 @@ def test_adamw_accepts_all_parameter_forms(make_form):
 @pytest.mark.parametrize(
     ("parameters", "options"),
     [
-        *((parameters, {}) for parameters in (None, torch.ones(3), [3], [{"lr": 1}], [])),
+        (None, {}),
+        ([{"lr": 1}], {}),
         (make_model().parameters(), {"lr": -1}),
         (make_model().parameters(), {"momentum": 0.9}),
     ],
@@ -280,21 +241,15 @@ def test_batches_reads_one_group_ahead():
     assert taken == [0, 1, 2]
 
 
-def test_scaler_does_not_change_steps():
-    weights = []
-    seen = []
-    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
-        model = make_model(torch.float32)
-        accumulation, found = accumulate(model, rate=0.5, scaler=scaler)
-        train_on(accumulation, model, [make_rows(count, count, torch.float32) for count in (3, 1)])
-        weights.append(model.weight.detach().clone())
-        seen.append(found)
-    torch.testing.assert_close(*weights)
-    torch.testing.assert_close(*seen)
-
+def test_scaler_skips_infinite_gradients():
+    model = make_model(torch.float32)
+    before = model.weight.detach().clone()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    accumulation, found = accumulate(model, rate=0.5, scaler=scaler)
     train_on(accumulation, model, [make_rows(1, 1e30, torch.float32)])
-    torch.testing.assert_close(model.weight.detach(), weights[1])
-    assert scaler.get_scale() == 512.0
+
+    torch.testing.assert_close(model.weight.detach(), before)
+    assert (scaler.get_scale(), found) == (512.0, [])
 
 
 def test_earlier_gradients_are_discarded():
