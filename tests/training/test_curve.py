@@ -319,11 +319,6 @@ def test_any_series_has_one_of_four_verdicts(sizes, threshold):
         assert sizes[-1] > sizes[-2]
 
 
-@given(st.lists(st.integers(MIN_BASELINE_BYTES, 1 << 40), min_size=1, max_size=20), st.sampled_from([2, 4, 1024]))
-def test_classification_is_scale_invariant(sizes, factor):
-    assert classify_trend([size * factor for size in sizes]).kind == classify_trend(sizes).kind
-
-
 @given(st.integers(MIN_BASELINE_BYTES, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_flat(size, noise):
     assert classify_trend([round(size * (1 + deviation)) for deviation in noise]).kind == "flat"

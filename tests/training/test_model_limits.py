@@ -83,14 +83,11 @@ SIZES = ("layers", 1), ("attention_heads", 2), ("ffn_dim", 8)
 PAIR = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in SIZES}
 PAIR |= {"vocab_size": 30, "d_model": 16, "pad_token_id": 1}
 TOWERS = {"text_config": {**SMALL, "max_position_embeddings": 24}, "vision_config": {**SMALL, "image_size": 8}}
-LED = {"attention_window": [8], "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 16}
 # Maximum number of tokens per row and settings, by family.
 OTHER_FAMILIES = {
     "bart": (32, {**PAIR, "max_position_embeddings": 32}),
     "clip": (None, TOWERS),  # It also has a table for images, and does not expose its token embeddings.
-    "led": (64, {**PAIR, **LED}),
     "opt": (32, {**SMALL, "ffn_dim": 8, "word_embed_proj_dim": 16, "max_position_embeddings": 32}),
-    "t5": (None, {"vocab_size": 30, "d_model": 16, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2}),
 }
 
 
