@@ -10,7 +10,6 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import suggest
 from .._utils.warning import warn
 from ..devices.request import DeviceRequest, parse_device_argument
 from ..errors import ConfigurationError
@@ -174,22 +173,10 @@ Use 'hf', or the openmed package.
         Args:
             settings: Settings by name. Missing settings have their defaults.
 
-        Raises:
-            ConfigurationError: If the argument is not a mapping, or if neither this class nor OpenMed's has a setting of
-                that name.
-
         Example:
             >>> OpenMedConfig.from_dict({"device": "cpu"}).device
             'cpu'
         """
-        if not isinstance(settings, Mapping):
-            raise ConfigurationError(
-                f"Invalid type {short_type_name(settings)} for settings.", "Pass a mapping, such as a dict."
-            )
-        names = [*(setting.name for setting in fields(cls)), *IGNORED_SETTINGS]
-        for name in settings:
-            if name not in names:
-                raise ConfigurationError(f"Unknown setting {describe_value(name)}.", suggest(str(name), names))
         return cls(**settings)
 
     def to_dict(self) -> dict[str, object]:

@@ -11,13 +11,11 @@ import contextlib
 import functools
 import hashlib
 import json
-import math
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 ARCHITECTURE_SUFFIX = "ForTokenClassification"
-MAX_SHARDS = 1000
 SAFETENSORS_FILES = ("model.safetensors", "model.safetensors.index.json")
 PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -77,17 +74,10 @@ DOWNLOAD_AGAIN_REMEDY = "Download the model again, or use another model."
 JsonObject = dict[str, Any]
 
 MIB = 1 << 20
-MAX_JSON_BYTES = 128 * MIB
+MAX_TEXT_BYTES = 128 * MIB
 
-# Maximum file size in bytes, by the first pattern that matches. The largest files of real models: a config.json of
-# 0.3 MiB, a tokenizer_config.json of 1.2, an index of 9, a vocabulary of 19, a tokenizer.json of 46. A directory may have
-# larger files of other names, which are not loaded.
-MAX_FILE_BYTES = {
-    "tokenizer*.json": MAX_JSON_BYTES,
-    "*.index.json": 64 * MIB,
-    **dict.fromkeys(("config*.json", "*_config.json", "special_tokens_map.json", "added_tokens.json"), 16 * MIB),
-    **dict.fromkeys(("vocab.*", "merges.txt", "*.model", "chat_template*", "*.jinja"), 32 * MIB),
-}
+# Suffixes of files that are read as a whole. The largest file of a real model, a tokenizer.json, has 46 MiB.
+TEXT_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".py")
 
 
 def check_file(path: Path, name: str) -> None:
@@ -104,9 +94,8 @@ def check_file(path: Path, name: str) -> None:
         return
     if not stat.S_ISREG(status.st_mode):
         raise InvalidModelError(f"{file} is not a regular file.", "Replace it by a regular file.")
-    max_bytes = next((limit for pattern, limit in MAX_FILE_BYTES.items() if fnmatchcase(path.name, pattern)), math.inf)
-    if status.st_size > max_bytes:
-        raise InvalidModelError(f"{file} is larger than {max_bytes // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
+    if path.suffix in TEXT_SUFFIXES and status.st_size > MAX_TEXT_BYTES:
+        raise InvalidModelError(f"{file} is larger than {MAX_TEXT_BYTES // MIB} MiB.", DOWNLOAD_AGAIN_REMEDY)
 
 
 def read_json(file: Path) -> Any:
@@ -120,8 +109,8 @@ def read_json(file: Path) -> Any:
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("it is not a regular file")
-    if status.st_size > MAX_JSON_BYTES:
-        raise ValueError(f"it is larger than {MAX_JSON_BYTES // MIB} MiB")
+    if status.st_size > MAX_TEXT_BYTES:
+        raise ValueError(f"it is larger than {MAX_TEXT_BYTES // MIB} MiB")
     return json.loads(file.read_text("utf-8"))
 
 
@@ -516,11 +505,7 @@ def check_file_locations(folder: Path, name: str) -> None:
             )
             raise UntrustedModelError(message, "Replace the link with the file.")
     for index in (SAFETENSORS_FILES[1], PICKLE_FILES[1]):
-        parts = [Path(part) for part in _shard_files(folder / index)]
-        if len(parts) > MAX_SHARDS:
-            message = f"The index of the weights of {describe_value(name)} has {len(parts):,} files; the maximum is {MAX_SHARDS:,}."
-            raise InvalidModelError(message, "Save the model again in fewer files.")
-        for part in parts:
+        for part in map(Path, _shard_files(folder / index)):
             if part.is_absolute() or ".." in part.parts or not _is_within(folder / part, roots):
                 message = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
                 remedy = "Move all files into one folder, and use their names in the index."

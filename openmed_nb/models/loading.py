@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .._events.activity import defer_interrupts
 from .._render.display import pluralize
@@ -161,9 +161,6 @@ class LoadedModel:
 @gc_disabled()
 def import_transformers() -> None:
     """Import torch and the parts of transformers that every load needs; interrupts are deferred during the import."""
-    if sys.flags.optimize > 1:  # auto_docstring of transformers reads docstrings during the import.
-        message = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires."
-        raise ModelError(message, "Run Python without that option, or with -O.")
     import_torch()
     try:
         with defer_interrupts():
@@ -249,8 +246,8 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     import torch
     from transformers import AutoConfig, AutoModelForTokenClassification
 
-    stored = _stored_tensors(files.weight_files(folder))
-    _check_counts(settings, stored, name)
+    shapes = _stored_shapes(files.weight_files(folder))
+    _check_counts(settings, shapes, name)
     source: dict[str, bool] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers changes the default dtype of torch while it builds a model, which would affect other threads. The default
     # device of the user may be ``meta``, whose tensors have no data.
@@ -262,7 +259,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
         files.check_labels(settings, config, name)
         with _translate_load_errors("weights file", name, folder):
             if not remote:
-                check_size(settings, config, stored, name)
+                check_size(settings, config, shapes, name)
             model, info = AutoModelForTokenClassification.from_pretrained(
                 folder,
                 config=config,
@@ -273,7 +270,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
                 **source,
             )
     model.eval()
-    _check_loaded(model, info, stored, name)
+    _check_loaded(model, info, name)
     files.check_tokenizer(tokenizer, model, name)
     if spec.dtype == INT8:
         model = quantize(model)
@@ -340,38 +337,22 @@ def move_model(model: PreTrainedModel, device: str, name: str) -> None:
             raise DeviceUnavailableError(message, get_device(device).unload_remedy) from error
 
 
-class StoredTensor(NamedTuple):
-    """Shape of a tensor in a file of weights, and whether it has an integer dtype."""
-
-    shape: tuple[int, ...]
-    is_integer: bool
-
-
-def _stored_tensors(paths: Iterable[Path]) -> dict[str, StoredTensor]:
-    """Return the tensors in files of weights by name, without those of damaged files, which the load reports."""
-    import torch
+def _stored_shapes(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in safetensors files by name, without damaged files, which the load reports."""
     from safetensors import safe_open
 
-    stored: dict[str, StoredTensor] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in paths:
-        with contextlib.suppress(Exception):  # The libraries raise different errors for damaged files.
-            if file.suffix == ".safetensors":
-                with safe_open(file, framework="numpy") as content:
-                    for name in content.keys():  # noqa: SIM118 - the object is not a mapping
-                        tensor = content.get_slice(name)
-                        stored[name] = StoredTensor(tuple(tensor.get_shape()), tensor.get_dtype()[0] in "IU")
-            elif file.suffix != ".json":
-                # This neither executes code in the file nor reads the tensor data.
-                tensors = torch.load(file, map_location="meta", weights_only=True, mmap=True)
-                for name, tensor in tensors.items():
-                    is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-                    stored[name] = StoredTensor(tuple(tensor.shape), is_integer)
-    return stored
+        # The library raises different errors for damaged files.
+        with contextlib.suppress(Exception), safe_open(file, framework="numpy") as content:
+            for name in content.keys():  # noqa: SIM118 - the object is not a mapping
+                shapes[name] = tuple(content.get_slice(name).get_shape())
+    return shapes
 
 
-def _check_counts(settings: files.JsonObject, stored: Mapping[str, StoredTensor], name: str) -> None:
+def _check_counts(settings: files.JsonObject, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
     """Raise an error for far more modules or labels than the weights have. Such a model could take forever to build."""
-    limit = max(MAX_COUNT, len(stored), _largest_size(stored))
+    limit = max(MAX_COUNT, len(shapes), _largest_size(shapes))
     for key, value in files.walk_settings(settings):
         count = max(_iter_integers(value), default=0)
         if COUNT_PATTERN.search(key) and count > limit:
@@ -381,7 +362,7 @@ def _check_counts(settings: files.JsonObject, stored: Mapping[str, StoredTensor]
 
 
 def check_size(
-    settings: files.JsonObject, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], name: str
+    settings: files.JsonObject, config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]], name: str
 ) -> None:
     """Raise an error if the settings describe a model far larger than its weights.
 
@@ -389,7 +370,7 @@ def check_size(
     every dimension in the weights. Only then the model is built on the meta device and its elements are counted.
     """
     numbers = (number for _, value in files.walk_settings(settings) for number in _iter_integers(value))
-    if not stored or max(numbers, default=0) <= _largest_size(stored):
+    if not shapes or max(numbers, default=0) <= _largest_size(shapes):
         return
     import torch
     from transformers import AutoModelForTokenClassification, initialization
@@ -397,15 +378,15 @@ def check_size(
     with torch.device("meta"), initialization.no_init_weights():
         model = AutoModelForTokenClassification.from_config(copy.deepcopy(config))
     described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    saved = sum(math.prod(tensor.shape) for tensor in stored.values())
+    saved = sum(map(math.prod, shapes.values()))
     if described > 4 * saved + MAX_EXTRA_ELEMENTS:
         message = f"The config.json of {describe_value(name)} describes a model of {described:,} elements, but its weights have {saved:,}."
         raise InvalidModelError(message, "Correct its config.json.")
 
 
-def _largest_size(stored: Mapping[str, StoredTensor]) -> int:
+def _largest_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the largest dimension of any tensor."""
-    return max((size for tensor in stored.values() for size in tensor.shape), default=0)
+    return max((size for shape in shapes.values() for size in shape), default=0)
 
 
 def _iter_integers(value: object) -> Iterator[int]:
@@ -419,15 +400,12 @@ def _iter_integers(value: object) -> Iterator[int]:
             yield item
 
 
-def _check_loaded(
-    model: PreTrainedModel, info: Mapping[str, Any], stored: Mapping[str, StoredTensor], name: str
-) -> None:
+def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], name: str) -> None:
     """Check that the weights and the model have the same tensors; warn if the weights have an unused head.
 
     Args:
         model: Loaded model.
         info: Report of transformers about the load (``output_loading_info``).
-        stored: Tensors in the files of weights.
         name: Name of the model.
     """
     subject = f"The weights of {describe_value(name)}"
@@ -451,12 +429,6 @@ def _check_loaded(
         count = pluralize(len(heads), "tensor")
         message = f"{subject} have {count} that its architecture does not use, such as {heads[0]}."
         warn(f"{message} Its predictions may differ from those of the trained model.")
-    # transformers would load quantized integers into parameters unchanged.
-    used = stored.keys() - unexpected - computed
-    integers = sorted(key for key in used if stored[key].is_integer and not UNUSED_WEIGHTS_PATTERN.search(key))
-    if integers:
-        message = f"{subject} are integers, such as {integers[0]}, without the scales to dequantize them."
-        raise InvalidModelError(message, "Save the model in float32, float16 or bfloat16.")
 
 
 def check_int8(dtype: str, device: str) -> None:
@@ -470,17 +442,14 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     """Quantize the linear layers of a model on the CPU to int8 in place, and return the model."""
     import torch
 
-    if not hasattr(torch.ao.quantization, "quantize_dynamic"):
-        message = f"torch {torch.__version__} does not have dynamic quantization, which int8 requires."
-        raise ConfigurationError(message, OTHER_DTYPE_REMEDY)
     with TENSOR_LOCK, warnings.catch_warnings():
         for category, message in EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message, category)
         try:
             return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
-        except RuntimeError as error:
+        except (RuntimeError, AttributeError) as error:
             raise ConfigurationError(
-                f"This build of torch cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
+                f"torch {torch.__version__} cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
             ) from error
 
 

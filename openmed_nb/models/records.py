@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -253,11 +254,8 @@ def record_store(environ: Mapping[str, str]) -> RecordStore:
     import platformdirs
 
     named = environ.get(DATA_VARIABLE)
-    try:
-        folder = Path(named).expanduser() if named else platformdirs.user_data_path(DATA_FOLDER, appauthor=False)
-    except RuntimeError as error:  # pathlib raises it for a user without a home directory.
-        message = f"{DATA_VARIABLE} is {named!r}, but the home directory cannot be determined."
-        raise ConfigurationError(message, f"Set {DATA_VARIABLE} to the absolute path of a directory.") from error
+    default = platformdirs.user_data_path(DATA_FOLDER, appauthor=False)
+    folder = Path(os.path.expanduser(named)) if named else default  # noqa: PTH111 - Path raises an error without a home
     return RecordStore(folder / "validation_records")
 
 
@@ -267,12 +265,11 @@ def load_batch_sizes(spec: LoadSpec, computer: DeviceManager, environ: Mapping[s
     Reads the files of the model only if a tuned batch size is stored for a model of that name.
     """
     tokens = {}
-    with contextlib.suppress(ConfigurationError):  # A load must not fail because there is no directory for records.
-        for record in record_store(environ).iter_batch_sizes():
-            identity = record.identity
-            has_name = identity.model in spec.reference.names
-            if has_name and identify_model(spec, spec.dtype, identity.device, computer).key == identity.key:
-                tokens[identity.device] = record.batch_tokens
+    for record in record_store(environ).iter_batch_sizes():
+        identity = record.identity
+        has_name = identity.model in spec.reference.names
+        if has_name and identify_model(spec, spec.dtype, identity.device, computer).key == identity.key:
+            tokens[identity.device] = record.batch_tokens
     return tokens
 
 

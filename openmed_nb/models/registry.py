@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import errno
 import os
 import re
 from dataclasses import dataclass, field
@@ -49,9 +48,7 @@ CONNECT_TIMEOUT = 1.5  # Seconds.
 
 MODEL_FILES = ("*.json", "*.txt", "*.model", "model.safetensors", "model-*-of-*.safetensors")
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-DISK_REMEDY = "Free disk space in the cache of huggingface_hub, or set cache_dir to another folder."
-OFFLINE_REMEDY = "Check your connection, or use 'bundled', which works offline."
+OFFLINE_REMEDY = "Check your connection and the space on the disk, or use 'bundled', which works offline."
 
 
 @dataclass(frozen=True)
@@ -188,14 +185,13 @@ def _hub_error(error: Exception, repo_id: str, revision: str | None, offline: st
     if offline:
         message = f"The model {describe_value(repo_id)} is neither a folder nor in the cache, and {offline}."
         return ModelDownloadError(message, OFFLINE_REMEDY)
-    is_disk_error = isinstance(error, OSError) and error.errno in DISK_ERRORS
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
     code = getattr(getattr(root, "response", None), "status_code", None)
     status = "" if code is None else f" (HTTP {code})"
     message = f"The model {describe_value(repo_id)} could not be downloaded{status}: {mask_secrets('', describe_error(root))}."
-    return ModelDownloadError(message, DISK_REMEDY if is_disk_error else OFFLINE_REMEDY)
+    return ModelDownloadError(message, OFFLINE_REMEDY)
 
 
 def is_reachable(endpoint: str) -> bool:

@@ -82,11 +82,6 @@ def change_weights(change):
     return damage
 
 
-def integers(name, stored, dtype):
-    """Return a damage: a tensor is stored as integers, under its name or the one of old checkpoints."""
-    return change_weights(lambda weights: weights.update({stored: (weights.pop(name) * 10).to(dtype)}))
-
-
 def truncate_weights(folder):
     os.truncate(folder / WEIGHTS, 5000)
 
@@ -148,13 +143,7 @@ DAMAGE = {
     ),
     "index a list": (lambda folder: [without(WEIGHTS)(folder), content(INDEX, "[]")(folder)], "cannot be loaded"),
     "index of nothing": (index("gone.safetensors"), "gone.safetensors"),
-    "index of many": (index(*map(str, range(2000))), "2,000 files"),
     "distributed checkpoint": (save_distributed, "are a distributed checkpoint"),
-    "int8 weights": (integers(QUERY, QUERY, torch.int8), f"are integers, such as {QUERY}"),
-    "int32 weights of an old checkpoint": (
-        integers("bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma", torch.int32),
-        "are integers, such as bert.embeddings.LayerNorm.gamma",
-    ),
     "tokenizer no JSON": (content("tokenizer.json", "{"), "tokenizer of .* cannot be loaded"),
     "tokenizer gone": (without("tokenizer.json"), "tokenizer of .* cannot be loaded"),
     "no tokenizer at all": (without("tokenizer.json", "tokenizer_config.json"), "does not have a tokenizer"),

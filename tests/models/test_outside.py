@@ -238,14 +238,6 @@ def test_pickle_needs_allow_pickle(folder, load_folder, find, has_index):
     assert find(folder, allow_pickle=True) == WORDS
 
 
-def test_integers_in_a_pickle_are_rejected(folder, load_folder):
-    weights = load_file(folder / "model.safetensors")
-    torch.save({name: tensor.to(torch.int8) for name, tensor in weights.items()}, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(InvalidModelError, match="are integers"):
-        load_folder(folder, allow_pickle=True)
-
-
 CONFIG_CODE = """
 import pathlib
 from transformers import BertConfig

@@ -95,11 +95,6 @@ def test_renamed_or_edited_record_is_not_valid(store):
     assert (store.get(HERE), store.get(edited.identity)) == (None, None)
 
 
-def test_record_store_rejects_home_of_unknown_user():
-    with pytest.raises(ConfigurationError, match="OPENMED_NB_DATA is '~nobody at all/data'"):
-        record_store({"OPENMED_NB_DATA": "~nobody at all/data"})
-
-
 def test_store_rejects_unwritable_directory(tmp_path):
     (tmp_path / "file").write_text("no folder")
     store = record_store({"OPENMED_NB_DATA": str(tmp_path / "file")})
