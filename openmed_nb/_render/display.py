@@ -11,11 +11,10 @@ looks similar in both themes.
 
 from __future__ import annotations
 
-import operator
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -99,9 +98,6 @@ SEPARATED = "border-top:1px solid rgba(128,128,128,0.35);padding:0.4em 0"
 SCROLLABLE_TEXT = "max-height:30em;overflow:auto"
 SCROLLABLE_TABLE = "max-width:100%;overflow:auto"
 SCREEN_READER_ONLY = "font-size:0"  # The only way to hide text visually that an untrusted notebook permits.
-LAYER_LABEL = "font-weight:600;white-space:nowrap;margin:0 0.2em"
-LAYER_PIXELS = 5  # Distance of the lines of overlapping entities.
-MAX_LAYERS = 10  # Maximum number of these lines, each of which is an element around every part of the text.
 ENTITY = "border-radius:3px;padding:0 0.25em;color:#000000"
 # Paler in both themes, with a contrast of at least 4.5 to 1. The border shows it without colors.
 CONTEXT = ";opacity:0.7;border:1px dashed #000000"
@@ -209,11 +205,8 @@ def _html_prose(text: str) -> str:
 def _html_table(table: Table) -> str:
     """Return a table as HTML, the rows with the worst status first.
 
-    Passed checks next to failed ones, and checks that are not applicable, are collapsed. Rows without values are listed in one
-    line.
+    Checks that are not applicable, and passed checks next to others, are collapsed.
     """
-    from .drawing import status_badge
-
     status_columns = [
         index for index, column in enumerate(zip(*table.rows, strict=True)) if index and set(column) <= set(SEVERITY)
     ]
@@ -222,34 +215,15 @@ def _html_table(table: Table) -> str:
         return max((SEVERITY.index(row[index]) for index in status_columns), default=-1)
 
     rows = sorted(table.rows, key=severity, reverse=True)
-    inapplicable = [row for row in rows if severity(row) == SEVERITY.index(NOT_APPLICABLE)]
-    passed = [row for row in rows if severity(row) == SEVERITY.index(OK) < severity(rows[0])]
-    unknown = [row for row in rows if set(row[1:]) == {UNKNOWN}]
-    remaining = tuple(row for row in rows if row not in (*passed, *inapplicable, *unknown))
-    if table.collapsed or not (remaining or unknown):
+    worst = severity(rows[0])
+    hidden = [row for row in rows if severity(row) in {SEVERITY.index(OK), SEVERITY.index(NOT_APPLICABLE)} - {worst}]
+    if table.collapsed or not hidden:
         html_rows = _html_rows(table, status_columns)
         return _html_collapsed(escape(table.caption), html_rows) if table.collapsed else html_rows
-    parts = [_html_rows(replace(table, rows=remaining), status_columns)] if remaining else []
-    verb = "is" if len(passed) == 1 else "are"
-    parts.append(_html_collapsed_rows(table, OK, f"{pluralize(len(passed), 'check')} {verb} ok", passed))
-    verb = "is" if len(inapplicable) == 1 else "are"
-    summary = f"{pluralize(len(inapplicable), 'check')} {verb} not applicable"
-    parts.append(_html_collapsed_rows(table, NOT_APPLICABLE, summary, inapplicable))
-    if unknown:
-        names = escape(", ".join(row[0] for row in unknown))
-        badge = status_badge(NOT_APPLICABLE)
-        parts.append(f'<p style="{COLLAPSED}">{badge} Not available on this machine: {names}</p>')
-    return "".join(parts)
-
-
-def _html_collapsed_rows(table: Table, status: str, summary: str, rows: list[tuple[str, ...]]) -> str:
-    """Return rows of a table below a summary with a badge, or an empty string if there are no rows."""
-    from .drawing import status_badge
-
-    if not rows:
-        return ""
-    html_rows = _html_rows(replace(table, caption="", rows=tuple(rows)), [])
-    return _html_collapsed(f"{status_badge(status)} {summary}", html_rows)
+    shown = replace(table, rows=tuple(rows[: len(rows) - len(hidden)]))
+    others = replace(table, caption="", rows=tuple(hidden))
+    summary = f"{pluralize(len(hidden), 'other check')}: ok or not applicable"
+    return _html_rows(shown, status_columns) + _html_collapsed(summary, _html_rows(others, status_columns))
 
 
 def _html_collapsed(summary: str, content: str) -> str:
@@ -353,56 +327,33 @@ def _text_segment(segment: TextSegment) -> str:
         >>> _text_segment(TextSegment("no chest pain", spans=(OverlappingSpan(3, 13, "SIGN"), OverlappingSpan(3, 8, "BODY"))))
         'no [[chest](BODY) pain](SIGN)'
     """
-    if not segment.spans:
-        return f"[{segment.text}]({segment.suffix})" if segment.suffix else segment.text
+    if segment.spans:
+        return _bracket_spans(segment, str, _text_label)
+    return f"[{segment.text}]({segment.suffix})" if segment.suffix else segment.text
+
+
+def _text_label(span: OverlappingSpan) -> str:
+    return f"({span.suffix})"
+
+
+def _html_label(span: OverlappingSpan) -> str:
+    style = f"font-weight:600;white-space:nowrap;{label_style(span.label, span.context)}"
+    return f'<small style="{style}" title="{escape(_tooltip(span))}">{escape(span.suffix)}{_hidden_score(span.score)}</small>'
+
+
+def _bracket_spans(
+    segment: TextSegment, format_text: Callable[[str], str], format_label: Callable[[OverlappingSpan], str]
+) -> str:
+    """Return a segment with brackets around its overlapping spans and the label after each span."""
     num_opened = Counter(span.start for span in segment.spans)
     closed: dict[int, list[OverlappingSpan]] = {}
     for span in sorted(segment.spans, key=lambda span: -span.start):
         closed.setdefault(span.end, []).append(span)
     parts = []
-    for start, end in pairwise(_boundaries(segment)):
-        parts.append("[" * num_opened[start] + segment.text[start:end])
-        parts += [f"]({span.suffix})" for span in closed.get(end, ())]
+    for start, end in pairwise(sorted({0, len(segment.text), *num_opened, *closed})):
+        parts.append("[" * num_opened[start] + format_text(segment.text[start:end]))
+        parts += [f"]{format_label(span)}" for span in closed.get(end, ())]
     return "".join(parts)
-
-
-def _boundaries(segment: TextSegment) -> list[int]:
-    """Return the positions of a segment at which a span starts or ends, including both ends of the segment."""
-    positions = {0, len(segment.text)}
-    for span in segment.spans:
-        positions |= {span.start, span.end}
-    return sorted(positions)
-
-
-def _html_layers(segment: TextSegment) -> str:
-    """Return a segment with overlapping spans as HTML: one line below the text for each span, with the label at its end.
-
-    Spans in further layers than :data:`MAX_LAYERS` have a label only.
-    """
-    layer_ends: list[int] = []  # end of the last span in each layer
-    spans_by_start: dict[int, list[tuple[int, OverlappingSpan]]] = {}
-    for span in sorted(segment.spans, key=lambda span: (span.start, -span.end)):
-        layer = next((index for index, end in enumerate(layer_ends) if end <= span.start), len(layer_ends))
-        layer_ends[layer : layer + 1] = [span.end]
-        spans_by_start.setdefault(span.start, []).append((layer, span))
-    parts = []
-    active: dict[int, OverlappingSpan] = {}
-    for start, end in pairwise(_boundaries(segment)):
-        piece = escape(segment.text[start:end])
-        active = {layer: span for layer, span in active.items() if start < span.end}
-        active.update(spans_by_start.get(start, ()))
-        for layer in range(min(max(active, default=-1) + 1, MAX_LAYERS)):
-            below = active.get(layer)
-            color = "transparent" if below is None else label_color(below.label)
-            title = "" if below is None else f' title="{escape(_tooltip(below))}"'
-            style = f"border-bottom:3px solid {color};padding-bottom:{LAYER_PIXELS * layer}px"
-            piece = f'<span style="{style}"{title}>{piece}</span>'
-        parts.append(piece)
-        for _layer, span in sorted(active.items(), key=operator.itemgetter(0)):
-            if span.end == end:
-                tag = f"{escape(span.suffix)}{_hidden_score(span.score)}"
-                parts.append(f'<small style="{LAYER_LABEL};{label_style(span.label, span.context)}">{tag}</small>')
-    return f'<span style="line-height:{1.5 + 0.4 * min(len(layer_ends), MAX_LAYERS):.1f}">{"".join(parts)}</span>'
 
 
 def _tooltip(item: TextSegment | OverlappingSpan) -> str:
@@ -417,7 +368,7 @@ def _hidden_score(score: str) -> str:
 def _html_segment(segment: TextSegment) -> str:
     """Return a segment as HTML."""
     if segment.spans:
-        return _html_layers(segment)
+        return _bracket_spans(segment, escape, _html_label)
     text = escape(segment.text)
     if not segment.label:
         return text

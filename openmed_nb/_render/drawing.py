@@ -47,8 +47,6 @@ INDICATOR_STYLE = (
     "display:inline-block;width:14em;padding:0 1.2em 0.6em 0;text-align:left;vertical-align:top;border:none"
 )
 
-# Dash styles that distinguish lines in addition to their color, in CSS and in SVG.
-DASHES = (("solid", ""), ("dashed", "9 5"), ("dotted", "2 5"))
 MAX_DRAWABLE = 1e300  # Larger values are not drawn, so that the sum of two values is finite.
 MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a value without line breaks.
 MAX_DOTS = 60  # A line with more points is drawn without dots and tooltips.
@@ -366,9 +364,9 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         paths.append(_path([(x, 0), (x, 100)], MUTED_COLOR, "6 4", 1.5))
     legend = []
     labels = []
-    for (line, points), color, (border, dash) in zip(lines, cycle(PALETTE), cycle(DASHES), strict=False):
-        paths.append(_path([(x_percent(x), y_percent(y)) for x, y, _ in points], color, dash, 2.5))
-        swatch_style = f"display:inline-block;width:2em;border-top:3px {border} {color};vertical-align:middle"
+    for (line, points), color in zip(lines, cycle(PALETTE), strict=False):
+        paths.append(_path([(x_percent(x), y_percent(y)) for x, y, _ in points], color, "", 2.5))
+        swatch_style = f"display:inline-block;width:2em;border-top:3px solid {color};vertical-align:middle"
         legend.append(f'<span style="{LEGEND}"><span style="{swatch_style}"></span> {escape(line.name)}</span>')
         paths += [
             _path([(x_percent(x), y_percent(end)) for end in interval], color, "", 1.5)
@@ -403,7 +401,8 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         f"{''.join(paths)}</svg>"
     )
     source = f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
-    image = f'<img alt="{escape(_describe_chart(caption, lines, axes))}" src="{source}" style="{IMAGE}">'
+    description = f"{caption}, by {axes.x_label}: {', '.join(line.name for line, _ in lines)}"
+    image = f'<img alt="{escape(description)}" src="{source}" style="{IMAGE}">'
     top = 1.7 if vertical_markers else 0.7
     frame = f"position:relative;height:{axes.height:g}em;margin:{top}em 1.5em 3em {0.55 * left_margin + 0.8:.3g}em"
     names = f"<div>{''.join(legend)}</div>" if len(legend) > 1 else ""
@@ -424,21 +423,6 @@ def _path(points: Iterable[tuple[float, float]], color: str, dash: str, width: f
 def _label(position_style: str, text: str) -> str:
     """Return text at a position of the chart."""
     return f'<span style="{LABEL};{position_style}">{escape(text)}</span>'
-
-
-def _describe_chart(caption: str, lines: Iterable[tuple[Series, Points]], axes: Axes) -> str:
-    """Return the alternative text of a line chart for screen readers."""
-    descriptions = [
-        f"{line.name}: {_format_number(points[0][1])} to {_format_number(points[-1][1])} {axes.y_unit}, "
-        f"{len(points)} points, at most {_format_number(max(y for _, y, _ in points))}"
-        for line, points in lines
-    ]
-    descriptions += [
-        f"{marker.name}: {_format_number(marker.position)} {axes.y_unit}"
-        for marker in _drawable_markers(axes.reference_lines)
-    ]
-    descriptions += [marker.name for marker in axes.vertical_markers]
-    return f"{caption}, by {axes.x_label}. {'; '.join(descriptions)}."
 
 
 def _format_number(value: float) -> str:

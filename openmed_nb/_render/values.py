@@ -222,8 +222,6 @@ class JsonMixin:
         SCHEMA: Name and version of the JSON schema; empty for a value inside another.
         JSON_PROPERTIES: Properties that the JSON contains in addition to the fields.
         JSON_EXCLUDE: Fields that the JSON does not contain.
-        JSON_FLATTEN: Fields whose own fields are at the end of the JSON object: for each field, the JSON keys and the names
-            of its fields.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -241,20 +239,16 @@ class JsonMixin:
     SCHEMA: ClassVar[str] = ""
     JSON_PROPERTIES: ClassVar[tuple[str, ...]] = ()
     JSON_EXCLUDE: ClassVar[tuple[str, ...]] = ()
-    JSON_FLATTEN: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def to_dict(self) -> JsonObject:
         """Return the value as JSON-compatible mappings, lists, numbers and strings."""
         data: JsonObject = {"schema": self.SCHEMA} if self.SCHEMA else {}
         field_names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
         for name in field_names:
-            if name not in self.JSON_EXCLUDE and name not in self.JSON_FLATTEN:
+            if name not in self.JSON_EXCLUDE:
                 data[name] = to_plain_data(getattr(self, name))
         for name in self.JSON_PROPERTIES:
             data[name] = to_plain_data(getattr(self, name))
-        for field_name, keys in self.JSON_FLATTEN.items():
-            for key, inner_name in keys.items():
-                data[key] = to_plain_data(getattr(getattr(self, field_name), inner_name))
         return data
 
 

@@ -114,8 +114,6 @@ def _read_dataclass(kind: Any, stored: object, place: str) -> Any:
     # Properties are computed from the fields.
     ignored = {*getattr(kind, "JSON_PROPERTIES", ()), "schema"} - hints.keys()
     values = {name: value for name, value in stored.items() if name not in ignored}
-    for field_name, names in getattr(kind, "JSON_FLATTEN", {}).items():
-        values[field_name] = {inner: values.pop(name) for name, inner in names.items() if name in values}
     if missing := hints.keys() - values.keys():
         raise ValueError(f"{place} does not have {min(missing)}")
     if len(values) > len(hints):

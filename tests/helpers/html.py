@@ -20,16 +20,15 @@ CLASS = re.compile(r"openmed-[a-z0-9-]+|tex2jax_ignore")
 STYLE = re.compile(r"([-a-z]+: ?[-\w #%.,()]+;?)*")
 PLAIN: dict[str, set[str]] = {
     **{tag: set() for tag in ("thead", "tbody", "strong", "code", "title", "br")},
-    **{tag: {"style"} for tag in ("table", "td", "small", "summary", "figcaption")},
+    **{tag: {"style"} for tag in ("table", "td", "summary", "figcaption")},
     **{tag: {"class", "style"} for tag in ("p", "caption", "figure")},
-    "tr": {"style", "title"},
+    **{tag: {"style", "title"} for tag in ("tr", "mark", "small")},
     "img": {"alt", "src", "style"},
     "h2": {"class"},
     "details": {"open", "style"},
     "div": {"class", "dir", "hidden", "role", "style", "tabindex", "aria-hidden", "aria-label"},
     "span": {"class", "style", "title", "aria-hidden"},
     "th": {"scope", "style"},
-    "mark": {"style", "title"},
     "svg": {"class", "role", "aria-label", "viewbox"},
     **{tag: {"points"} for tag in ("polygon", "polyline")},
 }

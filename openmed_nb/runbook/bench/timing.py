@@ -128,7 +128,7 @@ Reason = Literal["read", "copy"]
 
 
 @dataclass(frozen=True)
-class Synchronization(JsonMixin):
+class Synchronization:
     """Call in a line of user code that waits for the device.
 
     Attributes:
