@@ -248,17 +248,16 @@ class EpochHooks:
 
     def _compare_referrers(self) -> None:
         """Store the referrers after warm-up, and find those that hold more memory once it grows."""
-        first = self.curve.epoch_samples[0]
-        last = self.curve.epoch_samples[-1]
+        samples = self.curve.epoch_samples
         if self._warm_up_referrers is None:
             self._warm_up_referrers = find_tensor_referrers()
         growing = self.verdict == GROWING
-        grown: list[TensorReferrer] = []
-        if growing or (last.allocated or 0) > (first.allocated or 0):
+        referrers: list[TensorReferrer] = []
+        if growing or (samples[-1].allocated or 0) > (samples[0].allocated or 0):
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers())
-        # Graphs whose tensors were freed by a backward pass are small, but still a bug.
-        referrers = tuple(referrer for referrer in grown if growing or referrer.num_graphs > 1)
-        self.curve = replace(self.curve, referrers=referrers)
+            # Graphs whose tensors were freed by a backward pass are small, but still a bug.
+            referrers = [referrer for referrer in grown if growing or referrer.num_graphs > 1]
+        self.curve = replace(self.curve, referrers=tuple(referrers))
 
 
 class Epochs(EpochHooks):

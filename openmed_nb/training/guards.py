@@ -75,17 +75,13 @@ def infer_limits(model: torch.nn.Module) -> ModelLimits:
     token_types = embeddings.get("token_type_embeddings")
     # Without a table of positions, rows that are longer than in pretraining are not an error.
     table = find_position_embeddings(model)
-    padding = max_tokens = None
-    if table is not None:
-        padding = table.padding_idx  # RoBERTa counts positions from here and skips padding.
-        # OPT and BART skip the first rows.
-        max_tokens = max_positions(model) or table.weight.shape[0] - getattr(table, "offset", 0)
     return ModelLimits(
         num_labels=_count_labels(model),
         vocab_size=count_tokens(model),
         type_vocab_size=None if token_types is None else token_types.num_embeddings,
-        max_tokens=max_tokens,
-        pad_token_id=padding,
+        max_tokens=None if table is None else max_positions(model),
+        # RoBERTa counts positions from here and skips padding.
+        pad_token_id=None if table is None else table.padding_idx,
     )
 
 

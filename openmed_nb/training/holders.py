@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
-from itertools import chain, compress
+from itertools import chain
 from types import (
     CodeType,
     FrameType,
@@ -43,9 +43,7 @@ def live_tensors() -> list[torch.Tensor]:
     """Return every tensor that Python tracks."""
     import torch
 
-    objects = gc.get_objects()
-    tensor_types = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
-    return list(compress(objects, map(tensor_types.__contains__, map(type, objects))))
+    return [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -322,12 +320,11 @@ def _iter_roots() -> Iterator[tuple[str, object]]:
 
 
 def _get_variables(frame: FrameType) -> list[tuple[str, object]]:
-    """Return the variables of a frame; ``self`` is named by its type."""
+    """Return the variables of a frame."""
     # Before Python 3.13, the frame of a function keeps this copy, and with it the values of the variables. An unused
     # copy is cleared.
     copy = frame.f_locals
-    items = list(copy.items())  # Copied at once, because another thread may change the variables.
-    variables = [(type(value).__name__ if name == "self" else name, value) for name, value in items]
+    variables = list(copy.items())
     if isinstance(copy, dict) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(copy) <= UNSHARED_REFERENCES:
         copy.clear()
     return variables

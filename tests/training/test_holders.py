@@ -38,12 +38,14 @@ def make_leaf():
 
 def find_referrers(**variables):
     """Return name, kind and number of tensors of each referrer, largest first."""
-    return [(found.name, found.kind, found.tensors) for found in find_tensor_referrers(variables).referrers]
+    referrers = find_tensor_referrers(variables).referrers
+    return [(referrer.name, referrer.kind, referrer.tensors) for referrer in referrers]
 
 
 def measure_size(*tensors):
     """Return the size in bytes of tensors and their graphs."""
-    return sum(found.size for found in find_tensor_referrers({"held": tensors}).referrers if found.name == "held")
+    referrers = find_tensor_referrers({"held": tensors}).referrers
+    return sum(referrer.size for referrer in referrers if referrer.name == "held")
 
 
 class Slots:
