@@ -26,13 +26,11 @@ def events(dispatcher):
 
 
 def test_notify_calls_listeners_in_order(dispatcher, events):
-    others = []
-    dispatcher.subscribe(others.append)
     sent = [ProgressEvent("Loading", "a"), ProgressEvent("Loading", "b"), None]
     for event in sent:
         dispatcher.notify(event)
 
-    assert events == others == sent
+    assert events == sent
 
 
 def test_nested_operations_notify_once(dispatcher, events):
@@ -75,14 +73,6 @@ def test_interrupt_is_rendered_in_one_line(module, shown):
         nb.sweep(own["step"], torch.ones, device="cpu")
 
     assert caught.value._render_traceback_() == [f"KeyboardInterrupt: {shown}"]
-
-
-def test_interrupt_in_nested_operations_has_innermost_line(dispatcher):
-    with pytest.raises(KeyboardInterrupt) as caught, dispatcher.operation(), dispatcher.operation():
-        raise KeyboardInterrupt
-
-    assert caught.value._render_traceback_() == ["KeyboardInterrupt: interrupted."]
-    assert vars(caught.value).keys() == {"_render_traceback_"}
 
 
 def test_operations_are_counted_per_thread(dispatcher, events):
@@ -137,28 +127,14 @@ def test_interrupt_in_listener_propagates(dispatcher):
     assert events == [None, None]
 
 
-def test_unsubscribe_is_idempotent(dispatcher, events):
-    gone = []
-    remove = dispatcher.subscribe(gone.append)
-    dispatcher.notify(None)
-    remove()
-    dispatcher.notify(None)
-    remove()
-
-    assert (len(gone), len(events), len(dispatcher)) == (1, 2, 1)
-
-
 def test_function_can_subscribe_twice(dispatcher):
     events = []
-    listener = events.append
-    removers = [dispatcher.subscribe(listener) for _ in range(2)]
+    unsubscribe, _ = (dispatcher.subscribe(events.append) for _ in range(2))
+    for _ in range(2):
+        unsubscribe()
     dispatcher.notify(None)
-    assert len(events) == 2
 
-    removers[0]()
-    removers[0]()
-    dispatcher.notify(None)
-    assert len(events) == 3
+    assert (events, len(dispatcher)) == ([None], 1)
 
 
 def test_unsubscribe_during_notify(dispatcher):
@@ -193,22 +169,6 @@ def test_operation_in_listener_does_not_notify(dispatcher, events):
     run_operation(dispatcher)
 
     assert events == [None]
-
-
-def test_subscribe_is_thread_safe(dispatcher):
-    def come_and_go():
-        for _ in range(300):
-            remove = dispatcher.subscribe(lambda _activity: None)
-            dispatcher.notify(None)
-            remove()
-
-    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(dispatcher) == 0
 
 
 def test_defer_interrupts_until_end_of_block():

@@ -4,9 +4,8 @@ An operation only sends events, which costs almost no time. A thread that lives 
 line repeatedly, first within half a second, so that a step of several minutes also shows progress. The last line remains. It
 is short and small if the operation finished, because the result is displayed below it.
 
-No thread can draw while a library holds the interpreter lock, as torch does for a second during its import, and as the garbage
-collector does. The line is therefore drawn before an import, a release and a full collection. In a notebook a dot pulses in
-front of the line, which the browser animates.
+No thread can draw while a library holds the interpreter lock, as torch does for a second during its import. The line is
+therefore drawn before an import and a release.
 
 The line is displayed only for interactive use: in a notebook whose cells a user runs, and in a terminal. Programs that execute
 notebooks, such as nbval and nbconvert, do not answer ``input()`` and get no line, so that stored outputs are equal in every
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import gc
 import os
 import shutil
 import sys
@@ -28,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 from .._render.values import format_duration
 from .._utils.clock import current_time
-from .activity import IMPORTING, LOADING, RELEASING, ProgressEvent
+from .activity import IMPORTING, RELEASING, ProgressEvent
 
 if TYPE_CHECKING:
     from IPython.core.display_functions import DisplayHandle
@@ -39,24 +37,10 @@ DISABLED_VALUES = frozenset({"0", "false", "no", "off"})
 
 # Seconds until the line is first drawn, and between updates. Users notice half a second without feedback.
 DRAW_INTERVAL = 0.2
-MAX_GC_DELAY = 0.5  # Maximum time in seconds that a collection waits for the line to be drawn.
-FULL_GC_GENERATION = 2  # A full collection takes some tenths of a second if torch is imported.
 BAR_WIDTH = 10  # Number of characters of the bar in a text.
-LOADING_OPERATIONS = (IMPORTING, LOADING)  # Operations before the actual work.
 BLOCKING_OPERATIONS = (IMPORTING, RELEASING)  # Operations that hold the interpreter lock.
-PULSE_SECONDS = 1.2  # Period of the pulsing dot.
 FINISHED = "finished"  # Outcome of an operation that did not fail.
-MIN_COUNT_FOR_RATE = 100  # The rate is displayed for at least this many items, or for an unknown number.
 MIN_STEPS_FOR_ETA = 3  # The first step is a warm-up, and two more steps are measured.
-
-
-# The dot does not pulse if the user prefers reduced motion, and in an untrusted notebook, in which JupyterLab removes the style.
-PULSE_TEMPLATE = (
-    "<style>@keyframes openmed-pulse{50%%{opacity:0.15}}"
-    f".openmed-pulse{{animation:openmed-pulse {PULSE_SECONDS:g}s ease-in-out infinite}}"
-    "@media (prefers-reduced-motion:reduce){.openmed-pulse{animation:none}}</style>"
-    '<span class="openmed-pulse" aria-hidden="true" style="animation-delay:-%.2fs">●</span> '
-)
 
 
 @dataclass(frozen=True)
@@ -68,14 +52,12 @@ class ProgressLine:
         seconds: Duration of the operation so far.
         outcome: ``"finished"`` or ``"stopped"``; empty while the operation is in progress.
         eta_seconds: Estimated remaining time, or ``None`` if unknown.
-        rate: Items per second, or ``None`` if not meaningful.
-        loading_seconds: Time for loading a model and importing its libraries.
 
     Example:
         >>> print(ProgressLine(ProgressEvent("Comparing", "bundled", 7, 20, "round"), 12.6, eta_seconds=18))
         Comparing: bundled ███░░░░░░░ round 8 of 20, 12 s, about 18 s left
-        >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 300, 300, "text"), 75.2, "finished", rate=4.2, loading_seconds=3))
-        Done in 1:15 (loading 3.0 s), 4.2 texts/s
+        >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 300, 300, "text"), 75.2, "finished"))
+        Done in 1:15
         >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 40, 300, "text"), 9.5, "stopped"))
         Annotating: bundled █░░░░░░░░░ text 41 of 300, stopped after 9.5 s
     """
@@ -84,39 +66,23 @@ class ProgressLine:
     seconds: float
     outcome: str = ""
     eta_seconds: float | None = None
-    rate: float | None = None
-    loading_seconds: float = 0.0
-
-    @property
-    def fraction(self) -> float | None:
-        """Length of the bar in [0, 1]."""
-        return None if self.outcome == FINISHED else self.event.fraction
 
     @property
     def suffix(self) -> str:
         """Text after the bar."""
-        is_finished = self.outcome == FINISHED
-        parts = [self.event.counter] if self.event.counter and not is_finished else []
         time = format_duration(self.seconds)
-        loading = ""
-        if self.loading_seconds >= 1 and self.event.operation not in LOADING_OPERATIONS:
-            loading = f" (loading {format_duration(self.loading_seconds)})"
-        if is_finished:
-            parts.append(f"Done in {time}{loading}")
-        elif self.outcome:
-            parts.append(f"{self.outcome} after {time}{loading}")
-        else:
-            parts.append(time)
-            if self.eta_seconds is not None and self.eta_seconds >= 1:
-                parts.append(f"about {format_duration(self.eta_seconds)} left")
-        if self.rate is not None:
-            parts.append(f"{self.rate:.3g} {self.event.unit}s/s")
+        if self.outcome == FINISHED:
+            return f"Done in {time}"
+        parts = [self.event.counter] if self.event.counter else []
+        parts.append(f"{self.outcome} after {time}" if self.outcome else time)
+        if self.eta_seconds is not None and self.eta_seconds >= 1:
+            parts.append(f"about {format_duration(self.eta_seconds)} left")
         return ", ".join(parts)
 
     def __str__(self) -> str:
         if self.outcome == FINISHED:
             return self.suffix
-        fraction = self.fraction
+        fraction = self.event.fraction
         bar = ", " if fraction is None else f" {'█' * int(BAR_WIDTH * fraction):░<{BAR_WIDTH}} "
         return f"{self.event.heading}{bar}{self.suffix}"
 
@@ -129,14 +95,12 @@ class ProgressLine:
 
         if self.outcome == FINISHED:
             return f'<div style="{DETAILS}">{escape(self.suffix)}</div>'
-        fraction = self.fraction
+        fraction = self.event.fraction
         label = escape(self.event.heading)
         bar = ", "
         if fraction is not None:
             bar = f' <progress max="1" value="{fraction:.3f}" aria-label="{label}"></progress> '
-        # Each update replaces the previous line, and its dot continues the animation.
-        pulse = "" if self.outcome else PULSE_TEMPLATE % (self.seconds % PULSE_SECONDS)
-        return f"<div>{pulse}{label}{bar}{escape(self.suffix)}</div>"
+        return f"<div>{label}{bar}{escape(self.suffix)}</div>"
 
 
 class _Sample(NamedTuple):
@@ -183,42 +147,26 @@ class ProgressHistory:
 
     def __init__(self, time: float) -> None:
         self.start_time = time
-        self.loading_seconds = 0.0
-        self._last_event_time = time
-        # Each series is replaced in one assignment, because the drawing thread may read it at any time.
-        self._current = _Series(ProgressEvent("", ""))
-        # The last series that is not loading. The line of a finished operation describes it.
-        self._last_work_series = self._current
+        # It is replaced in one assignment, because the drawing thread may read it at any time.
+        self._series = _Series(ProgressEvent("", ""))
 
     def record(self, event: ProgressEvent, time: float) -> None:
         """Record an event with its time."""
-        if self._current.event.operation in LOADING_OPERATIONS:
-            self.loading_seconds += time - self._last_event_time
-        self._last_event_time = time
-        self._current = self._current.append(event, time)
-        if event.operation not in LOADING_OPERATIONS:
-            self._last_work_series = self._current
+        self._series = self._series.append(event, time)
 
     def snapshot(self, time: float, outcome: str = "") -> ProgressLine:
         """Return the line to display at a time."""
-        series = self._last_work_series if outcome == FINISHED and self._last_work_series.samples else self._current
+        series = self._series
         event = series.event
-        first = series.samples[0]
-        last = series.samples[-1]
         eta_seconds = None
-        if event.total_size and series.steps >= MIN_STEPS_FOR_ETA:
-            second = series.samples[1]
+        if event.total_size and series.steps >= MIN_STEPS_FOR_ETA and not outcome:
+            _, second, last = series.samples
             measured = last.event.completed_size - second.event.completed_size
-            remaining = event.total_size - last.event.completed_size
             if measured > 0:
+                remaining = event.total_size - last.event.completed_size
                 remaining_seconds = remaining * (last.time - second.time) / measured
                 eta_seconds = max(0.0, remaining_seconds - (time - last.time))
-        rate = None
-        completed = last.event.completed - first.event.completed
-        seconds = last.time - first.time
-        if (event.total is None or event.total >= MIN_COUNT_FOR_RATE) and completed > 0 and seconds > 0:
-            rate = completed / seconds
-        return ProgressLine(event, time - self.start_time, outcome, eta_seconds, rate, self.loading_seconds)
+        return ProgressLine(event, time - self.start_time, outcome, eta_seconds)
 
 
 class CellOutput:
@@ -306,9 +254,7 @@ class ProgressBar:
 
     def _forget(self) -> None:
         """Forget the thread, which a forked child does not have, and its locks."""
-        if self._drawing is not None:
-            self._drawing.remove_callback()
-            self._drawing = None
+        self._drawing = None
 
     def show(self, event: ProgressEvent) -> None:
         """Display an event."""
@@ -339,49 +285,24 @@ class _DrawingThread(threading.Thread):
         self.history.record(event, self.history.start_time)
         self._output = output
         self._draw_interval = draw_interval
-        self._is_finished = False
-        self._wake = threading.Event()
-        self._drawn = threading.Event()
+        self._finished = threading.Event()
+        self._is_drawn = False
         self._draw_lock = threading.Lock()
         self._cell_context = contextvars.copy_context()  # The context of the cell determines where its output appears.
-        gc.callbacks.append(self._before_collection)
 
     def finish(self, outcome: str) -> None:
         """Stop the thread, and draw the last line if a line was drawn before."""
-        self._is_finished = True
-        self._wake.set()
+        self._finished.set()
         self.join()
-        if self._drawn.is_set():
+        if self._is_drawn:
             self.draw(outcome)
 
     def draw(self, outcome: str = "") -> None:
         """Draw the current line."""
         with self._draw_lock:
             self._output.draw(self.history.snapshot(current_time(), outcome))
-            self._drawn.set()
+            self._is_drawn = True
 
     def run(self) -> None:
-        try:
-            while True:
-                self._wake.wait(self._draw_interval)
-                self._wake.clear()  # Before the check, because ``finish`` sets the event only once.
-                if self._is_finished:
-                    break
-                self._cell_context.run(self.draw)
-        finally:
-            self.remove_callback()
-
-    def remove_callback(self) -> None:
-        """Do not draw before collections any more."""
-        with contextlib.suppress(ValueError):  # The thread has ended.
-            gc.callbacks.remove(self._before_collection)
-
-    def _before_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        """Draw the first line before a full collection.
-
-        The line is drawn by its thread, because a collection can start anywhere, even while a lock is held.
-        """
-        is_full_collection = phase == "start" and info["generation"] == FULL_GC_GENERATION
-        if is_full_collection and not (self._drawn.is_set() or self._draw_lock.locked()):
-            self._wake.set()
-            self._drawn.wait(MAX_GC_DELAY)
+        while not self._finished.wait(self._draw_interval):
+            self._cell_context.run(self.draw)

@@ -14,7 +14,7 @@ def notes(until):
         yield "She has asthma." * 200
 
 def drawn():
-    return SESSION._listeners._indicator._drawing._drawn.is_set()
+    return SESSION._listeners._indicator._drawing._is_drawn
 """
 """Notes that keep coming until something is so, such as that a line was drawn."""
 
