@@ -131,8 +131,6 @@ def _read_basic_value(kind: type, stored: object, place: str) -> Any:
         raise ValueError(f"{place} is not a finite number")
     if isinstance(stored, int) and abs(stored) >= MAX_INTEGER:
         raise ValueError(f"{place} is too large")
-    if isinstance(stored, str) and not stored.isascii() and any("\ud800" <= char <= "\udfff" for char in stored):
-        raise ValueError(f"{place} contains an unpaired surrogate")
     return stored
 
 
@@ -153,34 +151,16 @@ def read_json_file(kind: type[T], file: Path, description: str, remedy: str) -> 
     Raises:
         ConfigurationError: If the file cannot be read or is not valid.
     """
-    # The schema is a field of the dataclass or a class constant.
-    hints = field_types(kind) if is_dataclass(kind) else {}
-    schema: str = getattr(kind, "SCHEMA", "") or next(iter(get_args(hints.get("schema"))), "")
     try:
-        stored = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=_reject_duplicate_keys)
-        name = stored.get("schema") if isinstance(stored, dict) else None
-        form, _, version = schema.rpartition("/")
-        if isinstance(name, str) and re.fullmatch(rf"{re.escape(form)}/[1-9]\d{{0,5}}", name) and name != schema:
-            stored_version = name.rpartition("/")[2]
-            problem = f"is {description} of version {stored_version}, but this openmed_nb reads version {version}"
-            remedy = "Read it with the version of openmed_nb that wrote it, or with a newer one."
-        else:
-            value: T = from_json_data(kind, stored)
-            return value
+        value: T = from_json_data(kind, json.loads(file.read_text("utf-8-sig")))
     except OSError as error:
         problem = f"cannot be read: {error.strerror or short_type_name(error)}"
     except (ValueError, RecursionError) as error:
         problem = f"is not {description}: {describe_error(error)}"
+    else:
+        return value
     # Outside the handlers, because the original error may contain the path and would become the context of this error.
     raise ConfigurationError(f"{describe_file(file)} {problem}.", remedy)
-
-
-def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return a JSON object as a dict. Duplicate keys are an error, because readers use different values for them."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("it has a duplicate key")
-    return values
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,6 @@ def collapse_whitespace(text: str) -> str:
     return escape_control_characters(" ".join(text.split()))
 
 
-def escape_markdown(text: str) -> str:
-    r"""Return a text as one line that Markdown displays literally.
-
-    Example:
-        >>> print(escape_markdown("a|b <c> *d*"))
-        a\|b &lt;c&gt; \*d\*
-    """
-    line = collapse_whitespace(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*|\[\]])", r"\\\1", line)
-
-
 CONTROL_CHARACTER_SYMBOLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
