@@ -115,8 +115,10 @@ class FileReference(TextReference):
 
     def read(self) -> str:
         """Return the contents of the file. Line endings are not converted, so that offsets match the file."""
-        if not stat.S_ISREG(os.stat(self.path).st_mode):  # Reading from a pipe could block forever.
-            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        mode = os.stat(self.path).st_mode
+        if not stat.S_ISREG(mode):  # Reading from a pipe could block forever.
+            code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENOTSUP
+            raise OSError(code, os.strerror(code))
         with open(self.path, "rb") as file:
             data = file.read()
         text = data.decode()

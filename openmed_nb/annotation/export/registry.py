@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.temporary import temporary_folder
@@ -20,9 +20,6 @@ from ..references import describe_read_error
 from . import formats
 from .notes import Export, InvalidNoteError, RawNote, create_gold_text, select_version
 
-if TYPE_CHECKING:
-    from ..results import Annotations
-
 ResultT = TypeVar("ResultT")
 
 
@@ -33,13 +30,13 @@ class Format(NamedTuple):
         read: Function that reads a file or folder, or ``None`` for a format that is written only.
         suffixes: Suffixes of the files.
         write: Function for :meth:`Annotations.export`. It returns the configuration of the tool, if there is one.
-        save: Function for :meth:`Annotations.save`.
+        save: Function for :meth:`Annotations.save`, which is passed the annotations.
     """
 
     read: Callable[[Path], Iterable[RawNote]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
-    save: Callable[[Path, Annotations], None] | None = None
+    save: Callable[[Path, Any], None] | None = None
 
 
 FORMATS: Mapping[str, Format] = {
@@ -99,7 +96,7 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
 
-def save_annotations(path: Any, found: Annotations) -> None:
+def save_annotations(path: Any, found: Any) -> None:
     """Write all results to a file whose suffix selects the format.
 
     Raises:
