@@ -448,7 +448,7 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
     for outcome in outcomes:
         bug = by_issue[outcome.issue]
         if outcome.not_run:
-            # It has another name than an error that was found, which the verdict reads.
+            # It has no details, by which the verdict recognizes an error that was found.
             findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
         elif outcome.mismatch:
             evidence = f"{format_device(device)} {outcome.mismatch}"
