@@ -74,7 +74,7 @@ ROOMS = {
         ("openmed_nb/devices/*.py",),
         (
             *("tests/devices/test_*.py", "tests/test_session.py", "tests/test_session_environment.py"),
-            *("tests/training/test_optimizers.py", "tests/training/test_precision.py"),
+            "tests/training/test_steps.py",
         ),
     ),
     "annotation": Room(
@@ -87,7 +87,7 @@ ROOMS = {
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
-        tuple(f"tests/training/test_{name}.py" for name in ("charts", "curve", "optimizers", "precision", "steps")),
+        tuple(f"tests/training/test_{name}.py" for name in ("curve", "steps")),
     ),
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py",),
