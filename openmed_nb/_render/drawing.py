@@ -1,10 +1,10 @@
-"""Charts as HTML that work in every theme: bars, line charts and status indicators.
+"""Charts as HTML that work in every theme: bars and line charts.
 
 A chart must remain visible in an untrusted notebook and must follow the theme. No use of SVG does both: JupyterLab's sanitizer
 (https://github.com/jupyterlab/jupyterlab/blob/main/packages/apputils/src/sanitizer.ts) removes ``<svg>`` but not its text, and an
 ``<img>`` follows the color scheme of the system instead of the theme of the notebook. Text is therefore HTML text with the font
 and color of the page, bars are elements with inline styles, and only lines are an image: an SVG without text, in colors that are
-visible on white and on black. If styles are removed too, as on GitHub, bars and indicators are readable tables, and the text of
+visible on white and on black. If styles are removed too, as on GitHub, bars are readable tables, and the text of
 axes is hidden.
 """
 
@@ -43,10 +43,6 @@ LABEL = "position:absolute;line-height:1;white-space:nowrap"
 SMALL = "font-size:0.9em"
 CELL = "padding:0.15em 0;border:none;text-align:left;vertical-align:middle;font-weight:400;overflow-wrap:break-word"
 TABULAR_DIGITS = "font-variant-numeric:tabular-nums"
-INDICATOR_STYLE = (
-    "display:inline-block;width:14em;padding:0 1.2em 0.6em 0;text-align:left;vertical-align:top;border:none"
-)
-
 MAX_DRAWABLE = 1e300  # Larger values are not drawn, so that the sum of two values is finite.
 MAX_NOWRAP_CHARACTERS = 24  # Maximum length of a value without line breaks.
 MAX_DOTS = 60  # A line with more points is drawn without dots and tooltips.
@@ -129,30 +125,14 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class StatusIndicator:
-    """A status with a badge.
-
-    Attributes:
-        name: Name.
-        status: Status as in a finding: ok, warning, failed or not applicable.
-        detail: Short reason.
-    """
-
-    name: str
-    status: str
-    detail: str
-
-
-@dataclass(frozen=True)
 class Chart:
-    """A chart of bars, lines or status indicators.
+    """A chart of bars or lines.
 
     Attributes:
         caption: Caption with the unit.
         bars: Bars from top to bottom.
         lines: Lines.
         axes: Axes of the lines.
-        indicators: Status indicators from left to right.
 
     Example:
         >>> render_charts(Chart("Notes a second", (Bar("cpu", 2.0, "2.0"), Bar("mps", math.nan, "not known")))).count("<tr")
@@ -165,30 +145,23 @@ class Chart:
     bars: tuple[Bar, ...] = ()
     lines: tuple[Series, ...] = ()
     axes: Axes | None = None
-    indicators: tuple[StatusIndicator, ...] = ()
 
 
-def bar_chart(
-    caption: str, values: Iterable[tuple[str, float]], format_value: Callable[[float], str], emphasized: object = None
-) -> Chart:
+def bar_chart(caption: str, values: Iterable[tuple[str, float]], format_value: Callable[[float], str]) -> Chart:
     """Return a bar chart of labels and values.
 
     Args:
         caption: Caption with the unit.
         values: Labels with their values. Values that cannot be drawn are ignored.
         format_value: Function that formats a value for display.
-        emphasized: Label of the emphasized bar.
 
     Example:
         >>> bar_chart("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
         (Bar(label='DRUG', value=2, display_value='2', start=0.0, low=None, high=None, emphasized=False),)
     """
-    bars = tuple(
-        Bar(label, value, format_value(value), emphasized=label == emphasized)
-        for label, value in values
-        if _is_drawable(value)
+    return Chart(
+        caption, tuple(Bar(label, value, format_value(value)) for label, value in values if _is_drawable(value))
     )
-    return Chart(caption, bars)
 
 
 def render_charts(*charts: Chart) -> str:
@@ -202,8 +175,6 @@ def _render_chart(chart: Chart, left_margin: int) -> str:
     lines = _drawable_lines(chart)
     if chart.bars:
         content = _bars(chart.bars)
-    elif chart.indicators:
-        content = _indicators(chart.indicators)
     elif lines and chart.axes:
         content = _lines(chart.caption, lines, chart.axes, left_margin)
     else:
@@ -294,17 +265,6 @@ def _interval(bar: Bar, maximum: float) -> str:
     ends = f"position:absolute;left:{low}%;top:25%;width:{max(0.0, round(high - low, 2))}%;height:50%"
     middle = '<div style="position:absolute;left:0;top:50%;width:100%;border-top:2px solid"></div>'
     return f'<div style="{ends};border-left:2px solid;border-right:2px solid">{middle}</div>'
-
-
-def _indicators(indicators: Iterable[StatusIndicator]) -> str:
-    """Return status indicators as a table with one row, which wraps on a narrow page."""
-    cells = "".join(
-        f'<td style="{INDICATOR_STYLE}">{status_badge(indicator.status)} <strong>{escape(indicator.name)}</strong><br>'
-        f'<span style="{SMALL}">{escape(indicator.detail)}</span></td>'
-        for indicator in indicators
-    )
-    row = f'<tr style="border:none;background:none;text-align:left">{cells}</tr>'
-    return f'<table style="border:none;margin:0;font-size:1em"><tbody>{row}</tbody></table>'
 
 
 def _drawable_lines(chart: Chart) -> list[tuple[Series, Points]]:

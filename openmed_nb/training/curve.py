@@ -33,7 +33,7 @@ from .holders import TensorReferrer, live_tensors, make_referrer_table, storage_
 
 
 @dataclass(frozen=True)
-class MemorySample:
+class MemorySample(JsonMixin):
     """Memory at one point of a training, in bytes; ``None`` if a metric is not available on this machine.
 
     Attributes:

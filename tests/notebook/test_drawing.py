@@ -1,4 +1,4 @@
-"""Tests of charts: bars, lines and status indicators as HTML and SVG, for any label and number."""
+"""Tests of charts: bars and lines as HTML and SVG, for any label and number."""
 
 import base64
 import math
@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.html import contrast, read
-from openmed_nb._render.display import SEVERITY
 from openmed_nb._render.drawing import (
     LIMIT_COLOR,
     MUTED_COLOR,
@@ -22,7 +21,6 @@ from openmed_nb._render.drawing import (
     Bar,
     Chart,
     Series,
-    StatusIndicator,
     bar_chart,
     nice_ticks,
     render_charts,
@@ -90,9 +88,6 @@ CHARTS = {
         Chart("", lines=(make_series(9.0, 20.0),), axes=make_axes()),
         Chart("", lines=(make_series(9.0, 2000.0),), axes=replace(make_axes(), y_unit="rows/s")),
     ],
-    "status indicators": [
-        Chart("Gates", indicators=tuple(StatusIndicator(f"area {status}", status, "12%") for status in SEVERITY))
-    ],
 }
 
 
@@ -106,14 +101,6 @@ def test_charts_are_as_recorded(as_recorded):
         )
 
     as_recorded("drawing", rendered)
-
-
-def test_axis_labels_are_hidden_without_styles():
-    """GitHub removes styles."""
-    visible, hidden = render_charts(make_line_chart(make_series(1.0, 2.0))).split('<div hidden="hidden"')
-
-    assert ">epoch<" in hidden
-    assert ">epoch<" not in visible
 
 
 @pytest.mark.parametrize("heights", [(), (math.nan,), (math.inf, -math.inf)])
@@ -134,7 +121,6 @@ def test_chart_is_valid_for_any_labels_and_numbers(name, unit, values, others):
     charts = (
         Chart(name, bars),
         Chart(name, lines=(line,), axes=Axes(unit, name, marks, marks[:2], marks[2:])),
-        Chart(name, indicators=(StatusIndicator(name, "ok", unit),)),
     )
     for page in map(render_charts, charts):
         read(page)

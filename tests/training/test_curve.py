@@ -166,6 +166,7 @@ def test_take_sample_on_cpu():
     assert (after.reserved, after.peak, after.simulated) == (None, None, False)
     assert 0 < after.resident < after.recommended == psutil.virtual_memory().total
     assert (after.epoch, after.step, after.seconds, after.is_boundary) == (1, 10, 2.5, False)
+    assert json.loads(json.dumps(after.to_dict()))["allocated"] == after.allocated
 
 
 def test_resident_bytes_prefers_footprint():
