@@ -21,6 +21,7 @@ def test_file_that_hides_psutil(tmp_path):
     assert "psutil.py shadows the package psutil. Rename it" in ended.stderr
 
 
+@pytest.mark.slow
 def test_python_without_docstrings():
     """Under -OO the message names Python's option, and not the model."""
     ended = run_python("-OO", "-m", "openmed_nb")
@@ -29,6 +30,7 @@ def test_python_without_docstrings():
     assert ended.stderr.strip().endswith("Run Python without that option, or with -O.")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
 def test_answer_that_cannot_be_written():
     """An answer that does not fit on the disk is one line and an exit status, without a traceback."""

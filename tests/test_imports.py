@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-import openmed_nb
 from helpers.processes import run_python
 from openmed_nb.models.registry import BUNDLED
 
@@ -112,13 +111,3 @@ def test_annotate_imports_only_pipelines():
     packages = {name.partition(".")[0] for name in added} - sys.stdlib_module_names
     assert packages == {"openmed_nb", "transformers", "platformdirs"}
     assert not {"openmed_nb.training", "openmed_nb.runbook"} & set(added)
-
-
-def test_public_names_exist():
-    assert [name for name in openmed_nb.__all__ if getattr(openmed_nb, name) is None] == []
-    assert set(openmed_nb.__all__) <= set(dir(openmed_nb))
-
-
-def test_unknown_name_raises_attribute_error():
-    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
-        _ = openmed_nb.no_such_name

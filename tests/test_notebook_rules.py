@@ -42,44 +42,29 @@ MISUSES = {
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """The result of nbval alone for a notebook that was run and saved with its mistakes, as a user would save it.
-
-    The outcomes of its cells are under "with_conftest" with this conftest.py, and under "alone" without; the rest is the output.
-    """
+    """The outcomes of nbval for a notebook that was run and saved with its mistakes, as a user would save it, and its output."""
     folder = tmp_path_factory.mktemp("misused")
     cells = ["%load_ext openmed_nb", *MISUSES.values(), "1 + 1"]
     notebook = new_notebook(cells=[new_code_cell(source) for source in cells])
     NotebookClient(notebook, allow_errors=True, kernel_name="python3", timeout=None).execute()
-    for name in ("with_conftest", "alone"):
-        (folder / name).mkdir()
-        nbformat.write(notebook, folder / name / "misused.ipynb")
-    shutil.copy(ROOT / "conftest.py", folder / "with_conftest")
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "nbval.plugin", "--nbval", "--nbval-current-env", "-v", "."],
-        cwd=folder,
-        env={
-            **os.environ,
-            "IPYTHONDIR": str(folder / "ipython"),
-            "PYTEST_ADDOPTS": "-p no:cacheprovider",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    outcomes = re.findall(r"(\w+)/misused::ipynb::Cell \d+ ([A-Z]+)", process.stdout)
-    named = {name: [outcome for where, outcome in outcomes if where == name] for name in ("with_conftest", "alone")}
-    return {**named, "output": process.stdout + process.stderr}
+    nbformat.write(notebook, folder / "misused.ipynb")
+    shutil.copy(ROOT / "conftest.py", folder)
+    environ = {
+        **os.environ,
+        "IPYTHONDIR": str(folder / "ipython"),
+        "PYTEST_ADDOPTS": "-p no:cacheprovider",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "nbval.plugin", "--nbval", "--nbval-current-env", "-v", "."]
+    process = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    return re.findall(r"misused::ipynb::Cell \d+ ([A-Z]+)", process.stdout), process.stdout + process.stderr
 
 
 def test_misused_magic_fails(judged):
     """Under nbval with our conftest.py a cell that misuses a magic fails, even where its output is as it was saved."""
-    assert judged["with_conftest"] == ["PASSED", *["FAILED"] * len(MISUSES), "PASSED"], judged["output"]
+    outcomes, output = judged
 
-
-def test_nbval_alone_would_let_it_pass(judged):
-    """Without our conftest.py nbval passes a magic that does not exist, which is why the conftest.py is there."""
-    assert judged["alone"][list(MISUSES).index("a magic that does not exist") + 1] == "PASSED", judged["output"]
+    assert outcomes == ["PASSED", *["FAILED"] * len(MISUSES), "PASSED"], output
 
 
 def test_notebooks_are_numbered():
@@ -126,20 +111,6 @@ def test_first_cell_states_goal_time_and_needs(notebook, name):
         assert len(re.findall(r"[.!?](?=\s|$)", text)) == 1
 
 
-def headings(notebook):
-    """Return the headings of sections."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE)
-
-
-def test_headings_say_something(notebook):
-    """In a table of contents, a heading of one word such as "Gates" says nothing."""
-    names = headings(notebook)
-
-    assert len(names) == len(set(names))
-    assert [name for name in names if len(name.split()) == 1] == ["Exercise"]
-
-
 def test_notebook_has_an_exercise_with_a_folded_answer(notebook):
     (cell,) = (cell for cell in notebook.cells if re.search(r"^## Exercise$", cell.source, re.MULTILINE))
     exercise = cell.source.partition("## Exercise\n")[2]
@@ -155,27 +126,6 @@ def test_notebook_ends_with_what_the_reader_can_do(notebook):
     assert notebook.cells[-1].cell_type == "markdown"
     assert heading == "## What you can do now"
     assert len(re.findall(r"^- .+", text, re.MULTILINE)) == 3
-
-
-def test_notes_are_not_one_sentence_repeated(notebook):
-    """Notes differ, so no list of texts is multiplied, and no text is written twice."""
-    tree = parse_code(notebook)
-    lists = [node for node in ast.walk(tree) if isinstance(node, (ast.List, ast.ListComp))]
-    names = {
-        target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and node.value in lists
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    products = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)]
-    for operand in (operand for product in products for operand in (product.left, product.right)):
-        assert operand not in lists
-        assert getattr(operand, "id", "") not in names
-        assert not isinstance(getattr(operand, "value", None), str)
-    texts = [item.value for node in lists for item in getattr(node, "elts", ()) if isinstance(item, ast.Constant)]
-    sentences = [text for text in texts if isinstance(text, str) and len(text.split()) >= 3]
-    assert len(sentences) == len(set(sentences))
 
 
 def test_cells_are_run_and_compared(notebook):
@@ -243,44 +193,38 @@ def imported(notebook):
     return {name.partition(".")[0] for name in names}
 
 
-def test_extra_installs_what_a_notebook_imports(notebook):
-    """Every import of a notebook is of the standard library, or installed by the package or its extra ``notebooks``."""
-    lines = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["notebooks"]]
-    names = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}  # Of dask[distributed].
-    packages = importlib.metadata.packages_distributions()
-
-    for package in imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}:
-        assert names & {canonicalize_name(provider) for provider in packages.get(package, [package])}, package
+PROVIDERS = importlib.metadata.packages_distributions()
 
 
-def test_binder_installs_what_a_notebook_imports(notebook):
-    """Every import of a notebook is of the standard library, of the package, or installed by Binder."""
-    lines = (ROOT / "binder" / "requirements.txt").read_text("utf-8").splitlines()
-    names = {canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith(("#", "-"))}
-    packages = importlib.metadata.packages_distributions()
-
-    for package in imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}:
-        assert names & {canonicalize_name(provider) for provider in packages.get(package, [package])}, package
+def test_imports_of_a_notebook_are_installed(notebook):
+    """The package with its extra ``notebooks``, and Binder, install every import of a notebook."""
+    extra = [
+        *PROJECT["dependencies"],
+        *PROJECT["optional-dependencies"]["notebooks"],
+        "distributed",
+    ]  # Of dask[distributed].
+    binder = (ROOT / "binder" / "requirements.txt").read_text("utf-8").splitlines()
+    for lines in (extra, binder):
+        names = {
+            canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith(("#", "-"))
+        }
+        for package in imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}:
+            assert names & {canonicalize_name(provider) for provider in PROVIDERS.get(package, [package])}, package
 
 
 def find_optional_imports():
-    """Return the notebooks and the packages of the extra ``notebooks`` that they import."""
-    (extra,) = re.findall(
-        r"^notebooks = \[(.+?)^\]", (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
-    optional = {canonicalize_name(Requirement(line).name) for line in re.findall(r'"(.+?)"', extra)}
-    return [
-        (path, name)
+    """Return the packages of the extra ``notebooks``, each with the last notebook that imports it."""
+    optional = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["notebooks"]}
+    return {
+        name: path
         for path in NOTEBOOKS
         for name in sorted(imported(nbformat.read(path, as_version=4)))
         if canonicalize_name(name) in optional
-    ]
+    }
 
 
-@pytest.mark.parametrize(
-    ("path", "name"), find_optional_imports(), ids=lambda value: getattr(value, "stem", None) or str(value)
-)
-def test_notebook_stops_politely_without_an_optional_package(path, name):
+@pytest.mark.parametrize(("name", "path"), find_optional_imports().items(), ids=find_optional_imports())
+def test_notebook_stops_politely_without_an_optional_package(name, path):
     """The first cell names the package, and the cell that imports it stops with the command that installs it."""
     notebook = nbformat.read(path, as_version=4)
     cells = [cell.source for cell in code_cells(notebook)]

@@ -283,16 +283,6 @@ def test_silent_events_are_not_drawn(quiet):
     assert events[0] == ProgressEvent(LOADING, "bundled")
 
 
-def test_silent_operation_inside_displayed_operation():
-    dispatcher, page = make_dispatcher()
-    with dispatcher.operation():
-        dispatcher.notify(text_event(0))
-        run_operation(dispatcher, progress=False)
-        page.drawn.wait(60)
-
-    assert page.lines[-1].event == text_event(0)
-
-
 @pytest.mark.parametrize(
     ("parent", "asked"),
     [

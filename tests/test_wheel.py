@@ -61,6 +61,7 @@ def test_wheel_passes_twine(wheel):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_wheel_does_the_main_job(wheel, tmp_path):
     """The package in the wheel, alone in a folder, finds diseases in its note."""
     target = tmp_path / "site"

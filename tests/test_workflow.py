@@ -46,33 +46,6 @@ def run_step(job, name, temp):
     return process, summary.read_text("utf-8") if summary.exists() else ""
 
 
-def test_mac_jobs_run_on_images_that_github_offers():
-    images = {job["runs-on"] for job in JOBS.values()}
-
-    assert images == {"ubuntu-latest", *MAC_JOBS}
-    for name in MAC_JOBS:
-        assert JOBS[name]["runs-on"] == name
-        assert JOBS[name]["defaults"]["run"]["shell"] == "bash"
-
-
-def test_only_the_step_that_needs_the_gpu_may_fail():
-    tolerant = [step["name"] for job in JOBS.values() for step in job["steps"] if step.get("continue-on-error")]
-    mps_tests = steps_by_name("macos-15")["Tests on MPS"]
-
-    assert tolerant == ["Tests on MPS"]
-    assert mps_tests["continue-on-error"] is True
-    assert steps_by_name("macos-15")["First suite"]["env"]["PYTEST_ADDOPTS"] == '-m "not real_mps"'
-
-
-@pytest.mark.parametrize("job", MAC_JOBS)
-def test_report_is_uploaded_and_marked(job):
-    upload = JOBS[job]["steps"][-1]
-
-    assert upload["uses"].startswith("actions/upload-artifact@")
-    assert upload["with"]["if-no-files-found"] == "error"
-    assert JOBS[job]["env"]["REPORT"].endswith("-paravirtual-correctness-no-speed")
-
-
 @pytest.mark.parametrize(("job", "command"), [("macos-15", "test command"), ("macos-26", "main job")])
 def test_install_step_is_the_line_of_the_readme(job, command):
     """``test_readme_install`` runs these lines in an empty environment."""

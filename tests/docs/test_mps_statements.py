@@ -107,16 +107,3 @@ def test_tables_of_errors_and_symptoms_name_source_and_release():
         assert symptom.sources, symptom.symptom
         assert all(re.search(r"#\d+$", source) for source in symptom.sources), symptom.symptom
     assert DATE.search(str(gates()))
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("MPS is slower than the CPU.", 1),
-        ("MPS copies 72 GB (pytorch#1). The CPU is fast.", 1),
-        ("The simulated MPS device rejects float64.", 0),
-        ("See [the variables of MPS](devices.md) and `MPS fails`.", 0),
-    ],
-)
-def test_sentences_with_a_claim_are_statements(text, count):
-    assert len(find_statements(text)) == count

@@ -15,7 +15,6 @@ from helpers.public_api import LOADER, PUBLIC
 from openmed_nb.runbook.verdict.rules import SYMPTOMS
 
 ROOT = Path(__file__).parents[2]
-MAX_WORDS = 1500
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +70,6 @@ def test_results_of_public_functions_have_pages(pages):
     assert "filter" in pages["reference/api/openmed_nb.annotation.results.Annotations-class.rst"]
 
 
-def test_page_names_differ_without_case(pages):
-    """File systems of Macs and Windows do not distinguish case."""
-    assert len({name.lower() for name in pages}) == len(pages)
-
-
-def test_pages_are_short(pages):
-    """No generated page has more than 1,500 words, without the list of pages for the navigation and without table borders."""
-    words = {name: len(re.findall(r"[^\s|]+", text.partition("```{toctree}")[0])) for name, text in pages.items()}
-
-    assert {name: count for name, count in words.items() if count > MAX_WORDS} == {}
-
-
 def test_every_magic_has_a_page_with_its_help(pages):
     for name in reference_pages.magic_functions():
         assert "--help" in pages[f"reference/magics/{name}.md"]
@@ -128,18 +115,6 @@ def test_every_symptom_is_a_heading(pages):
     assert {"MPS out of memory", "float64 is not supported", "Low GPU utilization"} <= set(headings)
 
 
-def test_every_symptom_has_a_cause_actions_and_linked_sources(pages):
-    for entry in re.split(r"^###? ", pages["troubleshooting/index.md"], flags=re.MULTILINE)[1:]:
-        heading, _, body = entry.partition("\n")
-        if not body.strip():
-            continue  # The heading of a topic.
-        assert "**Cause:**" in body, heading
-        assert "\n- " in body, heading
-        sources = body.partition("**Reported in:** ")[2].partition("\n")[0]
-        assert re.fullmatch(r"(\[[\w.-]+#\d+\]\(https://github\.com/[\w./-]+/issues/\d+\)(, |\.$))+", sources), heading
-    assert "[" not in re.sub(r"\[[^\]]+\]\(https", "", pages["troubleshooting/silent_errors.md"].partition("|---")[2])
-
-
 def test_resume_file_is_described_with_its_fields(pages, tmp_path):
     """The page names each field of a line that a run writes, and starts with the purpose of the file."""
     section = pages["reference/files/index.md"].partition("## Resume file\n")[2].partition("\n## ")[0]
@@ -160,36 +135,6 @@ def test_front_ends_name_existing_tests():
 
     assert len(named) > 5
     assert [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text("utf-8")] == []
-
-
-def test_front_ends_give_a_source_in_every_cell():
-    """Each cell of the table has the number of a test or source, or says that it has none."""
-    text = (ROOT / "docs" / "front_ends.md").read_text("utf-8")
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")][1:]
-    numbers = set(re.findall(r"^(\d+)\. ", text, flags=re.MULTILINE))
-
-    assert len(rows) == 8
-    for front_end, *cells in rows:
-        for cell in cells:
-            number = re.search(r"\[(\d+)\]$", cell)
-            assert cell in {"not tested", "does not apply"} or (number and number[1] in numbers), (front_end, cell)
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("f'{name!r} is not valid.'", "… is not valid."),
-        ("'a ' + f'{b.c} d'", "a … d"),
-        ("REMEDY", "Use it."),
-        ("f'{REMEDY} Now.'", "Use it. Now."),
-        ("f(x)", "…"),
-        ("7", "7"),
-    ],
-)
-def test_text_of_expression(source, text):
-    names = {"REMEDY": ast.parse("'Use it.'", mode="eval").body}
-
-    assert source_calls.text_of(ast.parse(source, mode="eval").body, names) == text
 
 
 @pytest.mark.parametrize("module", [source_calls, reference_pages])

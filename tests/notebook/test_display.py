@@ -138,11 +138,6 @@ def test_label_has_one_color_everywhere():
     assert all(len(set(map(label_style, together))) == len(together) for together in often)
 
 
-def test_unencodable_label_has_a_color():
-    """Half a character in a label, which has no bytes, gets a color all the same."""
-    assert "background-color:#" in label_style("\ud800")
-
-
 def test_html_loads_nothing():
     """The HTML has no style sheet and no script, loads nothing, and names no color of a theme."""
     assert not re.search(r"<style|<script|url\(|@import|http|var\(", to_html(REPORT))

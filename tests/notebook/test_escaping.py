@@ -143,12 +143,3 @@ def test_any_note_with_any_entities(data, text, label):
 
 # Overlapping entities are in brackets.
 BRACKETS = str.maketrans("", "", "[]")
-
-
-@given(text=st.text(min_size=1, max_size=40), label=ANY, error=st.text(min_size=1, max_size=20))
-def test_any_texts_with_any_entities(text, label, error):
-    """The page has only elements of the package and the complete text."""
-    found = several(text, label, error)
-
-    assert text in said(found._repr_html_())
-    assert error in said(found.summary()._repr_html_())
