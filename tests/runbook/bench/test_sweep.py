@@ -80,7 +80,6 @@ class TestSweep:
             ({"model": "bundled_small", "data": ["She has asthma."]}, "does not accept texts"),
             ({"model": len, "data": lambda rows: torch.ones(5, 2)[:rows]}, "5 rows instead of 8"),
         ],
-        ids=str,
     )
     def test_invalid_arguments_are_rejected(self, options, value):
         """The error names the value and has a remedy."""
