@@ -461,11 +461,11 @@ class _AnnotationRun:
     def run(self, on_error: OnError) -> None:
         """Annotate the texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
 
-        def on_progress(count: int, text_fraction: float, token_fraction: float) -> None:
-            """Report the completed fractions of a chunk with the given number of texts."""
+        def on_progress(count: int, fraction: float) -> None:
+            """Report the completed fraction of a chunk with the given number of texts."""
             if current_time() - self._notified_at >= MIN_EVENT_SECONDS:
                 size = sum(pending.size for pending in islice(self.inputs.pending, count))
-                self._notify(int(text_fraction * count), int(token_fraction * size))
+                self._notify(int(fraction * count), int(fraction * size))
 
         try:
             if self.inputs.known is not None:

@@ -270,7 +270,7 @@ class ForwardRun:
         window_errors: Errors of windows that do not fit in memory even alone, by window id.
         error: Error that ended the run early.
         max_fitting_tokens: Largest number of tokens per batch that may fit in memory.
-        on_progress: Called after each batch with the completed fraction of the windows and of the tokens. Only used on the CPU.
+        on_progress: Called after each batch with the completed fraction of the tokens. Only used on the CPU.
         on_logits: Called after each batch with its logits ``(rows, length, labels)`` on the device.
     """
 
@@ -283,7 +283,7 @@ class ForwardRun:
     window_errors: dict[int, OpenMedError] = field(default_factory=dict)
     error: Exception | None = None
     max_fitting_tokens: int = sys.maxsize
-    on_progress: Callable[[float, float], None] | None = None
+    on_progress: Callable[[float], None] | None = None
     on_logits: Callable[[Batch, torch.Tensor], None] | None = None
 
     def copy_batches(self, batches: Sequence[Batch]) -> None:
@@ -312,15 +312,13 @@ class ForwardRun:
                 sizes = [batch.num_rows * batch.length for batch, _ in self.pending]
                 done = 0
                 total = sum(sizes)
-                num_windows = 0
                 for size in sizes:
                     batch, inputs = self.pending.popleft()
                     self._start_batch(batch, inputs)
                     done += size
-                    num_windows += len(batch.window_ids)
                     # An accelerator has only started the work at this point.
                     if self.on_progress and done < total and not device.is_accelerator:
-                        self.on_progress(num_windows / len(self.windows.starts), done / total)
+                        self.on_progress(done / total)
                 self.synchronizers[self.network.device] = device.record_event()
             except Exception as error:  # noqa: BLE001 - the model's code may raise anything; collect raises it
                 self.error = error

@@ -116,10 +116,6 @@ class AnnotationPipeline(TokenClassificationPipeline):
         """The maximum number of tokens per batch."""
         return self._resolve_batch_tokens(self._forward_params, self.device)
 
-    @batch_tokens.setter
-    def batch_tokens(self, tokens: int) -> None:
-        self._forward_params["batch_tokens"] = check_integer("batch_tokens", tokens)
-
     def _resolve_batch_tokens(self, forward_params: Mapping[str, int], device: torch.device) -> int:
         measured = self.tuned_batch_tokens.get(device.type) or budget_for_device(device, self.model).max_tokens
         return int(forward_params.get("batch_tokens", measured))

@@ -55,8 +55,8 @@ PREFETCH_CHUNKS = 3
 CHARACTERS_PER_TOKEN = 4
 
 
-# Called with the number of texts in the current chunk, and the completed fractions of its texts and of its tokens.
-ProgressCallback = Callable[[int, float, float], None]
+# Called with the number of texts in the current chunk, and the completed fraction of its tokens.
+ProgressCallback = Callable[[int, float], None]
 
 
 def text_error(text: object, index: int) -> InvalidTextError | None:

@@ -274,13 +274,6 @@ def test_options_are_checked_before_a_model_is_loaded():
     assert SESSION.inventory() == loaded
 
 
-def test_batch_tokens_limit_batches(annotated, new_pipe, on_forward, sentences):
-    pipe, sizes = new_pipe(), []
-    on_forward(pipe.model, lambda ids: sizes.append(ids.numel()))
-    annotated(pipe, sentences(40), batch_tokens=200)
-    assert max(sizes) <= 200
-
-
 def test_other_pipelines_are_rejected(pipe, keyword_model):
     with pytest.raises(ConfigurationError, match=r"a pipeline of load_pipeline\(\)"):
         nb.annotate(TEXTS, pipeline("token-classification", str(keyword_model)))

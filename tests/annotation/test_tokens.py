@@ -25,54 +25,43 @@ KINDS = ("bert", "roberta", "modernbert", "xlm-roberta")
 """One architecture for each kind of tokenizer."""
 
 
-def names(tokenizer, numbers):
-    """Return tokens by their names."""
-    return tokenizer.convert_ids_to_tokens(list(numbers))
+@pytest.mark.parametrize(
+    ("name", "prefix", "suffix"),
+    [
+        ("bert", ["[CLS]"], ["[SEP]"]),
+        ("roberta", ["<s>"], ["</s>"]),
+        ("xlnet", [], ["</s>", "<s>"]),
+        ("gpt2", [], []),
+    ],
+)
+def test_special_tokens_of_tokenizer(architectures, name, prefix, suffix):
+    tokenizer = architectures.tokenizer_of(name)
+    special = SpecialTokens.from_tokenizer(tokenizer)
+    names = [tokenizer.convert_ids_to_tokens(list(ids)) for ids in (special.prefix_ids, special.suffix_ids)]
+    assert names == [prefix, suffix]
+    assert special.num_special_tokens == tokenizer.num_special_tokens_to_add()
 
 
-class TestFrame:
-    """What a tokenizer puts around a text."""
-
-    @pytest.mark.parametrize(
-        ("name", "before", "after"),
-        [
-            ("bert", ["[CLS]"], ["[SEP]"]),
-            ("roberta", ["<s>"], ["</s>"]),
-            ("xlnet", [], ["</s>", "<s>"]),
-            ("gpt2", [], []),
-        ],
-    )
-    def test_special_tokens(self, architectures, name, before, after):
-        """The special tokens of every kind of tokenizer are found on the side where they stand."""
-        tokenizer = architectures.tokenizer_of(name)
-        frame = SpecialTokens.from_tokenizer(tokenizer)
-        assert (names(tokenizer, frame.prefix_ids), names(tokenizer, frame.suffix_ids)) == (before, after)
-        assert frame.num_special_tokens == len(before) + len(after) == tokenizer.num_special_tokens_to_add()
-
-    @pytest.mark.parametrize("letters", ["the", "中"])
-    def test_special_tokens_need_one_known_letter(self, letters):
-        """A tokenizer of any script is probed with a text that it knows."""
-        vocabulary = {letter: number for number, letter in enumerate(letters)}
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, [])))
-        assert SpecialTokens.from_tokenizer(tokenizer) == SpecialTokens((), (), (), (), 0, 0, 0)
-
-    def test_no_special_tokens_without_a_known_letter(self):
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"x": 0}, [])))
-        assert SpecialTokens.from_tokenizer(tokenizer) is None
+@pytest.mark.parametrize(("letters", "is_known"), [("the", True), ("中", True), ("x", False)])
+def test_special_tokens_need_one_known_letter(letters, is_known):
+    """Without a padding token, rows are padded with token 0, which is masked."""
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, [])))
+    expected = SpecialTokens((), (), (), (), 0, 0, 0) if is_known else None
+    assert SpecialTokens.from_tokenizer(tokenizer) == expected
 
 
-class TestParts:
-    """Long texts, which are read in parts."""
-
-    @given(some.sampled_from(KINDS), some.lists(some.text(max_size=40), max_size=5))
-    def test_tokenize_equals_transformers(self, architectures, name, texts):
-        """Tokens and offsets of any texts are those that transformers has for each."""
-        tokenizer = architectures.tokenizer_of(name)
-        tokens = tokenize(tokenizer, texts)
-        expected = [tokenizer(text, add_special_tokens=False, return_offsets_mapping=True) for text in texts]
-        assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
-        pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
-        assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
+@given(some.sampled_from(KINDS), some.lists(some.text(max_size=40), max_size=5))
+def test_tokenize_equals_transformers(architectures, name, texts):
+    """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
+    tokenizer = architectures.tokenizer_of(name)
+    tokens = tokenize(tokenizer, texts)
+    expected = [tokenizer(text, add_special_tokens=False, return_offsets_mapping=True) for text in texts]
+    assert tokens.ids.tolist() == [number for encoding in expected for number in encoding.input_ids]
+    pairs = zip(tokens.starts.tolist(), tokens.ends.tolist(), strict=True)
+    assert list(pairs) == [pair for encoding in expected for pair in encoding.offset_mapping]
+    types = {name: array.dtype.name for name, array in vars(tokens).items()}
+    assert types == {**dict.fromkeys(types, "int64"), "is_subword": "bool"}
 
 
 @dataclass
@@ -87,90 +76,44 @@ class Pieces:
         return len(self.ids)
 
 
-class TestSubwords:
-    """Tokens that continue the previous word."""
-
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            ("asthma", [False]),
-            ("no asthmad", [False, False, True]),
-            ("asthma,", [False, False]),
-            ("a ᚠ", [False, False]),
-        ],
-    )
-    def test_is_subword_follows_prefix(self, architectures, text, expected):
-        """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
-        assert tokenize(architectures.tokenizer_of("bert"), [text]).is_subword.tolist() == expected
-
-    @pytest.mark.parametrize(
-        ("pieces", "expected"),
-        [
-            ([0, 0, 0], [False, True, True]),
-            ([1, None, None], [False, False, True]),
-            ([None, 1, 1], [False, False, True]),
-            ([0, 1, 0], [False, False, False]),
-        ],
-    )
-    def test_is_subword_follows_pieces(self, architectures, pieces, expected):
-        """Without a prefix, a token continues the piece of the previous token. Tokens without a piece form one."""
-        encoding = Pieces([5, 6, 7], [(0, 1), (1, 2), (2, 3)], pieces)
-        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], ["abc"])
-        assert tokens.is_subword.tolist() == expected
-
-    @pytest.mark.parametrize(
-        ("text", "offsets", "expected"),
-        [
-            ("a-b", [(0, 1), (1, 2), (2, 3)], [False, False, False]),
-            ("abc", [(0, 1), (1, 2), (2, 3)], [False, True, True]),
-            ("a b", [(0, 1), (1, 3), (2, 3)], [False, False, True]),
-            ("a.b", [(0, 1), (1, 2), (1, 3)], [False, False, True]),
-        ],
-    )
-    def test_is_subword_ends_at_separators(self, architectures, text, offsets, expected):
-        """A token at a separator starts a word, unless it shares a character with the previous token."""
-        encoding = Pieces([5, 6, 7], offsets, [0, 0, 0])
-        tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], [text])
-        assert tokens.is_subword.tolist() == expected
-
-    @pytest.mark.parametrize(
-        ("text", "inside"),
-        [
-            ("no asthma", "010011111"),
-            (" a,b", "0011"),
-            ("a  b", "0000"),
-            ("a\tb\nc\u00a0d", "0111111"),
-            ("患者 有", "0100"),
-        ],
-    )
-    def test_lacks_leading_space(self, text, inside):
-        """Elsewhere a character is inside a word unless it or the one before it is a space; only U+0020 counts as one."""
-        starts = np.arange(len(text))
-        found = lacks_leading_space([text], starts, np.zeros(len(text), np.int64))
-        assert "".join(str(int(flag)) for flag in found) == inside
-
-    @given(some.lists(some.text(some.sampled_from(" a中\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
-    def test_lacks_leading_space_equals_transformers(self, texts):
-        """The rule is transformers': ``start > 0 and " " not in sentence[start - 1 : start + 1]``, in every text."""
-        places = [(owner, start) for owner, text in enumerate(texts) for start in range(len(text) + 1)]
-        owners, starts = np.array(places).T
-        expected = [start > 0 and " " not in texts[owner][start - 1 : start + 1] for owner, start in places]
-        assert lacks_leading_space(texts, starts, owners).tolist() == expected
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("asthma", "0"), ("no asthmad", "001"), ("asthma,", "00"), ("a ᚠ", "00")],
+)
+def test_is_subword_follows_prefix(architectures, text, expected):
+    """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
+    is_subword = tokenize(architectures.tokenizer_of("bert"), [text]).is_subword
+    assert "".join(str(int(flag)) for flag in is_subword) == expected
 
 
-def test_tokens_have_fixed_dtypes(architectures):
-    """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
-    for kind in KINDS:
-        tokenizer = architectures.tokenizer_of(kind)
-        for texts in (["no asthma", "", "患者"], [""], []):
-            types = {name: array.dtype.name for name, array in vars(tokenize(tokenizer, texts)).items()}
-            assert types == {**dict.fromkeys(types, "int64"), "is_subword": "bool"}, (kind, texts)
+@pytest.mark.parametrize(
+    ("text", "offsets", "pieces", "expected"),
+    [
+        ("abc", [(0, 1), (1, 2), (2, 3)], [0, 0, 0], [False, True, True]),
+        ("abc", [(0, 1), (1, 2), (2, 3)], [1, None, None], [False, False, True]),
+        ("abc", [(0, 1), (1, 2), (2, 3)], [0, 1, 0], [False, False, False]),
+        ("a-b", [(0, 1), (1, 2), (2, 3)], [0, 0, 0], [False, False, False]),
+        ("a b", [(0, 1), (1, 3), (2, 3)], [0, 0, 0], [False, False, True]),
+        ("a.b", [(0, 1), (1, 2), (1, 3)], [0, 0, 0], [False, False, True]),
+    ],
+)
+def test_is_subword_follows_pieces_and_separators(architectures, text, offsets, pieces, expected):
+    """Tokens without a piece form one. A token at a separator starts a word, unless it shares a character."""
+    encoding = Pieces([5, 6, 7], offsets, pieces)
+    tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], [text])
+    assert tokens.is_subword.tolist() == expected
+
+
+@given(some.lists(some.text(some.sampled_from(" a中\t\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
+def test_lacks_leading_space_equals_transformers(texts):
+    """The rule of transformers is ``start > 0 and " " not in sentence[start - 1 : start + 1]``."""
+    positions = [(index, start) for index, text in enumerate(texts) for start in range(len(text) + 1)]
+    indices, starts = np.array(positions).T
+    expected = [start > 0 and " " not in texts[index][start - 1 : start + 1] for index, start in positions]
+    assert lacks_leading_space(texts, starts, indices).tolist() == expected
 
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
-
-LONG_TEXT = "patient has no " * 40 + "hypertension"
-"""A text whose only disease is beyond the model's limit."""
 
 WORD = some.sampled_from(
     ["the", "patient", ".", "2", "Ωmega", "asthma", "diabetes", "mellitus", "hypertension", "hyper"]
@@ -257,11 +200,6 @@ def keywords(tiny):
     return keywords
 
 
-def words_of(answer):
-    """Return the words of an answer."""
-    return [entity["word"] for entity in answer]
-
-
 class TestLongTexts:
     """All of a text is read, and a window's edge changes nothing."""
 
@@ -271,7 +209,3 @@ class TestLongTexts:
         text = " ".join(words)
         found = keywords(limit)(text, aggregation_strategy=strategy)
         architectures.assert_same([found], [whole(text, aggregation_strategy=strategy)])
-
-    def test_long_texts_are_processed_in_full(self, keywords):
-        """A disease beyond the model's limit is found."""
-        assert words_of(keywords()(LONG_TEXT)) == ["hypertension"]
