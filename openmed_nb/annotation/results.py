@@ -649,24 +649,21 @@ class Summary(Displayable):
             sentences.append(f"{pluralize(len(self.errors), 'note')} could not be read.")
         # The title names a single label that is a word.
         labels = {} if label_noun(self.labels) else self.labels
-        tables = [
-            Table(
-                caption,
-                columns,
-                tuple((str(name), str(value)) for name, value in islice(counts.items(), MAX_TABLE_ROWS)),
-            )
-            for caption, columns, counts in (
-                ("Notes with errors", ("note", "error"), self.errors),
-                ("Entities by label", ("label", "count"), labels),
-                ("Most frequent entities", ("text", "count"), self.words),
-            )
-        ]
+        tables = (
+            Table("Notes with errors", ("note", "error"), _rows(self.errors, MAX_TABLE_ROWS)),
+            Table("Entities by label", ("label", "count"), _rows(labels)),
+            Table("Most frequent entities", ("text", "count"), _rows(self.words, MAX_TABLE_ROWS)),
+        )
         return Report(
             entities_headline(self.labels, self.known_labels, self.texts),
             tuple(sentences),
-            tuple(tables),
+            tables,
             details=origin_details(self.model, self.device, self.seconds),
         )
+
+
+def _rows(values: Mapping[Any, Any], limit: int | None = None) -> tuple[tuple[str, ...], ...]:
+    return tuple((str(name), str(value)) for name, value in islice(values.items(), limit))
 
 
 # Names of annotations that completion lists. The others belong to the package.

@@ -177,9 +177,8 @@ class Review(LiveNotes):
             raise ConfigurationError(message, "Pass a review of the same notes, in the same order.")
         if not self.num_reviewed:
             raise ConfigurationError("No note is reviewed.", "Mark at least one note as reviewed.")
-        return GoldTexts(
-            tuple(text._replace(id=None) for text in self.gold)
-        )  # The notes are the same, in the same order.
+        # The notes are the same, in the same order.
+        return GoldTexts(tuple(text._replace(id=None) for text in self.gold))
 
     def mark(self, note: Any, start: int, end: int, label: str, right: bool | None = True) -> None:
         """Mark a span of a note.

@@ -19,6 +19,8 @@ from openmed_nb.annotation.references import text_fingerprint
 
 NUM_NOTES = 150
 DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")
+# Seconds to wait for the first pass of the model before an interrupt, which would else precede the run.
+MAX_WAIT_SECONDS = 2
 GAPS = (None, "", 5, "\ud800")
 
 
@@ -40,17 +42,18 @@ def run(pipe: Any, texts: Any, file: Path, outcome: Path) -> None:
     from openmed_nb import annotate
     from openmed_nb.errors import RunInterrupted
 
+    result: dict[str, Any] = {}
     try:
         found = annotate(texts, pipe, resume=file, on_error="record", progress=False)
         answers = [[(entity["word"], entity["start"], entity["score"]) for entity in entities] for entities in found]
-        outcome.write_text(json.dumps([answers, found.missing, sorted(found.errors)]), "utf-8")
+        result = {"result": [answers, found.missing, sorted(found.errors)]}
     except RunInterrupted as error:
-        outcome.write_text(json.dumps([str(error), error.done, len(error.annotations)]), "utf-8")
+        result = {"interrupted": [str(error), error.done, len(error.annotations)]}
     except KeyboardInterrupt:  # Before or after the run.
-        outcome.write_text("[]", "utf-8")
+        pass
     except BaseException as error:  # noqa: BLE001 - each is a fault of the run
-        outcome.write_text(f"{type(error).__name__}: {error}", "utf-8")
-        os._exit(1)
+        result = {"refused": f"{type(error).__name__}: {error}"}
+    outcome.write_text(json.dumps(result), "utf-8")
     os._exit(0)
 
 
@@ -87,20 +90,22 @@ def main(model: str, folder: str, num_signals: int) -> None:
         if child == 0:
             run(pipe, texts, file, outcome)
         if not is_last:
+            name = chance.choice([signal.SIGKILL, signal.SIGINT])
+            deadline = time.monotonic() + MAX_WAIT_SECONDS
+            while name == signal.SIGINT and not log.exists() and time.monotonic() < deadline:
+                time.sleep(0.002)
             time.sleep(chance.random() * 0.15)
-            os.kill(child, chance.choice([signal.SIGKILL, signal.SIGINT]))
+            os.kill(child, name)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         computed = [tuple(json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
         repeated = [ids for ids in computed if known.get(ids) in before]
         summary["doubled"] += len(repeated) + len(computed) - len({*computed})
         summary["killed"] += status == -signal.SIGKILL
-        content = outcome.read_text("utf-8") if outcome.exists() else ""
-        if status == 1:
-            summary["refused"].append(content)
-        elif status == 0 and not is_last and content != "[]":
-            summary["interrupted"].append([*json.loads(content), len(stored_notes(file))])
-        elif is_last:
-            summary["result"] = json.loads(content)
+        result = json.loads(outcome.read_text("utf-8")) if status == 0 and outcome.exists() else {}
+        for name in ("interrupted", "refused"):
+            summary[name] += [result[name]] if name in result else []
+        if is_last:
+            summary["result"] = result["result"]
         for path in (outcome, log):
             path.unlink(missing_ok=True)
     print(json.dumps(summary))  # noqa: T201
