@@ -122,31 +122,30 @@ def test_folder_that_cannot_be_listed_is_refused(tmp_path, write):
 
 
 def test_sources_name_the_file_of_each_text(write, tmp_path, found_in):
-    """The results hold it as attribute, in JSON and as a column, also after a run is resumed from a file without the paths."""
-    notes = [write("p1/a.txt"), write("p1-old/a.txt", "no history ."), write("p2/a.txt")]
-    options = {"resume": tmp_path / "run.jsonl"}
+    """Also after a run is resumed from a file without the paths."""
+    notes = [write("p1/a.txt"), write("p1-old/a.txt", "no history .")]
 
-    for results in (found_in(tmp_path / "*" / "*.txt", **options), found_in(tmp_path / "*" / "*.txt", **options)):
+    for _ in range(2):
+        results = found_in(tmp_path / "*" / "*.txt", resume=tmp_path / "run.jsonl")
         assert results.sources == results.filter("disease").sources == tuple(map(str, notes))
         assert [source["source"] for source in results.to_dict()["texts"]] == list(results.sources)
-        assert results.to_frame()["source"].tolist() == [str(notes[0]), str(notes[2])]
+        assert results.to_frame()["source"].tolist() == [str(notes[0])]
         assert results.show(1).text == "no history ."
-        assert results.mask()[0].text == "the patient has [DISEASE] ."
     assert "p1" not in (tmp_path / "run.jsonl").read_text("utf-8")
+    assert found_in(["no history ."]).sources == (None,)
 
 
 def test_sources_are_in_no_report_summary_or_error(write, tmp_path, found_in):
     """A name of a file can be that of a patient. An interrupted run has the files of its texts."""
     note = write("anna_smith.txt")
     (tmp_path / "carl_jones.txt").write_bytes(b"caf\xe9")
-
     found = found_in(tmp_path / "*.txt", on_error="record")
     with pytest.raises(ValueError, match="not valid UTF-8") as caught:
         found_in(tmp_path / "*.txt")
 
-    shown = [str(found), found._repr_html_(), str(found.summary().to_dict()), str(found.errors), str(caught.value)]
-    assert len(found.errors) == 1
-    assert not any("anna_smith" in text or "carl_jones" in text for text in shown)
+    shown = f"{found} {found._repr_html_()} {found.summary().to_dict()} {found.errors} {caught.value}"
+    assert "smith" not in shown
+    assert "jones" not in shown
     assert caught.value.annotations.sources == (str(note),)
 
 
@@ -269,7 +268,6 @@ def test_bytes_that_are_not_text_are_an_error_by_number(content, said, tmp_path,
 
 
 FORMS = {
-    "pattern": "notes/*.txt",
     "missing": [r"C:\notes\p1.TXT"],
     "table": "notes.csv",
     "generator": lambda folder: (str(path) for path in folder.glob("*.txt")),

@@ -140,7 +140,6 @@ REFUSED = [
     ("a.jsonl", json.dumps({"text": 5, "label": []}), "does not have a text"),
     ("a.jsonl", line(entities=[{"start": 0, "end": True, "label": MARKER}]), "invalid entity"),
     ("a.jsonl", f"{line()}\n{line()}\n{line()[:-4]}", "Note 2 of the jsonl file cannot be read"),
-    ("a.jsonl", lines({"id": [MARKER], "text": "a", "entities": []}), "value for 'id'"),
     ("a.csv", "id,start,end,label\n", "suffix"),
     ("a.conll", f"{MARKER}\tO\n{MARKER}\tX\n", "line without a tag"),
     ("a.conll", f'# id = "{MARKER}"\n# text = "{MARKER}"\n{MARKER}{MARKER}\tO\n', "tokens that do not match"),

@@ -167,11 +167,7 @@ def read_records(text: str) -> Iterator[Any]:
 
 def read_key(record: Mapping[str, Any], id_key: str = "note_id") -> dict[str, Any]:
     """Return the id and the position that a file states, as arguments of :class:`RawNote`."""
-    note_id = record.get(id_key)
-    position = record.get(NOTE_COLUMN)
-    if not isinstance(note_id, (str, int, float, type(None))) or not isinstance(position, (int, type(None))):
-        raise InvalidNoteError(f"has an invalid value for {id_key!r} or {NOTE_COLUMN!r}")
-    return {"id": note_id, "position": position}
+    return {"id": record.get(id_key), "position": record.get(NOTE_COLUMN)}
 
 
 def create_entities(entities: Iterable[Any], surfaces: Sequence[Any] = ()) -> list[RawEntity]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.temporary import temporary_folder
 from ..._utils.text import describe_file, describe_names
-from ..._utils.validation import check_bool, check_choice, check_path, invalid_type, suggest
+from ..._utils.validation import check_bool, check_choice, check_path, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
 from ..gold import GoldText, GoldTexts
@@ -172,8 +172,6 @@ def read_annotations(
     """
     source = check_path(path, "path")
     check_bool("predictions", predictions)
-    if not isinstance(annotator, (str, int, type(None))):
-        raise invalid_type("annotator", annotator, "Pass the number, name or mail of an annotator.")
     if not source.exists():
         raise ConfigurationError("The file of annotations does not exist.", "Pass the path of an existing file.")
     if format is not None:
