@@ -98,7 +98,6 @@ ROOMS = {
         (
             "tests/models/test_records.py",
             "tests/runbook/checks/precision/test_parity_report.py",
-            "tests/runbook/checks/precision/test_spans.py",
             "tests/runbook/checks/precision/test_dtype_choice.py",
             "tests/runbook/checks/precision/test_validation.py",
             "tests/annotation/test_tuning.py",
