@@ -65,7 +65,6 @@ class TestCompare:
         assert comparison.findings[0].status == NOT_APPLICABLE
 
     def test_compare_uses_same_batches_on_all_devices(self, monkeypatch, keyword_model):
-        """The batches are planned for MPS."""
         shapes = {"cpu": set(), "mps": set()}
         forward = torch.nn.Embedding.forward
 
@@ -73,13 +72,13 @@ class TestCompare:
             shapes[ids.device.type].add(tuple(ids.shape))
             return forward(module, ids)
 
-        texts = [" ".join([NOTE] * (1 + number % 3)) for number in range(12)]
+        texts = [" ".join([NOTE] * (1 + number % 3)) for number in range(4)]
         with nb.simulated_mps(), monkeypatch.context() as patch:
             patch.setattr(torch.nn.Embedding, "forward", record_shape)
-            comparison = run_compare(str(keyword_model), texts, devices="mps")
+            comparison = run_compare(str(keyword_model), texts, devices="mps", batch_size=4)
 
         assert shapes["cpu"] == shapes["mps"] != set()
-        assert comparison.batch_tokens == 8192
+        assert comparison.batch_tokens == 4 * 64
 
     def test_compare_training_has_training_phases(self):
         """Devices may be torch devices or an iterable of them."""

@@ -158,10 +158,10 @@ class TestSimulatedDevice:
 class TestCpu:
     """Comparison of the CPU with itself."""
 
-    def test_bundled_model_trains_on_synthetic_batches(self):
-        report = nb.runbook.loss_parity("bundled_small", device="cpu", steps=9)
+    def test_named_model_trains_on_synthetic_batches(self, keyword_model):
+        report = nb.runbook.loss_parity(str(keyword_model), device="cpu", steps=9)
 
-        assert (report.status, report.steps, report.model) == ("ok", 9, "bundled_small")
+        assert (report.status, report.steps, report.model) == ("ok", 9, str(keyword_model))
         assert report.reference[8] < report.reference[0]  # Of the same batch.
 
     @pytest.mark.slow
