@@ -69,7 +69,7 @@ class Around(nn.Module):
 
 
 def test_infer_limits_of_inner_model(tagger, tiny):
-    for inside in (tagger, torch.compile(tagger), nn.DataParallel(tagger)):
+    for inside in (tagger, nn.DataParallel(tagger)):
         around = Around(loss=nn.CrossEntropyLoss(), model=inside)
         assert infer_limits(around) == infer_limits(inside) == infer_limits(tagger)
         assert find_inner_model(inside) == ()
