@@ -297,14 +297,6 @@ MIN_SPEEDUP = 1.05
 NOT_VALIDATED = "it has not been validated on this device with these files and versions"
 
 
-@dataclass(frozen=True)
-class ReducedDtype:
-    """A reduced dtype, with its validation status as a sentence."""
-
-    dtype: str
-    summary: str
-
-
 @dataclass(frozen=True, repr=False)
 class DtypeChoice(Displayable):
     """The data type that a model is loaded in, with the reason.
@@ -313,25 +305,21 @@ class DtypeChoice(Displayable):
         dtype: Selected dtype.
         requested: Requested dtype, or ``"auto"``.
         device: Device, labeled if it is simulated.
-        candidates: Status of each reduced dtype that was considered.
     """
 
     dtype: str
     requested: str
     device: str
-    candidates: tuple[ReducedDtype, ...]
 
     def to_report(self) -> Report:
-        """Return the dtype, the reason, and the status of the reduced dtypes."""
+        """Return the dtype and the reason."""
         if self.requested == self.dtype:
             reason = "Requested explicitly."
         elif self.dtype not in REDUCED_DTYPES:
             reason = "Selected by 'auto': no reduced dtype is both validated here for this model and faster."
         else:
             reason = "Selected by 'auto': the first dtype that is validated here for this model."
-        rows = tuple((candidate.dtype, candidate.summary) for candidate in self.candidates)
-        table = Table("", ("dtype", "validation"), rows)
-        return Report(f"Data type: {self.dtype} on {self.device}", (reason,), (table,))
+        return Report(f"Data type: {self.dtype} on {self.device}", (reason,))
 
 
 def select_dtype(
@@ -344,30 +332,18 @@ def select_dtype(
     local_spec = replace(spec, folder=model_folder(spec))
     store = record_store(environ)
     identity = identify_model(local_spec, spec.dtype, device, computer)
-    candidates = []
-    selected = "float32" if spec.dtype == "auto" else spec.dtype
-    for dtype in REDUCED_DTYPES if spec.dtype == "auto" else (spec.dtype,):
-        if dtype == INT8 and not get_device(device).has_int8:
-            continue
-        record = store.get(replace(identity, dtype=dtype))
-        if rule := computer.dtype_rejection(dtype, device):
-            summary = _to_sentence(rule.reason)
-        elif record is None:
-            summary = _to_sentence(NOT_VALIDATED)
-        # The speed is not measured on a simulated device.
-        elif record.evidence.speedup is not None and record.evidence.speedup <= MIN_SPEEDUP:
-            summary = f"{record.summary} It is not clearly faster than float32."
-        else:
-            summary = record.summary
-            if selected == "float32":
+    selected = spec.dtype
+    if spec.dtype == "auto":
+        selected = "float32"
+        for dtype in REDUCED_DTYPES:
+            record = store.get(replace(identity, dtype=dtype))
+            if record is None or computer.dtype_rejection(dtype, device):
+                continue
+            speedup = record.evidence.speedup
+            if speedup is None or speedup > MIN_SPEEDUP:  # The speed is not measured on a simulated device.
                 selected = dtype
-        candidates.append(ReducedDtype(dtype, summary))
-    choice = DtypeChoice(selected, spec.dtype, identity.shown_device, tuple(candidates))
-    return local_spec.in_dtype(selected), choice
-
-
-def _to_sentence(clause: str) -> str:
-    return f"{clause[0].upper()}{clause[1:]}."
+                break
+    return local_spec.in_dtype(selected), DtypeChoice(selected, spec.dtype, identity.shown_device)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from openmed_nb.models.records import (
     identify_model,
     record_store,
 )
-from openmed_nb.models.registry import ModelReference
 
 HERE = ModelIdentity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
 EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, 0.85, 1.4)
@@ -55,7 +54,6 @@ def test_store_keeps_batch_size_and_validation_record_separately(store):
 
 def test_identity_key_depends_on_every_field_except_model():
     keys = {replace(HERE, **{name: "x"}).key for name in vars(HERE)}
-
     assert len({*keys, HERE.key}) == len(vars(HERE))
 
 
@@ -141,15 +139,6 @@ def test_identity_ignores_index_of_gpu(computers, keyword_model):
         manager.load_torch()
         identity = identify_model(spec, "bfloat16", device, manager)
         assert (identity.device, identity.device_name, identity.simulated) == (*expected, False), device
-
-
-def test_store_finds_record_of_undecodable_path(store, computers, keyword_model):
-    spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig())
-    spec = replace(spec, reference=ModelReference("mine \udcff", str(keyword_model)))
-    identity = identify_model(spec, "bfloat16", "mps", computers.mac().session.device_manager)
-    store.store(replace(RECORD, identity=identity))
-
-    assert store.get(identity).identity == identity
 
 
 def test_identity_has_hashes_versions_and_simulation(computers, keyword_model):
