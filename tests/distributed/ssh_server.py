@@ -1,11 +1,10 @@
-"""SSH server on 127.0.0.1 with separate keys and port: sshd if it is installed, otherwise a server of asyncssh."""
+"""SSH server of asyncssh on 127.0.0.1 with separate keys and port."""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,22 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncssh
-
-SSHD = shutil.which("sshd", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")))
-
-CONFIG = """
-Port {port}
-ListenAddress 127.0.0.1
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/user.pub
-PidFile {folder}/pid
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-UsePAM no
-StrictModes no
-PermitRootLogin yes
-SetEnv PYTHONPATH={path}
-"""
 
 SERVER = """
 import asyncio, asyncssh, os, signal, subprocess, sys
@@ -113,9 +96,8 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
     (folder / "known_hosts").write_text(known)
     stranger = (folder / "stranger.pub").read_text().split()[1]
     (folder / "changed_hosts").write_text(known.replace(host_key.split()[1], stranger))
-    (folder / "config").write_text(CONFIG.format(folder=folder, port=port, path=path))
-    command = [SSHD, "-D", "-e", "-f", folder / "config"] if SSHD else [sys.executable, "-c", SERVER, folder, str(port)]
-    with (folder / "log").open("w") as log, privilege_separation():
+    command = [sys.executable, "-c", SERVER, folder, str(port)]
+    with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, stderr=log, env={**os.environ, "PYTHONPATH": path})
         try:
             wait_for_port(port, process)
@@ -123,20 +105,6 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
         finally:
             process.terminate()
             process.wait(timeout=20)
-
-
-@contextlib.contextmanager
-def privilege_separation() -> Iterator[None]:
-    """Context manager that creates the empty directory that sshd needs if it is started by root."""
-    empty = Path("/run/sshd")
-    missing = SSHD is not None and sys.platform == "linux" and os.geteuid() == 0 and not empty.exists()
-    if missing:
-        empty.mkdir(mode=0o755)
-    try:
-        yield
-    finally:
-        if missing:
-            empty.rmdir()
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
