@@ -212,7 +212,7 @@ class TestArguments:
 def test_simulated_record_is_valid_on_simulated_device_only(load, keyword_model):
     with nb.simulated_mps("8 GiB"):
         verdict = nb.runbook.validate_precision(str(keyword_model), SURE, "bfloat16")
-        there = nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
+        nb.load_pipeline(str(keyword_model), dtype="bfloat16", device="mps")
     SESSION.unload()
 
     assert verdict.record.identity.simulated
