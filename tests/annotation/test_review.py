@@ -151,7 +151,7 @@ def test_other_files_are_refused_and_kept(found, path):
     assert path.read_bytes() == b"a,b\n1,2"
 
 
-def test_reviews_with_one_file_share_their_marks(found, path):
+def test_two_reviews_of_one_file_have_the_same_marks(found, path):
     """A cell that runs twice makes two reviews, and the browser of the first one may still be displayed."""
     first = found.review(path, sample=None)
     second = found.review(path, sample=None)
