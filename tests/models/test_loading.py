@@ -174,7 +174,7 @@ def add_tensors(folder, **tensors):
 
 
 def test_load_rejects_weights_of_another_attention(tiny, tmp_path, load_folder):
-    """Only tensors that the settings do not have tell it from a model without relative positions."""
+    """A model without relative positions has the same shapes otherwise."""
     from transformers import DebertaV2Config, DebertaV2ForTokenClassification
 
     relative = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"]}
