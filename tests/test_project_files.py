@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import openmed_nb
 from helpers.readme import readme_command
-from openmed_nb.devices.causes import MAC_TORCH
+from openmed_nb.devices.device import MAC_TORCH
 
 if sys.version_info >= (3, 11):
     import tomllib

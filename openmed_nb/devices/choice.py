@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from .._render.values import SIMULATED_SUFFIX, Displayable, JsonMixin, Report, Table, to_plain_data
 from ..errors import DeviceUnavailableError, OpenMedError
-from .causes import DeviceFacts, RejectionRule
-from .device import Device
+from .device import Device, DeviceFacts, RejectionRule
 from .environment import EnvPlan
 from .registry import DEVICE_TYPES, get_device, gpu_type
 from .request import (

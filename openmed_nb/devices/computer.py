@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ..errors import ConfigurationError
 from .backend import TorchBackend, TorchInfo
-from .causes import DeviceFacts, RejectionRule
 from .choice import DeviceChoice, DeviceStatus, select_device
+from .device import DeviceFacts, RejectionRule
 from .environment import UNOBSERVED, VARIABLES, EnvPlan, TorchState, plan_mps_variables
 from .machine import MachineInfo, RunCommand, run_command
 from .registry import DEVICE_TYPES, get_device

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 from .._render.values import pluralize
 from .backend import TENSOR_LOCK, TorchInfo, import_torch, is_torch_imported
-from .causes import DeviceFacts, RejectionRule
-from .device import Capability, Device, MemoryStats
+from .device import Capability, Device, DeviceFacts, MemoryStats, RejectionRule
 from .machine import MachineInfo, Version
 
 MACOS = "macOS"

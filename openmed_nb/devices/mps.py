@@ -7,8 +7,16 @@ from types import ModuleType
 from typing import ClassVar
 
 from .backend import MIN_TORCH, TENSOR_LOCK, import_torch, parse_release
-from .causes import ARM_PYTHON_REMEDY, DeviceFacts, RejectionRule, min_macos_for, torch_requirement
-from .device import Capability, Device, MemoryStats
+from .device import (
+    ARM_PYTHON_REMEDY,
+    Capability,
+    Device,
+    DeviceFacts,
+    MemoryStats,
+    RejectionRule,
+    min_macos_for,
+    torch_requirement,
+)
 from .environment import UNSET_BOTH_REMEDY
 from .machine import MachineInfo, Version, apple_chip_generation
 

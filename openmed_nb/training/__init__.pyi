@@ -1,5 +1,4 @@
 from . import loader as loader
-from .activations import checkpoint_activations as checkpoint_activations
 from .curve import MemoryCurve as MemoryCurve
 from .curve import MemorySample as MemorySample
 from .epochs import EpochHooks as EpochHooks
@@ -11,4 +10,5 @@ from .loader import to_device as to_device
 from .release import limit_memory as limit_memory
 from .steps import GradientAccumulation as GradientAccumulation
 from .steps import adamw as adamw
+from .steps import checkpoint_activations as checkpoint_activations
 from .steps import precision as precision

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import TorchInfo
-from openmed_nb.devices.causes import DeviceFacts
 from openmed_nb.devices.choice import (
     DeviceChoice,
     DeviceList,
@@ -17,6 +16,7 @@ from openmed_nb.devices.choice import (
     Rejection,
     select_device,
 )
+from openmed_nb.devices.device import DeviceFacts
 from openmed_nb.devices.environment import plan_mps_variables
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.registry import DEVICE_TYPES, get_device

@@ -3,8 +3,8 @@
 import pytest
 
 from openmed_nb.devices.backend import TorchInfo
-from openmed_nb.devices.causes import DeviceFacts
 from openmed_nb.devices.choice import DeviceStatus
+from openmed_nb.devices.device import DeviceFacts
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.registry import get_device
 from openmed_nb.simulation.device import simulated_device

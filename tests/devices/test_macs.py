@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from openmed_nb.devices.backend import MIN_TORCH, TorchInfo, parse_release
-from openmed_nb.devices.causes import MIN_MACOS_BY_TORCH, DeviceFacts, min_macos_for, torch_requirement
 from openmed_nb.devices.choice import USE_AUTO_REMEDY, select_device
+from openmed_nb.devices.device import MIN_MACOS_BY_TORCH, DeviceFacts, min_macos_for, torch_requirement
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.registry import get_device
 from openmed_nb.devices.request import DeviceRequest

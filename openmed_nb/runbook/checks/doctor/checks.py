@@ -19,10 +19,10 @@ from packaging.version import Version
 from ...._render.display import FAILED, NOT_APPLICABLE, OK, UNKNOWN, WARNING, Finding, pluralize
 from ...._utils.text import shorten
 from ...._utils.validation import as_integer
-from ....devices import causes, cuda, mps
+from ....devices import cuda, mps
 from ....devices.backend import TENSOR_LOCK, TorchInfo
-from ....devices.causes import DeviceFacts, RejectionRule
 from ....devices.choice import DeviceChoice
+from ....devices.device import FAILED_PROBE, NO_TORCH, OLD_TORCH, DeviceFacts, RejectionRule
 from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan, EnvSetting
 from ....devices.machine import MachineInfo, distribution_of, format_device
 from ....devices.moving import get_module, unwrap_model
@@ -111,7 +111,7 @@ CHECKED_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 NOT_LOADED = "torch is not loaded"
 
 # Groups of rejection rules.
-TORCH_RULES = (causes.NO_TORCH, causes.OLD_TORCH)
+TORCH_RULES = (NO_TORCH, OLD_TORCH)
 APPLE_GPU_RULES = (mps.LINUX_ON_APPLE, mps.NO_MAC, mps.ROSETTA, mps.INTEL)
 MACOS_RULES = (mps.OLD_MACOS, mps.NEW_TORCH)
 
@@ -143,13 +143,13 @@ SYSTEM_CHECKS = (
     RuleCheck(
         "MPS",
         "mps",
-        (mps.NO_METAL, mps.BAD_WATERMARKS, causes.FAILED_PROBE),
+        (mps.NO_METAL, mps.BAD_WATERMARKS, FAILED_PROBE),
         skip_if=(*APPLE_GPU_RULES, *MACOS_RULES, NOT_LOADED, *TORCH_RULES, mps.NOT_BUILT),
     ),
     RuleCheck(
         "CUDA",
         "cuda",
-        (cuda.NO_GPU, causes.FAILED_PROBE),
+        (cuda.NO_GPU, FAILED_PROBE),
         skip_if=(cuda.MACOS, cuda.NO_DRIVER, NOT_LOADED, *TORCH_RULES),
         warn_if=(cuda.CPU_BUILD, cuda.HIDDEN_GPUS),
     ),
@@ -412,7 +412,7 @@ def package_findings(
     """Return the problems of ``CHECKED_PACKAGES``, or one finding that all packages are compatible.
 
     Args:
-        torch: Requirement of torch for pip, see ``devices.causes.torch_requirement``. The newest torch may not support MPS
+        torch: Requirement of torch for pip, see ``devices.device.torch_requirement``. The newest torch may not support MPS
             on this Mac.
         find: Function that returns the metadata of a package, or ``None`` if it is not installed.
         modules: Imported modules.

@@ -27,8 +27,8 @@ from ...._render.display import (
 from ...._utils.text import describe_error, model_label
 from ....devices import backend
 from ....devices.backend import TorchInfo
-from ....devices.causes import torch_requirement
 from ....devices.choice import DeviceChoice
+from ....devices.device import torch_requirement
 from ....devices.moving import get_module
 from ....devices.system_status import SystemStatus, read_system_status
 from ....errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError

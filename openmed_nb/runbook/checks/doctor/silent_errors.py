@@ -33,7 +33,7 @@ from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from ...._utils import child
 from ...._utils.text import describe_error, short_type_name
 from ....devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
-from ....devices.causes import MAC_TORCH
+from ....devices.device import MAC_TORCH
 from ....devices.machine import format_device, read_simulation
 from ....devices.memory import empty_cache
 from ....devices.registry import DEVICE_TYPES

@@ -18,8 +18,7 @@ from ...._utils.validation import check_path
 from ....devices.request import normalize_device
 from ....devices.system_status import SystemStatus
 from ....errors import ConfigurationError
-from ....training.activations import ActivationCheckpointing
-from ....training.steps import GradientAccumulation, Precision
+from ....training.steps import ActivationCheckpointing, GradientAccumulation, Precision
 from ...verdict.metrics import Count, ReportMetrics, Run, Size, extract_metrics
 
 SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"

@@ -6,8 +6,8 @@ import pytest
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.backend import TorchInfo
-from openmed_nb.devices.causes import DeviceFacts
 from openmed_nb.devices.choice import DeviceChoice, select_device
+from openmed_nb.devices.device import DeviceFacts
 from openmed_nb.devices.environment import (
     ACTIVE,
     FALLBACK_VARIABLE,

@@ -22,7 +22,7 @@ from openmed_nb.runbook.records.logbook.gathering import model_from_module, resi
 from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, report_device
 from openmed_nb.runbook.verdict.metrics import extract_metrics
 from openmed_nb.session import SESSION
-from openmed_nb.training.activations import ActivationCheckpointing
+from openmed_nb.training.steps import ActivationCheckpointing
 
 NOTE = "The patient John Smith has diabetes mellitus."
 PLANTED = "hf_abcdefghijklmnop1234"
