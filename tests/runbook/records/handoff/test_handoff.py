@@ -273,7 +273,7 @@ def test_smoke_test_of_copied_bundle_passes(bundle, capsys):
     printed = capsys.readouterr().out
 
     assert (status, printed.splitlines()[0]) == (0, "Smoke test passed"), printed
-    assert re.findall(r"^  (device|entities|memory|throughput) ", printed, flags=re.MULTILINE) == [
+    assert re.findall(r"^  (device|entities|memory|throughput)\b", printed, flags=re.MULTILINE) == [
         *("device", "entities", "memory", "throughput")
     ]
 
