@@ -155,22 +155,6 @@ def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[Droppe
     return spans + [LabeledSpan(span.start, span.end, span.label, continues=True) for span in dropped]
 
 
-def dropped_span(entity: Mapping[str, Any]) -> DroppedSpan:
-    """Return an entity as a dropped span."""
-    span = _masked_span(entity)
-    return DroppedSpan(span.label, float(entity["score"]), span.start, span.end)
-
-
-def find_uncovered(spans: Iterable[DroppedSpan], entities: Iterable[Mapping[str, Any]]) -> tuple[DroppedSpan, ...]:
-    """Return the distinct spans with a character that is not in an entity with the same label, in order."""
-    covered: dict[str, set[int]] = {}
-    for entity in entities:
-        span = _masked_span(entity)
-        covered.setdefault(span.label, set()).update(range(span.start, span.end))
-    uncovered = {span for span in spans if not covered.get(span.label, set()).issuperset(range(span.start, span.end))}
-    return tuple(sorted(uncovered, key=lambda span: (span.start, span.end)))
-
-
 # The entities of a text, or an error.
 TextResult = list[Entity] | OpenMedError
 

@@ -33,7 +33,6 @@ TORCH_OOM_PATTERN = re.compile(
 
 SMALLER_BATCH_REMEDY = "Pass a smaller batch_size; nb.sweep() finds one that fits."
 SMALLER_MODEL_REMEDY = "Pass a smaller model, or other devices."
-ACCUMULATE_REMEDY = "Reduce the batch size and increase the number of accumulation steps."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
