@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._utils.temporary import file_lock
-from .._utils.text import describe_error
+from .._utils.text import describe_error, describe_file
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..models.loading import packed_layers
 from .json_lines import LineFile
@@ -73,11 +73,15 @@ class ResultsFile(LineFile):
         super().__init__(path, "resume", "results file", {"format": FORMAT, **settings})
 
     def __enter__(self) -> ResultsFile:  # noqa: PYI034 - Self requires Python 3.11
+        lock = Path(f"{self.path}.lock")
+        with contextlib.suppress(OSError):
+            if lock.stat().st_size > 0:  # A lock is an empty file, so this is one of the user.
+                raise self.error(f"cannot be locked because {describe_file(lock)} already exists")
         self._lock = contextlib.ExitStack()
         # Raised outside of the handlers, so that the original errors, which contain the path, are not the context.
         problem = None
         try:
-            self._lock.enter_context(file_lock(Path(f"{self.path}.lock")))
+            self._lock.enter_context(file_lock(lock))
         except TimeoutError:
             problem = self.error("is being written by another run", "Wait for that run, or use a different file.")
         except OSError as error:

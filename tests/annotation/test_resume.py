@@ -160,6 +160,14 @@ def test_path_without_a_file_is_refused(run, tmp_path, monkeypatch, name):
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
 
 
+def test_lock_that_is_a_file_of_the_user_is_kept(run, file):
+    lock = file.with_name(f"{file.name}.lock")
+    lock.write_text("precious", "utf-8")
+    with pytest.raises(ConfigurationError, match="already exists"):
+        run(file)
+    assert lock.read_text("utf-8") == "precious"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are those of POSIX")
 def test_full_disk(annotated, keyword_pipe, tmp_path):
     """The error has the completed results, and the run resumes when there is disk space."""
