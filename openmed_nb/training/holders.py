@@ -128,8 +128,17 @@ ITEM_ITERATORS: dict[type, Callable[[Any], Iterable[object]]] = {
 # Types that hold no tensors, reference everything, or create variables for each thread. The types of values are
 # compared, because a proxy computes its class.
 LEAF_TYPES = (
-    *(str, bytes, int, float, type, type(None)),
-    *(ModuleType, CodeType, FrameType, TracebackType, threading.local),
+    str,
+    bytes,
+    int,
+    float,
+    type,
+    type(None),
+    ModuleType,
+    CodeType,
+    FrameType,
+    TracebackType,
+    threading.local,
 )
 
 

@@ -58,11 +58,11 @@ def test_missing_value_has_no_entities_and_is_equal_to_others_on_resuming(run, f
     """A run resumes if the same notes come from a different library."""
     run([ASTHMA, None, ASTHMA], resume=file)
     written = file.read_bytes()
-    for found in (run([ASTHMA, value, ASTHMA]), run([ASTHMA, value, ASTHMA], resume=file)):
-        assert words(found) == [["asthma"], [], ["asthma"]]
-        assert (found.missing, found.errors) == ((1,), {})
-        assert json.loads(found.to_json())["texts"][1] == {"missing": True}
-        assert pickle.loads(pickle.dumps(found)).missing == (1,)  # noqa: S301 - of the test's own
+    for annotations in (run([ASTHMA, value, ASTHMA]), run([ASTHMA, value, ASTHMA], resume=file)):
+        assert words(annotations) == [["asthma"], [], ["asthma"]]
+        assert (annotations.missing, annotations.errors) == ((1,), {})
+        assert json.loads(annotations.to_json())["texts"][1] == {"missing": True}
+        assert pickle.loads(pickle.dumps(annotations)).missing == (1,)  # noqa: S301 - of the test's own
     assert file.read_bytes() == written
 
 

@@ -29,7 +29,7 @@ from openmed_nb.errors import ClusterUnavailableError, ConfigurationError
         (("cuda:1", 1, 8), [worker_options("cuda:1")]),
     ],
 )
-def test_plans_share_the_cores(arguments, plans):
+def test_plans_divide_the_cores(arguments, plans):
     assert plan_workers(*arguments) == plans
 
 

@@ -232,9 +232,11 @@ class PanelState(Displayable):
         environment = [replace(table, collapsed=True) for table in self.environment_tables if self.devices.has_mps]
         memory = Table("Memory", MEMORY_COLUMNS, tuple(bar.row for bar in self.memory))
         commands = Table("Equivalent commands", ("command", "description"), COMMANDS)
-        headline, *sentences = (*self.status, *filter(None, (self.notice,)))
+        sentences = [*self.status[1:]]
+        if self.notice:
+            sentences.append(self.notice)
         reasons = gpu_reasons_table(self.devices.unavailable)
-        return Report(headline, tuple(sentences), (devices, *environment, memory, models, commands, reasons))
+        return Report(self.status[0], tuple(sentences), (devices, *environment, memory, models, commands, reasons))
 
 
 def read_state(session: Session) -> StateChanges:
