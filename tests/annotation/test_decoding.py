@@ -133,7 +133,7 @@ def test_dropped_spans_are_labeled_tokens_outside_entities(tokenizer, make_decod
     labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
     predictions = Predictions(np.array([SPELLINGS[label] for label in labels]), np.array(scores, np.float32))
     found = make_decoder("first").entities([HYPERTENSION], tokenize(tokenizer, [HYPERTENSION]), predictions)
-    spans = [(span.label, round(span.score, 2), span.start, span.end) for span in found.results.dropped.get(0, ())]
+    spans = [(span.label, round(span.score, 2), span.start, span.end) for span in found.dropped.get(0, ())]
     assert spans == dropped
 
 

@@ -38,10 +38,3 @@ def test_functions_return_results_of_list_and_explain(kernel):
 
     assert kernel.run("nb.list_devices()").text == kernel.run("%openmed_device --list").text
     assert kernel.run("nb.explain_device()").text == kernel.run("%openmed_device --explain").text
-
-
-def test_simulated_mps_describes_its_use_before_it_is_entered(kernel):
-    kernel.run("import openmed_nb as nb")
-
-    assert "with nb.simulated_mps() as mps:" in kernel.run("nb.simulated_mps()").text
-    assert kernel.value("nb.device().device") == "cpu"

@@ -54,7 +54,6 @@ INVALID_CELLS = [
     ("%openmed_sweep --length many", "MagicError", "--length"),
     ("%openmed_sweep --max-batch-size 0", "ConfigurationError", ""),
     ("%openmed_sweep --seconds 0", "ConfigurationError", ""),
-    ("%openmed_sweep --length 5000 bundled_small", "ConfigurationError", ""),
     ("%openmed_report one two", "MagicError", ""),
     ("%openmed_log run.txt", "ConfigurationError", ""),
     ("%openmed_log --diff missing.json", "ConfigurationError", ""),

@@ -50,7 +50,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
 
     Example:
         >>> print(panel())  # doctest: +ELLIPSIS
-        openmed_nb: device, environment, memory and models
+        Device: ...
         ...
     """
     check_bool("show_text", show_text)

@@ -149,7 +149,7 @@ def test_annotation_has_time_device_and_model(panel):
 
     assert [entity["word"] for entity in panel.state.annotation] == ["asthma"]
     assert (panel.state.annotation.model, panel.state.annotation.device) == (SMALL, "cpu")
-    assert 0 < panel.state.annotation.seconds < 60
+    assert 0 < panel.state.annotation.found.seconds < 60
     assert panel.state.models.names == (SMALL,)
     annotating = f"Annotating: {SMALL} on cpu"
     said = [f"Annotating: {SMALL}", "Importing: torch", f"Loading: {SMALL}", annotating]

@@ -149,7 +149,7 @@ class TestExpiry:
         newer = SimpleNamespace(**vars(backend))
         newer.inspect_imported_torch = lambda: replace(backend.inspect_imported_torch(), version="9.0.0")
         newer.inspect_installed_torch = newer.inspect_imported_torch
-        with pytest.warns(OpenMedWarning, match="it was validated with other files, versions"):
+        with pytest.warns(OpenMedWarning, match="it has not been validated"):
             create_pipeline(new_session(torch_backend=newer), str(accepted), OpenMedConfig(), dtype="bfloat16")
 
     def test_changed_weight_expires_record(self, load, accepted):
