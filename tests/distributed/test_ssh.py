@@ -43,11 +43,13 @@ def home(server, tmp_path_factory):
 
 
 def list_processes():
-    """Return the command lines of cluster processes on this machine, without zombies."""
+    """Return the command lines of the cluster processes of this test process, also of those whose parent has ended."""
+    descendants = psutil.Process().children(recursive=True)
     commands = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
+            is_own = process in descendants or process.ppid() <= 1
+            if is_own and process.status() != psutil.STATUS_ZOMBIE:
                 commands.append(" ".join(process.cmdline()))
     return sorted(command for command in commands if "dask_spec" in command or "multiprocessing-fork" in command)
 
