@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load_from_spec
-from openmed_nb.runbook.checks.precision.parity import pair_from_files, run_parity
-from openmed_nb.runbook.checks.precision.validation import measure_speedup
+from openmed_nb.runbook.checks.parity import pair_from_files, run_parity
+from openmed_nb.runbook.checks.validation import measure_speedup
 
 SENTENCES = ("ncbi-disease/devel.tsv", "bc5cdr/disease/devel.tsv")
 NOTES = "clinical-notes/aci_valid.csv"

@@ -15,11 +15,11 @@ from .models.config import OpenMedConfig as OpenMedConfig
 from .notebook.panel import panel as panel
 from .runbook.bench.comparison import compare as compare
 from .runbook.bench.sweep import sweep as sweep
-from .runbook.checks.doctor.report import doctor as doctor
-from .runbook.checks.doctor.report import system_status as system_status
-from .runbook.records.handoff.bundle import handoff as handoff
-from .runbook.records.logbook.gathering import logbook as logbook
-from .runbook.records.report.report import report as report
+from .runbook.checks.doctor import doctor as doctor
+from .runbook.checks.doctor import system_status as system_status
+from .runbook.records.gathering import logbook as logbook
+from .runbook.records.handoff import handoff as handoff
+from .runbook.records.report import report as report
 from .runbook.verdict.verdict import verdict as verdict
 from .session import device as device
 from .session import explain_device as explain_device

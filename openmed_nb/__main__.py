@@ -102,7 +102,7 @@ def run_doctor(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("model", nargs="?", help="alias, Hub id or folder of a model to check")
     command.add_argument("--json", action="store_true", help="print JSON")
     options = command.parse_args(arguments)
-    from .runbook.checks.doctor.report import doctor
+    from .runbook.checks.doctor import doctor
 
     result = doctor(options.model)
     return str(Json.of(result.to_dict()) if options.json else result), result.exit_code
@@ -110,7 +110,7 @@ def run_doctor(arguments: list[str]) -> tuple[str, int]:
 
 def run_report(arguments: list[str]) -> tuple[str, int]:
     """Benchmark this machine, and return the report, and the exit status, 1 if a step has no result."""
-    from .runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
+    from .runbook.records.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
     command = _Parser(
         f"{PROGRAM} report",
@@ -129,7 +129,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
 
 def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     """Bring up a model, and return the stage results, and the exit status, 1 until all stages pass."""
-    from .runbook.records.report.report import BRING_UP_FOLDER, bring_up
+    from .runbook.records.report import BRING_UP_FOLDER, bring_up
 
     command = _Parser(
         f"{PROGRAM} bring-up",

@@ -486,7 +486,7 @@ class Session:
 # - the locks for tensor work and tokenization (``devices.backend.TENSOR_LOCK`` and ``TOKENIZER_LOCK``);
 # - the thread that imports torch in the background (``notebook.preload``);
 # - cached facts of torch, signatures and files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
-#   ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.operators.forecast``);
+#   ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.forecast``);
 # - changes of clusters to the process while they run (``distributed.starting``), and in a worker the model of the last run
 #   and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()

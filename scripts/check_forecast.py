@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
-from openmed_nb.runbook.checks.operators.forecast import FALLS_BACK, OperatorTable, forecast, operator_table
-from openmed_nb.runbook.checks.operators.recorders import OperatorTracer, trace_operators
+from openmed_nb.runbook.checks.forecast import FALLS_BACK, OperatorTable, forecast, operator_table
+from openmed_nb.runbook.checks.operator_tracer import OperatorTracer, trace_operators
 from openmed_nb.simulation.device import simulated_device
 
 ROOT = Path(__file__).parents[1]

@@ -94,7 +94,7 @@ ROOMS = {
         ("tests/runbook/verdict/test_*.py",),
     ),
     "records": Room(
-        ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/precision/report.py"),
+        ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/parity_report.py"),
         (
             "tests/models/test_records.py",
             "tests/runbook/checks/precision/test_parity_report.py",

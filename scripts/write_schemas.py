@@ -2,7 +2,7 @@
 
     python scripts/write_schemas.py
 
-Tests compare ``openmed_nb/runbook/records/logbook/logbook.schema.json`` and ``openmed_nb/runbook/records/report/report.schema.json`` with what
+Tests compare ``openmed_nb/runbook/records/logbook.schema.json`` and ``openmed_nb/runbook/records/report.schema.json`` with what
 this would write.
 """
 
@@ -16,11 +16,10 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from openmed_nb._utils.plain import Pattern, field_types
-from openmed_nb.runbook.records.logbook import logbook
-from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE as LOGBOOK_FILE
-from openmed_nb.runbook.records.report import report
-from openmed_nb.runbook.records.report.report import SCHEMA_FILE as REPORT_FILE
-from openmed_nb.runbook.records.report.report import DeviceReport
+from openmed_nb.runbook.records import logbook, report
+from openmed_nb.runbook.records.logbook import SCHEMA_FILE as LOGBOOK_FILE
+from openmed_nb.runbook.records.report import SCHEMA_FILE as REPORT_FILE
+from openmed_nb.runbook.records.report import DeviceReport
 
 # The names of plain types in JSON Schema.
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

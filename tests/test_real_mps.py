@@ -6,8 +6,8 @@ import pytest
 
 import openmed_nb as nb
 from helpers.processes import run_python
-from openmed_nb.runbook.records.report.report import run_report
-from openmed_nb.runbook.records.report.steps import STEPS, StepOptions
+from openmed_nb.runbook.records.report import run_report
+from openmed_nb.runbook.records.steps import STEPS, StepOptions
 
 torch = pytest.importorskip("torch")
 

@@ -17,9 +17,9 @@ from openmed_nb._render.display import UNKNOWN, drop_empty_tables
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
-from openmed_nb.runbook.records.logbook.logbook import Software
-from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport
-from openmed_nb.runbook.records.report.running import ReportSubject, StepOutcome
+from openmed_nb.runbook.records.logbook import Software
+from openmed_nb.runbook.records.report import SCHEMA, DeviceReport
+from openmed_nb.runbook.records.running import ReportSubject, StepOutcome
 from openmed_nb.runbook.verdict.metrics import Evidence, ReportMetrics
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit

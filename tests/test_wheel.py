@@ -35,13 +35,13 @@ def test_wheel_carries_models_types_and_licences(wheel):
     model_files = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md")
 
     read = {
-        "runbook/records/logbook/logbook.schema.json",
-        "runbook/records/report/report.schema.json",
+        "runbook/records/logbook.schema.json",
+        "runbook/records/report.schema.json",
         "notebook/panel/panel.css",
         "annotation/browser.css",
         "annotation/browser.js",
     }
-    read |= {f"runbook/records/handoff/templates/{name}" for name in ("README.md", "run.sh", "openmed_nb.plist.txt")}
+    read |= {f"runbook/records/templates/{name}" for name in ("README.md", "run.sh", "openmed_nb.plist.txt")}
     assert {"openmed_nb/py.typed", f"{folder}/synthetic_note.txt", *(f"openmed_nb/{name}" for name in read)} <= names
     assert {f"{folder}/{model}/{file}" for model in ("disease", "disease_small") for file in model_files} <= names
     assert {name.rpartition("/")[2] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}

@@ -10,8 +10,8 @@ import yaml
 
 from helpers.readme import readme_command
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
-from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.records.report.report import DeviceReport
+from openmed_nb.runbook.checks.doctor import DoctorReport
+from openmed_nb.runbook.records.report import DeviceReport
 
 ROOT = Path(__file__).parents[1]
 JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]

@@ -27,7 +27,7 @@ from openmed_nb import errors
 from openmed_nb.annotation import json_lines, resume
 from openmed_nb.annotation.export.registry import FORMATS
 from openmed_nb.notebook import magics
-from openmed_nb.runbook.checks.doctor import checks, silent_errors
+from openmed_nb.runbook.checks import silent_errors
 from openmed_nb.runbook.verdict.rules import SYMPTOMS
 from source_calls import ELLIPSIS, Call, find_calls
 
@@ -643,12 +643,16 @@ def title_of(page: str) -> str:
     return re.search(r"^# (.+)$", text, flags=re.MULTILINE)[1]  # type: ignore[index]
 
 
+DOCTOR_MODULES = frozenset({"doctor.py", "doctor_checks.py", "silent_errors.py"})
+
+
 def findings_page() -> str:
     """Return the page of findings of the doctor: rejected devices, and problems of packages and models."""
     rules = [call for call in find_calls(PACKAGE / "devices", frozenset({"RejectionRule"})) if len(call.arguments) > 2]
     findings = [
         call
-        for call in find_calls(Path(checks.__file__).parent, frozenset({"Finding"}))
+        for call in find_calls(PACKAGE / "runbook" / "checks", frozenset({"Finding"}))
+        if call.module in DOCTOR_MODULES
         if len(call.arguments) > 3 and set(call.arguments[2]) - {ELLIPSIS} and set(call.arguments[3]) - {ELLIPSIS}
     ]
     return "\n".join(

@@ -2,7 +2,7 @@
 
 A record is valid for exactly one :class:`ModelIdentity`. It expires when a file of the model, torch or transformers
 changes, and it is not valid on another device. It contains counts and fingerprints of texts, but no text content.
-``runbook.checks.precision`` decides whether a dtype gets a validation record. Loading only checks whether one exists.
+``runbook.checks.validation`` decides whether a dtype gets a validation record. Loading only checks whether one exists.
 
 Loading in a reduced dtype without a validation record emits a warning. ``"auto"`` selects the first dtype of
 ``REDUCED_DTYPES`` that has one and is faster than float32.

@@ -439,8 +439,8 @@ class OpenMedMagics(Magics):
         """Check this computer, torch, the environment variables and the models for problems, and suggest fixes."""
         if arguments.ops is not None and arguments.model is not None:
             raise MagicError("%openmed_doctor accepts a model or --ops, not both.", "Use only one of them.")
-        from ..runbook.checks.doctor.report import doctor
-        from ..runbook.checks.operators.forecast import forecast
+        from ..runbook.checks.doctor import doctor
+        from ..runbook.checks.forecast import forecast
 
         if arguments.ops is not None:
             return forecast(self._resolve_model(arguments.ops))
@@ -453,8 +453,8 @@ class OpenMedMagics(Magics):
     @_parsed_line_magic
     def openmed_log(self, arguments: argparse.Namespace) -> object:
         """Show or save a description of this computer (hardware, software versions, settings), or compare it with a saved one."""
-        from ..runbook.records.logbook.gathering import logbook
-        from ..runbook.records.logbook.logbook import Logbook
+        from ..runbook.records.gathering import logbook
+        from ..runbook.records.logbook import Logbook
 
         if arguments.file is not None and check_path(arguments.file, "the file of a logbook").exists():
             message = f"{describe_file(Path(arguments.file))} already exists and would be overwritten."
@@ -492,7 +492,7 @@ class OpenMedMagics(Magics):
     @_parsed_line_magic
     def openmed_report(self, arguments: argparse.Namespace) -> object:
         """Run measurements on this computer, each in a separate process, and write a report."""
-        from ..runbook.records.report.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
+        from ..runbook.records.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
         folder = DEFAULT_FOLDER if arguments.folder is None else arguments.folder
         device_report = report(folder, quick=arguments.quick, training=arguments.training)

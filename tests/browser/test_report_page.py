@@ -7,9 +7,9 @@ import pytest
 from helpers import page_measures
 from openmed_nb._render.display import Report, Table
 from openmed_nb._render.drawing import Bar, Chart
-from openmed_nb.runbook.records.logbook.logbook import Software
-from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, render_page
-from openmed_nb.runbook.records.report.running import ReportSubject, StepOutcome
+from openmed_nb.runbook.records.logbook import Software
+from openmed_nb.runbook.records.report import SCHEMA, DeviceReport, render_page
+from openmed_nb.runbook.records.running import ReportSubject, StepOutcome
 
 pytestmark = pytest.mark.slow
 

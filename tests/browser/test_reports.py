@@ -17,7 +17,7 @@ from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
-from openmed_nb.runbook.checks.doctor.report import DoctorReport
+from openmed_nb.runbook.checks.doctor import DoctorReport
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.rules import Gates
 from openmed_nb.runbook.verdict.verdict import evaluate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
+from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS
 from openmed_nb.runbook.verdict.rules import SYMPTOMS, gates
 
 ROOT = Path(__file__).parents[2]

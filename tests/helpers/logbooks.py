@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from openmed_nb.devices.system_status import GpuStatus, SystemStatus
-from openmed_nb.runbook.records.logbook.logbook import (
+from openmed_nb.runbook.records.logbook import (
     SCHEMA,
     BackgroundLoad,
     Code,

@@ -6,7 +6,7 @@ from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import OUT_OF_MEMORY, Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes
-from openmed_nb.runbook.checks.precision.report import EntityAgreement, ParityReport
+from openmed_nb.runbook.checks.parity_report import EntityAgreement, ParityReport
 
 MEBIBYTE = 1 << 20
 

@@ -11,9 +11,9 @@ from helpers.panels import OpenPanel
 from helpers.recorded_macs import PARAMETERS, on_recorded_mac
 from openmed_nb._utils.plain import utc_timestamp
 from openmed_nb.notebook.panel.model import PanelModel
-from openmed_nb.runbook.records.report.report import SCHEMA, DeviceReport, current_subject
-from openmed_nb.runbook.records.report.running import StepOutcome
-from openmed_nb.runbook.records.report.steps import STEPS, StepOptions
+from openmed_nb.runbook.records.report import SCHEMA, DeviceReport, current_subject
+from openmed_nb.runbook.records.running import StepOutcome
+from openmed_nb.runbook.records.steps import STEPS, StepOptions
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clean")]

@@ -45,12 +45,12 @@ from ..bench.sweep import (
 )
 from ..bench.timing import MAX_DATA_FRACTION
 from ..bench.workloads import ANNOTATION, TRAINING_STEP
-from ..checks.doctor.checks import COMPUTATION, GPU_CHECKS, REQUIRED_DTYPES, SILENT_ERRORS
-from ..checks.doctor.report import DoctorReport
-from ..checks.operators.forecast import Forecast
-from ..checks.precision.report import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES, ParityReport
-from ..checks.precision.trajectory import LossParity
-from ..checks.precision.validation import PrecisionVerdict
+from ..checks.doctor import DoctorReport
+from ..checks.doctor_checks import COMPUTATION, GPU_CHECKS, REQUIRED_DTYPES, SILENT_ERRORS
+from ..checks.forecast import Forecast
+from ..checks.loss_parity import LossParity
+from ..checks.parity_report import MAX_RECALL_LOSS, MIN_SPAN_AGREEMENT, TOLERANCES, ParityReport
+from ..checks.validation import PrecisionVerdict
 
 INFERENCE = "inference"
 TRAINING = "training"

@@ -15,7 +15,7 @@ from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...training.curve import GROWING, INSUFFICIENT_DATA
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
-from ..checks.precision.report import TOLERANCES
+from ..checks.parity_report import TOLERANCES
 from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
 
 Recommendation = Literal[

@@ -24,8 +24,8 @@ from ...errors import ConfigurationError
 from ...session import SESSION
 from ..bench.comparison import BreakEven, Comparison
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
-from ..checks.precision.report import ParityReport
-from ..checks.precision.validation import PrecisionVerdict
+from ..checks.parity_report import ParityReport
+from ..checks.validation import PrecisionVerdict
 from .metrics import (
     GATES,
     INFERENCE,

@@ -21,17 +21,17 @@ from openmed_nb.runbook.bench.fallbacks import RAISED_ERROR as UNSUPPORTED
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes, Synchronization
-from openmed_nb.runbook.checks.doctor.report import DoctorReport
-from openmed_nb.runbook.checks.operators.forecast import FALLS_BACK, Forecast, OperatorForecast
-from openmed_nb.runbook.checks.precision.report import (
+from openmed_nb.runbook.checks.doctor import DoctorReport
+from openmed_nb.runbook.checks.forecast import FALLS_BACK, Forecast, OperatorForecast
+from openmed_nb.runbook.checks.loss_parity import LossParity
+from openmed_nb.runbook.checks.parity_report import (
     EntityAgreement,
     GoldScore,
     GradientDifference,
     ParityReport,
     RejectionReason,
 )
-from openmed_nb.runbook.checks.precision.trajectory import LossParity
-from openmed_nb.runbook.checks.precision.validation import PrecisionVerdict
+from openmed_nb.runbook.checks.validation import PrecisionVerdict
 from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics
 from openmed_nb.runbook.verdict.rules import gates
 from openmed_nb.runbook.verdict.verdict import collect_evidence

@@ -20,9 +20,9 @@ from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.request import DeviceRequest
 from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.errors import DeviceUnavailableError
-from openmed_nb.runbook.checks.doctor.checks import ComputationCheck, SystemFacts
-from openmed_nb.runbook.checks.doctor.report import DoctorReport, diagnose
-from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS, ProbeOutcome, bugs_for_device
+from openmed_nb.runbook.checks.doctor import DoctorReport, diagnose
+from openmed_nb.runbook.checks.doctor_checks import ComputationCheck, SystemFacts
+from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS, ProbeOutcome, bugs_for_device
 
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos_version=(15, 5), gpu_driver=False)
 MAC_TORCH = TorchInfo(

@@ -16,9 +16,9 @@ from openmed_nb.errors import (
     TorchImportError,
     UnknownModelError,
 )
-from openmed_nb.runbook.checks.doctor.checks import ComputationCheck
-from openmed_nb.runbook.checks.doctor.report import check_computation, collect_facts, diagnose
-from openmed_nb.runbook.checks.doctor.silent_errors import KNOWN_BUGS
+from openmed_nb.runbook.checks.doctor import check_computation, collect_facts, diagnose
+from openmed_nb.runbook.checks.doctor_checks import ComputationCheck
+from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
 

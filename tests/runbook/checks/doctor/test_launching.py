@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from openmed_nb._render.display import FAILED, OK
-from openmed_nb.runbook.checks.doctor.checks import accelerate_findings, launch_findings, settings_file
-from openmed_nb.runbook.checks.doctor.report import collect_facts, diagnose
+from openmed_nb.runbook.checks.doctor import collect_facts, diagnose
+from openmed_nb.runbook.checks.doctor_checks import accelerate_findings, launch_findings, settings_file
 
 PLAIN = {
     "distributed_type": "NO",

@@ -5,7 +5,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.runbook.checks.doctor.checks import MODEL_CHECKS, model_findings
+from openmed_nb.runbook.checks.doctor_checks import MODEL_CHECKS, model_findings
 from openmed_nb.session import SESSION
 
 

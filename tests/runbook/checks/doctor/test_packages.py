@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.runbook.checks.doctor.checks import package_findings
+from openmed_nb.runbook.checks.doctor_checks import package_findings
 
 GOOD = {
     "openmed-nb": "0.1.0",

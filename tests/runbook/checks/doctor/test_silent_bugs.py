@@ -9,7 +9,7 @@ import torch
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb._utils.child import Outcome
-from openmed_nb.runbook.checks.doctor.silent_errors import (
+from openmed_nb.runbook.checks.silent_errors import (
     KNOWN_BUGS,
     ProbeOutcome,
     bug_findings,

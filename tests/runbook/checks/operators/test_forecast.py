@@ -14,7 +14,7 @@ import openmed_nb as nb
 from openmed_nb.devices.backend import parse_release
 from openmed_nb.errors import ConfigurationError, UnknownModelError
 from openmed_nb.runbook import forecast
-from openmed_nb.runbook.checks.operators.forecast import (
+from openmed_nb.runbook.checks.forecast import (
     ALWAYS_ON_CPU,
     COMPOSITE,
     EXAMPLE_SENTENCES,

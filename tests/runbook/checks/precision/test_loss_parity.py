@@ -8,7 +8,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, InvalidModelError
-from openmed_nb.runbook.checks.precision.trajectory import EARLY_STEPS, LossParity
+from openmed_nb.runbook.checks.loss_parity import EARLY_STEPS, LossParity
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 

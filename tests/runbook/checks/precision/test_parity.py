@@ -9,7 +9,7 @@ import torch
 import openmed_nb as nb
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, InvalidTextError
 from openmed_nb.runbook import parity
-from openmed_nb.runbook.checks.precision.report import GoldScore
+from openmed_nb.runbook.checks.parity_report import GoldScore
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.sample_reports import PARITY
 from openmed_nb.models.config import DTYPES
-from openmed_nb.runbook.checks.precision.report import (
+from openmed_nb.runbook.checks.parity_report import (
     MAX_CHANGES,
     TOLERANCES,
     EntityAgreement,

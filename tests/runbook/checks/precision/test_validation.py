@@ -17,9 +17,9 @@ from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics, identify_model, record_store
-from openmed_nb.runbook.checks.precision import validation
-from openmed_nb.runbook.checks.precision.report import EntityAgreement, GoldScore
-from openmed_nb.runbook.checks.precision.validation import judge, median_speedup
+from openmed_nb.runbook.checks import validation
+from openmed_nb.runbook.checks.parity_report import EntityAgreement, GoldScore
+from openmed_nb.runbook.checks.validation import judge, median_speedup
 from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "data"), pytest.mark.real_computer]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openmed_nb.runbook.records.handoff.bundle import TEMPLATES, render_run_script
+from openmed_nb.runbook.records.handoff import TEMPLATES, render_run_script
 
 
 @pytest.fixture

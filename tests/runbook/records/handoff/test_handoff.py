@@ -22,8 +22,9 @@ from helpers.logbooks import COMPLETE
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, ModelError, UntrustedModelError
 from openmed_nb.models.files import hash_model_files
-from openmed_nb.runbook.records.handoff import bundle as bundles
-from openmed_nb.runbook.records.handoff.smoke import (
+from openmed_nb.runbook.records import handoff as bundles
+from openmed_nb.runbook.records.logbook import BackgroundLoad
+from openmed_nb.runbook.records.smoke import (
     EntitySpan,
     SmokeBenchmark,
     check_entities,
@@ -32,7 +33,6 @@ from openmed_nb.runbook.records.handoff.smoke import (
     main,
     run_smoke_test,
 )
-from openmed_nb.runbook.records.logbook.logbook import BackgroundLoad
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]

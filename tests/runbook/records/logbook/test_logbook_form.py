@@ -11,8 +11,8 @@ import pytest
 from helpers.logbooks import COMPLETE, change
 from openmed_nb._utils.plain import from_json_data, to_json
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.records.logbook.gathering import sanitize_environ
-from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, Logbook, StorageLocation
+from openmed_nb.runbook.records.gathering import sanitize_environ
+from openmed_nb.runbook.records.logbook import SCHEMA_FILE, Logbook, StorageLocation
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 VALIDATOR = jsonschema.Draft202012Validator(json.loads(SCHEMA_FILE.read_text("utf-8")))

@@ -17,9 +17,9 @@ from openmed_nb.errors import ConfigurationError, DeviceError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import PhaseTimes
-from openmed_nb.runbook.records.logbook import gathering
-from openmed_nb.runbook.records.logbook.gathering import model_from_module, resident_peak
-from openmed_nb.runbook.records.logbook.logbook import SCHEMA_FILE, report_device
+from openmed_nb.runbook.records import gathering
+from openmed_nb.runbook.records.gathering import model_from_module, resident_peak
+from openmed_nb.runbook.records.logbook import SCHEMA_FILE, report_device
 from openmed_nb.runbook.verdict.metrics import extract_metrics
 from openmed_nb.session import SESSION
 from openmed_nb.training.steps import ActivationCheckpointing

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.records.logbook.gathering import (
+from openmed_nb.runbook.records.gathering import (
     MAX_HYPOTHESIS_CHARACTERS,
     SHARED_VARIABLES,
     VARIABLES,

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
-from openmed_nb.runbook.records.logbook.gathering import (
+from openmed_nb.runbook.records.gathering import (
     LATENCY_SAMPLES,
     locate_storage,
     measure_latency,
@@ -25,7 +25,7 @@ from openmed_nb.runbook.records.logbook.gathering import (
     read_randomness,
     sample_background_load,
 )
-from openmed_nb.runbook.records.logbook.logbook import BackgroundLoad, Code
+from openmed_nb.runbook.records.logbook import BackgroundLoad, Code
 
 MOUNTS = Path(__file__).parents[3] / "recorded" / "mounts"
 NOTE = "The patient John Smith has diabetes mellitus."

@@ -17,7 +17,7 @@ from openmed_nb._render.display import FAILED, Displayable, Finding, Report
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.records.report.steps import StepResult
+from openmed_nb.runbook.records.steps import StepResult
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,10 +10,10 @@ from openmed_nb._utils.plain import utc_timestamp
 from openmed_nb.devices.environment import FALLBACK_VARIABLE
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.timing import PhaseTimes
-from openmed_nb.runbook.records.report import report as reports
-from openmed_nb.runbook.records.report.report import DeviceReport, run_report, unmet_criterion
-from openmed_nb.runbook.records.report.running import StepOutcome
-from openmed_nb.runbook.records.report.steps import STAGES, STEPS, StepOptions
+from openmed_nb.runbook.records import report as reports
+from openmed_nb.runbook.records.report import DeviceReport, run_report, unmet_criterion
+from openmed_nb.runbook.records.running import StepOutcome
+from openmed_nb.runbook.records.steps import STAGES, STEPS, StepOptions
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.verdict import evaluate
 from openmed_nb.session import SESSION

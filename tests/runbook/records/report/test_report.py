@@ -16,13 +16,13 @@ import pytest
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
 from openmed_nb.errors import ConfigurationError, RunInterrupted
-from openmed_nb.runbook.records.report.report import (
+from openmed_nb.runbook.records.report import (
     SCHEMA_FILE,
     DeviceReport,
     run_report,
 )
-from openmed_nb.runbook.records.report.running import redact, tail_lines
-from openmed_nb.runbook.records.report.steps import STEPS, Step, StepOptions
+from openmed_nb.runbook.records.running import redact, tail_lines
+from openmed_nb.runbook.records.steps import STEPS, Step, StepOptions
 from openmed_nb.session import SESSION
 
 HERE = Path(__file__).parent
@@ -218,8 +218,8 @@ def test_interrupt_kills_the_step_and_keeps_results(run_steps, home, tmp_path, i
 def test_step_exits_with_a_killed_report(home, tmp_path):
     code = (
         "import sys; from pathlib import Path; import planted_steps\n"
-        "from openmed_nb.runbook.records.report.report import run_report\n"
-        "from openmed_nb.runbook.records.report.steps import Step, StepOptions\n"
+        "from openmed_nb.runbook.records.report import run_report\n"
+        "from openmed_nb.runbook.records.steps import Step, StepOptions\n"
         "run_report(Path(sys.argv[1]), StepOptions(), [Step('x', 'x', planted_steps.kill_report)])"
     )
     (home / "pids").unlink(missing_ok=True)

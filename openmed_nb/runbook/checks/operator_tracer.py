@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ....devices.profilers import push_modes
+from ...devices.profilers import push_modes
 
 Arguments = tuple[object, ...]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ...._render.display import (
+from ..._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
@@ -27,7 +27,7 @@ from ...._render.display import (
     pluralize,
     worst_status,
 )
-from ....devices.machine import is_marked_simulated
+from ...devices.machine import is_marked_simulated
 
 # Minimum fraction of identical entities.
 MIN_SPAN_AGREEMENT = 0.99

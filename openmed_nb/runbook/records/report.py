@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import (
+from ..._events.activity import ProgressEvent
+from ..._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
@@ -26,24 +26,24 @@ from ...._render.display import (
     pluralize,
     to_html,
 )
-from ...._render.drawing import render_charts, status_badge
-from ...._utils.plain import read_json_file, save_files, to_json, utc_timestamp
-from ...._utils.text import short_type_name
-from ...._utils.validation import check_bool, check_number, check_path
-from ....devices.environment import CONFLICT, TOO_LATE
-from ....devices.machine import processor_name, read_simulation
-from ....devices.redaction import sanitize_path
-from ....devices.request import DeviceRequest, parse_device_argument
-from ....errors import ConfigurationError, RunInterrupted
-from ....models.registry import find_model, is_model_name
-from ....session import SESSION
-from ....training.curve import total_memory_bytes
-from ...bench.workloads import ANNOTATION, validate_texts
-from ...verdict.metrics import TRAINING, Evidence
-from ...verdict.rules import KEEP_DEVICE
-from ...verdict.verdict import Verdict, evaluate
-from ..logbook.gathering import package_version, read_software
-from ..logbook.logbook import UtcTimestamp
+from ..._render.drawing import render_charts, status_badge
+from ..._utils.plain import read_json_file, save_files, to_json, utc_timestamp
+from ..._utils.text import short_type_name
+from ..._utils.validation import check_bool, check_number, check_path
+from ...devices.environment import CONFLICT, TOO_LATE
+from ...devices.machine import processor_name, read_simulation
+from ...devices.redaction import sanitize_path
+from ...devices.request import DeviceRequest, parse_device_argument
+from ...errors import ConfigurationError, RunInterrupted
+from ...models.registry import find_model, is_model_name
+from ...session import SESSION
+from ...training.curve import total_memory_bytes
+from ..bench.workloads import ANNOTATION, validate_texts
+from ..verdict.metrics import TRAINING, Evidence
+from ..verdict.rules import KEEP_DEVICE
+from ..verdict.verdict import Verdict, evaluate
+from .gathering import package_version, read_software
+from .logbook import UtcTimestamp
 from .running import DONE, NOT_MET, ReportSubject, StepOutcome, run_step
 from .steps import DEFAULT_SECONDS, FREEZE, STAGES, STEPS, Stage, Step, StepOptions
 
@@ -404,7 +404,7 @@ def report(
         RunInterrupted: If the run is interrupted. The running step is killed, and the same call resumes.
 
     The report contains no note texts, user names, host names or home directories. The JSON Schema is in
-    ``runbook/records/report/report.schema.json``.
+    ``runbook/records/report.schema.json``.
 
     Example:
         >>> from openmed_nb.errors import ConfigurationError

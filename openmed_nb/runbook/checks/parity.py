@@ -12,32 +12,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import pluralize
-from ...._utils.text import describe_error, describe_value
-from ...._utils.validation import check_bool
-from ....annotation.gold import align_gold, read_gold
-from ....devices.backend import TENSOR_LOCK, without_autocast
-from ....devices.machine import format_device
-from ....devices.moving import to_numpy
-from ....devices.registry import get_device
-from ....errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
-from ....models.config import DEFAULT_STRATEGY
-from ....models.loading import INT8, LoadSpec, load_from_spec
-from ....models.registry import is_model_name
-from ....session import SESSION
-from ...bench.workloads import spec_of_pipeline
-from .report import EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
+from ..._events.activity import ProgressEvent
+from ..._render.display import pluralize
+from ..._utils.text import describe_error, describe_value
+from ..._utils.validation import check_bool
+from ...annotation.gold import align_gold, read_gold
+from ...devices.backend import TENSOR_LOCK, without_autocast
+from ...devices.machine import format_device
+from ...devices.moving import to_numpy
+from ...devices.registry import get_device
+from ...errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, OpenMedError
+from ...models.config import DEFAULT_STRATEGY
+from ...models.loading import INT8, LoadSpec, load_from_spec
+from ...models.registry import is_model_name
+from ...session import SESSION
+from ..bench.workloads import spec_of_pipeline
+from .parity_report import EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from transformers import PreTrainedModel
 
-    from ....annotation.forward import Batch, Inputs, TokenClassifier
-    from ....annotation.gold import GoldTexts
-    from ....annotation.results import TextResult
-    from ....annotation.stream import Annotator, TokenizedChunk
+    from ...annotation.forward import Batch, Inputs, TokenClassifier
+    from ...annotation.gold import GoldTexts
+    from ...annotation.results import TextResult
+    from ...annotation.stream import Annotator, TokenizedChunk
 
 # Maximum number of tokens in the training step, because its activations are stored on both devices.
 MAX_GRADIENT_TOKENS = 1024
@@ -95,8 +95,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
         (2, 0, 'all logits are finite')
     """
-    from ...._annotate import validate_pipeline
-    from ....annotation.references import get_row_index, iter_texts
+    from ..._annotate import validate_pipeline
+    from ...annotation.references import get_row_index, iter_texts
 
     options = {"device": device, "dtype": dtype, **arguments}
     options = {name: value for name, value in options.items() if value is not None}
@@ -119,7 +119,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
 
 def check_texts(texts: object) -> None:
     """Raise ``ConfigurationError`` if ``texts`` is not an iterable, without iterating over it."""
-    from ....annotation.references import check_iterable
+    from ...annotation.references import check_iterable
 
     if texts is None or isinstance(texts, str):
         raise _no_texts_error()
@@ -185,7 +185,7 @@ def pair_from_files(spec: LoadSpec, device: str, model: PreTrainedModel | None =
 
     If ``model`` is given, it is the candidate.
     """
-    from ....annotation.pipeline import budget_for_device, build_pipeline
+    from ...annotation.pipeline import budget_for_device, build_pipeline
 
     if model is None:
         model = load_from_spec(spec, device).model
@@ -202,7 +202,7 @@ def _gradient_difference(pair: ModelPair, tokenized: TokenizedChunk) -> Gradient
     """Return the difference of the gradients of one batch, or ``None`` if no parameter has a gradient."""
     import torch
 
-    from ....annotation.forward import pad_batch
+    from ...annotation.forward import pad_batch
 
     reference = pair.reference.network
     candidate = pair.candidate.network
@@ -233,7 +233,7 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
     """Return the gradient of each parameter on the host in float32, without changing ``parameter.grad``."""
     import torch
 
-    from ....annotation.forward import evaluation_mode
+    from ...annotation.forward import evaluation_mode
 
     model = network.model
     parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -271,10 +271,10 @@ def run_parity(  # noqa: C901 - one loop over the texts
     """
     import numpy as np
 
-    from ...._annotate import length_or_none
-    from ....annotation.references import iter_texts, text_fingerprint
-    from ....annotation.results import entity_span
-    from ....annotation.stream import chunk_characters, iter_chunks
+    from ..._annotate import length_or_none
+    from ...annotation.references import iter_texts, text_fingerprint
+    from ...annotation.results import entity_span
+    from ...annotation.stream import chunk_characters, iter_chunks
 
     if gradients and pair.dtype == INT8:
         raise ConfigurationError("int8 layers do not support gradients.", "Remove gradients=True.")

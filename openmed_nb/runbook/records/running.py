@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...._render.display import FAILED, Report, to_plain_data, worst_status
-from ...._utils import child
-from ...._utils.clock import current_time
-from ...._utils.plain import from_json_data, utc_timestamp
-from ...._utils.text import describe_error, escape_control_characters, short_type_name
-from ....devices.redaction import home_folder, redact_secrets
-from ....devices.request import MASK
-from ....errors import OpenMedError
-from ....session import SESSION
-from ...verdict.metrics import Count, Evidence, ReportMetrics, extract_metrics
-from ..logbook.logbook import Software, UtcTimestamp
+from ..._render.display import FAILED, Report, to_plain_data, worst_status
+from ..._utils import child
+from ..._utils.clock import current_time
+from ..._utils.plain import from_json_data, utc_timestamp
+from ..._utils.text import describe_error, escape_control_characters, short_type_name
+from ...devices.redaction import home_folder, redact_secrets
+from ...devices.request import MASK
+from ...errors import OpenMedError
+from ...session import SESSION
+from ..verdict.metrics import Count, Evidence, ReportMetrics, extract_metrics
+from .logbook import Software, UtcTimestamp
 from .steps import Step, StepOptions, StepResult
 
 # Outcomes of a step.
@@ -167,7 +167,7 @@ def _measure(
 
     An ``OpenMedError`` and exhausted memory are described; any other error ends the process.
     """
-    from ....devices.memory import is_out_of_memory
+    from ...devices.memory import is_out_of_memory
 
     SESSION.start()
     try:
@@ -188,7 +188,7 @@ def _measure(
 
 def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     """Return a result with its metrics for a logbook and a verdict, as JSON-compatible data."""
-    from ...verdict.verdict import collect_evidence
+    from ..verdict.verdict import collect_evidence
 
     in_use = known if result.batch is None else Evidence(**{**known, "batch": result.batch})
     evidence = collect_evidence(in_use, *result.reports, task=known["task"])

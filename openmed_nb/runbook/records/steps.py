@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ...._render.display import OK, WARNING, Displayable, format_milliseconds, pluralize
-from ....session import SESSION
-from ...verdict.metrics import Area, ReportMetrics
+from ..._render.display import OK, WARNING, Displayable, format_milliseconds, pluralize
+from ...session import SESSION
+from ..verdict.metrics import Area, ReportMetrics
 
 if TYPE_CHECKING:
-    from ...bench.workloads import Benchmark
+    from ..bench.workloads import Benchmark
 
 DEFAULT_SECONDS = 30.0
 
@@ -149,15 +149,15 @@ def _device(_options: StepOptions) -> StepResult:
 
 
 def _doctor(options: StepOptions) -> StepResult:
-    from ...checks.doctor.report import doctor
+    from ..checks.doctor import doctor
 
     report = doctor(options.model)
     return StepResult(report, (report,))
 
 
 def _parity(options: StepOptions) -> StepResult:
-    from ...bench.workloads import SYNTHETIC_TEXTS
-    from ...checks.precision.parity import parity
+    from ..bench.workloads import SYNTHETIC_TEXTS
+    from ..checks.parity import parity
 
     texts = list(options.texts or SYNTHETIC_TEXTS)
     if options.texts is None and not options.quick:
@@ -170,7 +170,7 @@ def _parity(options: StepOptions) -> StepResult:
 
 
 def _sweep(options: StepOptions) -> StepResult:
-    from ...bench.sweep import sweep
+    from ..bench.sweep import sweep
 
     report = sweep(
         options.model,
@@ -186,7 +186,7 @@ def _sweep(options: StepOptions) -> StepResult:
 
 
 def _profile(options: StepOptions) -> StepResult:
-    from ...bench.profile import profile
+    from ..bench.profile import profile
 
     report = profile(
         options.model,
@@ -203,14 +203,14 @@ def _profile(options: StepOptions) -> StepResult:
 
 def _open_benchmark(options: StepOptions, training: bool) -> AbstractContextManager[Benchmark]:
     """Return a context manager with a benchmark of the model on the device, for annotation or training."""
-    from ...bench.workloads import open_benchmark
+    from ..bench.workloads import open_benchmark
 
     data = None if training else options.texts
     return open_benchmark(options.model, data, training=training, device=options.device, arguments=options.arguments)
 
 
 def _memory(options: StepOptions) -> StepResult:
-    from ...bench.workloads import SYNTHETIC_BATCH_SIZE, measure_epoch_memory
+    from ..bench.workloads import SYNTHETIC_BATCH_SIZE, measure_epoch_memory
 
     with _open_benchmark(options, options.training) as benchmark:
         workload = benchmark.data_workload(options.knee or SYNTHETIC_BATCH_SIZE)
@@ -219,8 +219,8 @@ def _memory(options: StepOptions) -> StepResult:
 
 
 def _compare(options: StepOptions) -> StepResult:
-    from ...bench.comparison import compare
-    from ...bench.timing import format_rate
+    from ..bench.comparison import compare
+    from ..bench.timing import format_rate
 
     comparison = compare(
         options.model,
@@ -239,8 +239,8 @@ def _compare(options: StepOptions) -> StepResult:
 
 
 def _fallbacks(options: StepOptions) -> StepResult:
-    from ...bench.fallbacks import fallbacks
-    from ...checks.operators.forecast import forecast
+    from ..bench.fallbacks import fallbacks
+    from ..checks.forecast import forecast
 
     prediction = forecast(options.model)
     with _open_benchmark(options, options.backward) as benchmark:
@@ -257,7 +257,7 @@ def _fallbacks(options: StepOptions) -> StepResult:
 
 
 def _logbook(options: StepOptions) -> StepResult:
-    from ..logbook.gathering import logbook
+    from .gathering import logbook
 
     book = replace(logbook(model=options.model, dataset=options.texts), metrics=options.metrics)
     return StepResult(book, summary="Save it to read it with Logbook.read() and to compare it with another logbook.")

@@ -19,23 +19,23 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import OK, WARNING, Displayable, Report, Table, escape, format_bytes, pluralize
-from ...._utils.plain import to_json
-from ...._utils.temporary import remove_abandoned, temporary_folder
-from ...._utils.text import (
+from ..._events.activity import ProgressEvent
+from ..._render.display import OK, WARNING, Displayable, Report, Table, escape, format_bytes, pluralize
+from ..._utils.plain import to_json
+from ..._utils.temporary import remove_abandoned, temporary_folder
+from ..._utils.text import (
     describe_error,
     describe_file,
     describe_value,
     model_label,
     short_type_name,
 )
-from ...._utils.validation import check_bool, check_path
-from ....devices.machine import distribution_of
-from ....devices.redaction import sanitize_path
-from ....devices.request import MASK
-from ....errors import ConfigurationError
-from ....models.files import (
+from ..._utils.validation import check_bool, check_path
+from ...devices.machine import distribution_of
+from ...devices.redaction import sanitize_path
+from ...devices.request import MASK
+from ...errors import ConfigurationError
+from ...models.files import (
     ADAPTER_PATTERNS,
     CONFIG_PATTERNS,
     TOKENIZER_PATTERNS,
@@ -44,13 +44,13 @@ from ....models.files import (
     match_files,
     weight_files,
 )
-from ....models.loading import LoadSpec, model_folder
-from ....models.registry import is_model_name
-from ....session import SESSION
-from ....training.curve import FLAT
-from ...bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
-from ...bench.workloads import validate_texts
-from ..logbook.gathering import DISTRIBUTION_NAME, fingerprint_dataset, portable_variables
+from ...models.loading import LoadSpec, model_folder
+from ...models.registry import is_model_name
+from ...session import SESSION
+from ...training.curve import FLAT
+from ..bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
+from ..bench.workloads import validate_texts
+from .gathering import DISTRIBUTION_NAME, fingerprint_dataset, portable_variables
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
 # Synthetic texts without data of real patients, which every bundle may contain.
@@ -76,7 +76,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 # Model card and license files.
 MODEL_CARD_PATTERNS = ("README*", "LICENSE*", "NOTICE*")
 
-PACKAGE = Path(__file__).parents[3]
+PACKAGE = Path(__file__).parents[2]
 TEMPLATES = Path(__file__).parent / "templates"
 
 

@@ -16,23 +16,23 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, UNKNOWN, WARNING, Finding, pluralize
-from ...._utils.text import shorten
-from ...._utils.validation import as_integer
-from ....devices import cuda, mps
-from ....devices.backend import TENSOR_LOCK, TorchInfo
-from ....devices.choice import DeviceChoice
-from ....devices.device import FAILED_PROBE, NO_TORCH, OLD_TORCH, DeviceFacts, RejectionRule
-from ....devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan, EnvSetting
-from ....devices.machine import MachineInfo, distribution_of, format_device
-from ....devices.moving import get_module, unwrap_model
-from ....devices.registry import get_device
-from ....devices.request import normalize_device
-from ....devices.system_status import SystemStatus
-from ....errors import OpenMedError
-from ....models.config import normalize_dtype
-from ....models.loading import INT8, is_quantized
-from ....training.guards import count_tokens, get_head_width
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, UNKNOWN, WARNING, Finding, pluralize
+from ..._utils.text import shorten
+from ..._utils.validation import as_integer
+from ...devices import cuda, mps
+from ...devices.backend import TENSOR_LOCK, TorchInfo
+from ...devices.choice import DeviceChoice
+from ...devices.device import FAILED_PROBE, NO_TORCH, OLD_TORCH, DeviceFacts, RejectionRule
+from ...devices.environment import CONFLICT, NOT_FOR_DEVICE, SET_BY, EnvPlan, EnvSetting
+from ...devices.machine import MachineInfo, distribution_of, format_device
+from ...devices.moving import get_module, unwrap_model
+from ...devices.registry import get_device
+from ...devices.request import normalize_device
+from ...devices.system_status import SystemStatus
+from ...errors import OpenMedError
+from ...models.config import normalize_dtype
+from ...models.loading import INT8, is_quantized
+from ...training.guards import count_tokens, get_head_width
 
 # Names of findings that the verdict reads as well.
 COMPUTATION = "computation"
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from ....annotation.pipeline import AnnotationPipeline
-    from ....models.loading import LoadedModel
+    from ...annotation.pipeline import AnnotationPipeline
+    from ...models.loading import LoadedModel
     from .silent_errors import ProbeOutcome
 
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ...._events.activity import ProgressEvent
-from ...._utils.clock import current_time
-from ...._utils.plain import MAX_INTEGER, utc_timestamp
-from ...._utils.text import collapse_whitespace, short_type_name
-from ...._utils.validation import check_bool, check_optional_integer, check_path
-from ....annotation.references import fingerprint_key, iter_texts
-from ....devices.backend import TENSOR_LOCK
-from ....devices.computer import DeviceManager
-from ....devices.environment import VARIABLES as MPS_VARIABLES
-from ....devices.machine import (
+from ..._events.activity import ProgressEvent
+from ..._utils.clock import current_time
+from ..._utils.plain import MAX_INTEGER, utc_timestamp
+from ..._utils.text import collapse_whitespace, short_type_name
+from ..._utils.validation import check_bool, check_optional_integer, check_path
+from ...annotation.references import fingerprint_key, iter_texts
+from ...devices.backend import TENSOR_LOCK
+from ...devices.computer import DeviceManager
+from ...devices.environment import VARIABLES as MPS_VARIABLES
+from ...devices.machine import (
     RunCommand,
     distribution_of,
     import_psutil,
@@ -35,19 +35,19 @@ from ....devices.machine import (
     read_footprint,
     run_command,
 )
-from ....devices.moving import get_module
-from ....devices.redaction import home_folder, redact_secrets, sanitize_path
-from ....devices.registry import get_device
-from ....devices.request import MASK, DeviceRequest, normalize_device
-from ....devices.system_status import read_system_status
-from ....errors import ConfigurationError
-from ....models.config import normalize_dtype
-from ....models.files import file_digest, hash_model_files
-from ....models.loading import dtype_of, model_folder
-from ....models.registry import is_model_name
-from ....session import SESSION
-from ....training.curve import total_memory_bytes
-from ...verdict.metrics import Run, extract_metrics
+from ...devices.moving import get_module
+from ...devices.redaction import home_folder, redact_secrets, sanitize_path
+from ...devices.registry import get_device
+from ...devices.request import MASK, DeviceRequest, normalize_device
+from ...devices.system_status import read_system_status
+from ...errors import ConfigurationError
+from ...models.config import normalize_dtype
+from ...models.files import file_digest, hash_model_files
+from ...models.loading import dtype_of, model_folder
+from ...models.registry import is_model_name
+from ...session import SESSION
+from ...training.curve import total_memory_bytes
+from ..verdict.metrics import Run, extract_metrics
 from .logbook import (
     LOG_VARIABLES,
     SCHEMA,
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from ....annotation.pipeline import AnnotationPipeline
+    from ...annotation.pipeline import AnnotationPipeline
 
     # Name or directory of a model, or a model in memory.
     ModelArgument = str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None
@@ -109,8 +109,8 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
     the metrics afterwards with ``book.with_reports(report)``.
 
     A logbook does not contain texts, file names or secrets. Environment variables are stored only if they are on an allow
-    list, and a value only if it has the expected format (``runbook.records.logbook.gathering``). The JSON Schema is
-    ``runbook/records/logbook/logbook.schema.json``.
+    list, and a value only if it has the expected format (``runbook.records.gathering``). The JSON Schema is
+    ``runbook/records/logbook.schema.json``.
 
     Args:
         reports: Reports of :func:`sweep`, :func:`compare`, :func:`parity`, :func:`openmed_nb.training.last_curve` and

@@ -29,16 +29,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
-from ...._utils import child
-from ...._utils.text import describe_error, short_type_name
-from ....devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
-from ....devices.device import MAC_TORCH
-from ....devices.machine import format_device, read_simulation
-from ....devices.memory import empty_cache
-from ....devices.registry import DEVICE_TYPES
-from ....devices.request import device_type
-from ....session import SESSION
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from ..._utils import child
+from ..._utils.text import describe_error, short_type_name
+from ...devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
+from ...devices.device import MAC_TORCH
+from ...devices.machine import format_device, read_simulation
+from ...devices.memory import empty_cache
+from ...devices.registry import DEVICE_TYPES
+from ...devices.request import device_type
+from ...session import SESSION
 
 Probe = Callable[..., Tensor]
 
@@ -398,7 +398,7 @@ def probe_in_this_process(issue: str, device: str, simulated_memory: int | None)
     """
     simulation: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if simulated_memory is not None:
-        from ....simulation.device import simulated_device
+        from ...simulation.device import simulated_device
 
         simulation = simulated_device(simulated_memory, False, {}, issue)
     bug = next(bug for bug in KNOWN_BUGS if bug.issue == issue)

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import FAILED, OK, Displayable, Finding, Report, Table, findings_table, pluralize, worst_status
-from ...._render.drawing import Axes, AxisMarker, Chart, Series
-from ...._utils.validation import check_choice, check_integer
-from ....devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, set_rng_states, use_rng_states
-from ....devices.machine import format_device, is_marked_simulated
-from ....devices.memory import empty_cache, explain_out_of_memory
-from ....devices.moving import copy_model, get_module, map_tensors, to_device
-from ....devices.registry import get_device
-from ....errors import ConfigurationError, InvalidModelError
-from ....models.registry import is_model_name
-from ....session import SESSION
-from ....training.steps import precision
-from ...bench.workloads import (
+from ..._events.activity import ProgressEvent
+from ..._render.display import FAILED, OK, Displayable, Finding, Report, Table, findings_table, pluralize, worst_status
+from ..._render.drawing import Axes, AxisMarker, Chart, Series
+from ..._utils.validation import check_choice, check_integer
+from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, set_rng_states, use_rng_states
+from ...devices.machine import format_device, is_marked_simulated
+from ...devices.memory import empty_cache, explain_out_of_memory
+from ...devices.moving import copy_model, get_module, map_tensors, to_device
+from ...devices.registry import get_device
+from ...errors import ConfigurationError, InvalidModelError
+from ...models.registry import is_model_name
+from ...session import SESSION
+from ...training.steps import precision
+from ..bench.workloads import (
     check_batches,
     check_no_arguments,
     loss_or_mean,
@@ -37,13 +37,13 @@ from ...bench.workloads import (
     repeat_batches,
     synthetic_labeled_batch,
 )
-from .report import REFERENCE
+from .parity_report import REFERENCE
 
 if TYPE_CHECKING:
     import torch
     from torch.nn import Module
 
-    from ....annotation.pipeline import AnnotationPipeline
+    from ...annotation.pipeline import AnnotationPipeline
 
     Batch = Any  # Whatever the loss function takes, such as a mapping, a tuple or a tensor.
 

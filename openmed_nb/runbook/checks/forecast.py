@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import OK, WARNING, Displayable, Report, Table, pluralize
-from ...._utils.text import describe_error, model_label, short_type_name
-from ....annotation.loading import create_pipeline
-from ....devices.backend import TENSOR_LOCK, import_torch, parse_release, preserve_rng_states
-from ....devices.machine import is_mps_simulated
-from ....devices.moving import copy_model, get_module
-from ....errors import ConfigurationError
-from ....models.config import OpenMedConfig
-from ....models.registry import is_model_name
-from ....session import SESSION
-from ...bench.workloads import ModelInputs, parse_example_inputs
+from ..._events.activity import ProgressEvent
+from ..._render.display import OK, WARNING, Displayable, Report, Table, pluralize
+from ..._utils.text import describe_error, model_label, short_type_name
+from ...annotation.loading import create_pipeline
+from ...devices.backend import TENSOR_LOCK, import_torch, parse_release, preserve_rng_states
+from ...devices.machine import is_mps_simulated
+from ...devices.moving import copy_model, get_module
+from ...errors import ConfigurationError
+from ...models.config import OpenMedConfig
+from ...models.registry import is_model_name
+from ...session import SESSION
+from ..bench.workloads import ModelInputs, parse_example_inputs
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -134,7 +134,7 @@ EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
 
 def _synthetic_example(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelInputs:
     """Return a batch of two synthetic sentences for a transformers model."""
-    from ....annotation.forward import input_names
+    from ...annotation.forward import input_names
 
     batch = dict(tokenizer(list(EXAMPLE_SENTENCES), padding=True, return_tensors="pt"))
     names = input_names(model, tuple(batch))
@@ -166,7 +166,7 @@ def _trace(model: Module, example: ModelInputs, table: OperatorTable) -> Mapping
     """
     import torch
 
-    from .recorders import OperatorTracer, trace_operators
+    from .operator_tracer import OperatorTracer, trace_operators
 
     tracer = OperatorTracer(table.find_composite_key, model)
     try:

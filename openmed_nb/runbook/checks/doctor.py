@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import (
+from ..._events.activity import ProgressEvent
+from ..._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
@@ -24,18 +24,18 @@ from ...._render.display import (
     pluralize,
     worst_status,
 )
-from ...._utils.text import describe_error, model_label
-from ....devices import backend
-from ....devices.backend import TorchInfo
-from ....devices.choice import DeviceChoice
-from ....devices.device import torch_requirement
-from ....devices.moving import get_module
-from ....devices.system_status import SystemStatus, read_system_status
-from ....errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError
-from ....models.config import OpenMedConfig
-from ....models.registry import is_model_name
-from ....session import SESSION, Session
-from .checks import (
+from ..._utils.text import describe_error, model_label
+from ...devices import backend
+from ...devices.backend import TorchInfo
+from ...devices.choice import DeviceChoice
+from ...devices.device import torch_requirement
+from ...devices.moving import get_module
+from ...devices.system_status import SystemStatus, read_system_status
+from ...errors import DeviceError, InvalidModelError, OpenMedError, TorchImportError
+from ...models.config import OpenMedConfig
+from ...models.registry import is_model_name
+from ...session import SESSION, Session
+from .doctor_checks import (
     CHECKED_VARIABLES,
     ComputationCheck,
     SystemFacts,
@@ -48,8 +48,8 @@ from .checks import (
 if TYPE_CHECKING:
     import torch
 
-    from ....annotation.pipeline import AnnotationPipeline
-    from ....models.loading import LoadedModel
+    from ...annotation.pipeline import AnnotationPipeline
+    from ...models.loading import LoadedModel
 
     CheckedModel = torch.nn.Module | AnnotationPipeline | LoadedModel | OpenMedError
 
@@ -119,7 +119,7 @@ def doctor(model: Any = None) -> DoctorReport:
     """Diagnose this machine, torch, the environment variables, the active device and the models.
 
     The doctor imports torch and runs linear layers, and an operation in each dtype, on the active device. On a GPU it also
-    runs probes of known silent errors (``runbook.checks.doctor.silent_errors`` names the issues). Each probe runs twice, with
+    runs probes of known silent errors (``runbook.checks.silent_errors`` names the issues). Each probe runs twice, with
     an empty allocator cache and with reused memory, and both results are compared with that of the CPU. A GPU that was
     rejected because of incorrect results is probed as well. The probes need a few megabytes and a few seconds. On MPS, two of
     them run in processes of their own, because their errors end the process: the kernel continues. The states of the random

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...._render.display import (
+from ..._render.display import (
     FAILED,
     NOT_APPLICABLE,
     OK,
@@ -21,23 +21,23 @@ from ...._render.display import (
     pluralize,
     to_text,
 )
-from ...._utils.clock import current_time
-from ...._utils.plain import read_json_file
-from ...._utils.text import describe_value, short_type_name
-from ....annotation.results import entity_span
-from ....devices.machine import format_device, is_marked_simulated
-from ....devices.memory import empty_cache
-from ....devices.request import DeviceRequest
-from ....errors import ConfigurationError, DeviceUnavailableError, OpenMedError, UnknownModelError
-from ....models.config import OpenMedConfig
-from ....models.files import ModelHashes, hash_model_files
-from ....models.loading import LoadSpec, model_folder
-from ....session import SESSION
-from ....training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_sample
-from ...bench.workloads import target_from_files
-from ...verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
-from ..logbook.gathering import collect_logbook, fingerprint_dataset, model_from_files
-from ..logbook.logbook import Dataset, Logbook, LogbookDiff
+from ..._utils.clock import current_time
+from ..._utils.plain import read_json_file
+from ..._utils.text import describe_value, short_type_name
+from ...annotation.results import entity_span
+from ...devices.machine import format_device, is_marked_simulated
+from ...devices.memory import empty_cache
+from ...devices.request import DeviceRequest
+from ...errors import ConfigurationError, DeviceUnavailableError, OpenMedError, UnknownModelError
+from ...models.config import OpenMedConfig
+from ...models.files import ModelHashes, hash_model_files
+from ...models.loading import LoadSpec, model_folder
+from ...session import SESSION
+from ...training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_sample
+from ..bench.workloads import target_from_files
+from ..verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
+from .gathering import collect_logbook, fingerprint_dataset, model_from_files
+from .logbook import Dataset, Logbook, LogbookDiff
 
 # Files of a bundle that the smoke test reads.
 MODEL = "model"
@@ -164,7 +164,7 @@ class SmokeBenchmark(JsonMixin):
 
 def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Logbook, SmokeBenchmark, Entities]:
     """Annotate texts once to record their entities, then repeatedly to measure throughput and memory."""
-    from ....annotation.stream import unwrap_result  # This module imports numpy.
+    from ...annotation.stream import unwrap_result  # This module imports numpy.
 
     benchmark_target = target_from_files(spec, texts, None).build(device)
     SESSION.device_manager.load_torch()

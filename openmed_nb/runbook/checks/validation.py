@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...._events.activity import ProgressEvent
-from ...._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent
-from ...._utils.clock import time_call
-from ...._utils.plain import utc_timestamp
-from ...._utils.text import describe_value, model_label, short_type_name
-from ....annotation.gold import read_gold
-from ....devices.backend import without_autocast
-from ....devices.registry import get_device
-from ....errors import ConfigurationError
-from ....models.config import normalize_dtype
-from ....models.loading import load_from_spec
-from ....models.records import (
+from ..._events.activity import ProgressEvent
+from ..._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent
+from ..._utils.clock import time_call
+from ..._utils.plain import utc_timestamp
+from ..._utils.text import describe_value, model_label, short_type_name
+from ...annotation.gold import read_gold
+from ...devices.backend import without_autocast
+from ...devices.registry import get_device
+from ...errors import ConfigurationError
+from ...models.config import normalize_dtype
+from ...models.loading import load_from_spec
+from ...models.records import (
     MIN_SPEEDUP,
     REDUCED_DTYPES,
     ModelIdentity,
@@ -29,11 +29,11 @@ from ....models.records import (
     identify_model,
     record_store,
 )
-from ....models.registry import is_model_name
-from ....session import SESSION
-from ...bench.timing import interleave
+from ...models.registry import is_model_name
+from ...session import SESSION
+from ..bench.timing import interleave
 from .parity import check_texts, pair_from_files, run_parity, select_gold
-from .report import (
+from .parity_report import (
     MAX_RECALL_LOSS,
     MIN_ENTITIES,
     MIN_SPAN_AGREEMENT,
@@ -44,7 +44,7 @@ from .report import (
 )
 
 if TYPE_CHECKING:
-    from ....annotation.stream import Annotator
+    from ...annotation.stream import Annotator
 
 
 # A word of a text. Numbers, white space and punctuation do not make a text different.
@@ -164,7 +164,7 @@ def validate_precision(
         ...
         openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Use one of bfloat16, float16, int8.
     """
-    from ....annotation.references import get_row_index, iter_texts
+    from ...annotation.references import get_row_index, iter_texts
 
     with SESSION.operation():
         if not is_model_name(model):
@@ -239,7 +239,7 @@ def judge(report: ParityReport, identity: ModelIdentity, speedup: float | None =
 
 def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[str]) -> float:
     """Return the speedup of a reduced dtype over float32 on the same device, or 1 if it is not clear."""
-    from ....annotation.stream import iter_chunks
+    from ...annotation.stream import iter_chunks
 
     sample: list[str] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])
     variants = {

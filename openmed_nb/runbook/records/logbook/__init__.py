@@ -1,1 +1,0 @@
-"""Logbook: the conditions of a measurement, which decide whether two measurements are comparable."""
