@@ -15,7 +15,7 @@ import openmed_nb as nb
 from helpers.html import read
 from openmed_nb._render.display import UNKNOWN, drop_empty_tables
 from openmed_nb._render.drawing import Bar, Chart
-from openmed_nb.distributed.members import PACKAGES, WorkerInfo, WorkerList
+from openmed_nb.distributed.client import PACKAGES, WorkerInfo, WorkerList
 from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
 from openmed_nb.runbook.records.logbook import Software
 from openmed_nb.runbook.records.report import SCHEMA, DeviceReport

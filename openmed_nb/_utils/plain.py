@@ -1,14 +1,24 @@
-"""JSON data: dataclasses from JSON values, differences between JSON values, and atomic file writes."""
+"""JSON data and files: dataclasses from JSON values, differences between values, atomic writes, locks and temporary folders.
+
+The next run removes the temporary folders of a process that was killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
+import platform
 import re
+import shutil
 import stat
+import time
 import types
-from collections.abc import Mapping
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +27,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from .._render.drawing import Chart
 from .._render.values import to_plain_data
 from ..errors import ConfigurationError
-from .temporary import temporary_folder
 from .text import describe_error, describe_file, short_type_name
 
 T = TypeVar("T")
@@ -245,3 +254,81 @@ def save_files(folder: Path, texts: Mapping[str, str], description: str) -> None
         return
     # Outside the handler, because the original error contains the path and would become the context of this error.
     raise ConfigurationError(message, "Use a directory with write permission and free disk space.")
+
+
+# Folders of another computer are left alone for a day, because some network file systems do not share locks.
+MAX_IDLE_SECONDS = 24 * 60 * 60
+
+_LOCK_PATTERN = re.compile(r"\.openmed-([0-9a-f]{8})-[0-9a-f]{32}\.lock")
+
+
+@contextlib.contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Lock a file for a with block, without waiting. The operating system releases the lock when the process ends.
+
+    Raises:
+        TimeoutError: If the file is already locked.
+        OSError: If the file cannot be created or locked.
+        NotImplementedError: If the file system has no locks.
+    """
+    from filelock import FileLock
+
+    path.parent.stat()  # filelock would create a missing folder.
+    # The debug messages of filelock contain the path. The filter passes messages of this module only.
+    hidden = logging.Filter(__name__)
+    logger = logging.getLogger("filelock")
+    logger.addFilter(hidden)
+    try:
+        with FileLock(path, timeout=0):
+            yield
+    finally:
+        logger.removeFilter(hidden)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """Create a hidden folder in another folder for a with block, after removing those that killed processes left there."""
+    remove_abandoned(parent)
+    folder = parent / f".openmed-{_host()}-{uuid.uuid4().hex}"
+    lock = Path(f"{folder}.lock")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, NotImplementedError):  # Nothing is removed that has no lock.
+            stack.enter_context(file_lock(lock))
+        folder.mkdir(mode=0o700)
+        try:
+            yield folder
+        finally:
+            _remove(folder, lock)
+
+
+def remove_abandoned(parent: Path) -> list[Path]:
+    """Remove the temporary folders in a folder whose process was killed, and return their paths."""
+    abandoned = []
+    for lock in parent.glob(".openmed-*.lock"):
+        folder = lock.with_suffix("")
+        match = _LOCK_PATTERN.fullmatch(lock.name)
+        # Also if the folder belongs to another user, or if its process has just removed it.
+        with contextlib.suppress(OSError, NotImplementedError):
+            if match and (match[1] == _host() or _idle_seconds(folder) > MAX_IDLE_SECONDS):
+                with file_lock(lock):
+                    abandoned.append(folder)
+                    _remove(folder, lock)
+    return abandoned
+
+
+def _remove(folder: Path, lock: Path) -> None:
+    """Remove a folder and then its lock, whose file therefore exists if a process is killed in between."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # Windows does not remove an open file; the lock removes it there.
+        lock.unlink()
+
+
+def _host() -> str:
+    """Return a fingerprint of the name of this computer."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _idle_seconds(folder: Path) -> float:
+    """Return the time since a folder or a file in it was last changed."""
+    return time.time() - max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))

@@ -22,9 +22,8 @@ import numpy as np
 from .._utils.text import describe_error
 from ..devices.backend import TENSOR_LOCK
 from ..devices.linear import cudnn_attention_disabled, wrap_mask
-from ..devices.memory import empty_cache, is_out_of_memory, out_of_memory_error
 from ..devices.moving import arrays_to_device, copy_to_host_async, to_numpy
-from ..devices.registry import get_device
+from ..devices.registry import empty_cache, get_device, is_out_of_memory, out_of_memory_error
 from ..errors import DeviceUnavailableError, InvalidModelError, OpenMedError
 from .decoding import Predictions
 from .tokens import SpecialTokens, Tokens, Windows, expand_ranges

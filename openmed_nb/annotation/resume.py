@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._utils.temporary import file_lock
+from .._utils.plain import file_lock
 from .._utils.text import describe_error, describe_file
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..models.loading import packed_layers

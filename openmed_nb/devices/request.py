@@ -1,11 +1,13 @@
-"""Device requests: accepted names, environment variables and the resolution order."""
+"""Device requests: accepted names, environment variables and the resolution order; and secrets in values that are shown."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 
 from .._render.values import JsonMixin
 from .._utils.text import describe_value, short_type_name
@@ -283,3 +285,40 @@ def parse_device_argument(value: object) -> str:
         message = f"{short_type_name(value)} objects have no 'device' attribute."
         raise ConfigurationError(message, "Pass a name such as 'cpu', or an Accelerator.")
     return normalize_device(str(device))
+
+
+SECRET_PATTERN = re.compile(
+    r"\b(AKIA|ASIA)[A-Z0-9]{12,}"  # AWS access keys
+    r"|\beyJ[\w-]{8,}(\.[\w-]+)*"  # JSON web tokens
+    r"|\bxox[a-z]-[\w-]+"  # Slack tokens
+    r"|\b(?=\w*[0-9])(?=\w*[A-Za-z])\w{32,}",  # any long sequence of letters and digits
+    re.ASCII,
+)
+# Name of a function, a model or a model on the Hub. Spaces are not allowed, so that sentences are not stored.
+NAME_PATTERN = re.compile(r"([\w.+<>-]{1,64}/)?[\w.+<>-]{1,64}")
+MAX_VALUE_CHARACTERS = 10_000
+
+
+def redact_secrets(text: str) -> str:
+    """Mask everything in a text that looks like a secret, and replace unpaired surrogates, which UTF-8 cannot encode."""
+    encodable = text[:MAX_VALUE_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+    return SECRET_PATTERN.sub(MASK, mask_secrets("", encodable))
+
+
+def home_folder() -> Path:
+    """Return the home directory, or ``~`` if it is unknown."""
+    return Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home raises for an unknown user
+
+
+def sanitize_path(path: str | Path) -> str:
+    """Return the last segment of a path, or the whole name of a model on the Hub. A name that may be private becomes ``***``.
+
+    Example:
+        >>> sanitize_path("/home/jane/models/mine"), sanitize_path("OpenMed/NER"), sanitize_path("a text, not a path")
+        ('mine', 'OpenMed/NER', '***')
+    """
+    name = redact_secrets(str(path))
+    if not NAME_PATTERN.fullmatch(name):
+        name = re.split(r"[/\\]", name)[-1]
+    is_user_name = home_folder().name in name.split("/")
+    return name if NAME_PATTERN.fullmatch(name) and not is_user_name else MASK

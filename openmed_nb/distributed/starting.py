@@ -25,8 +25,7 @@ from ..devices.machine import is_mps_simulated
 from ..devices.request import DeviceRequest, source_name
 from ..errors import ClusterUnavailableError, ConfigurationError, OpenMedError
 from ..session import SESSION
-from .client import call_on_workers, require_extra
-from .members import WorkerList, plan_workers, worker_options
+from .client import WorkerList, call_on_workers, plan_workers, require_extra, worker_options
 
 if TYPE_CHECKING:
     from distributed import Client, SpecCluster

@@ -26,9 +26,12 @@ from ..errors import ConfigurationError, WorkerKilledError
 from ..models.registry import BUNDLED, is_model_name
 from . import worker
 from .client import (
+    ReadyWorker,
+    WorkerList,
     call_on_workers,
     call_scheduler,
     cancel,
+    check_workers_match,
     client_closed_error,
     fetch_result,
     parse_host,
@@ -38,7 +41,6 @@ from .client import (
     wait_for_workers,
 )
 from .columns import to_references
-from .members import ReadyWorker, WorkerList, check_workers_match
 from .worker import RunSpec
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ..annotation.stream import Annotator, Chunk, chunk_characters
 from ..errors import OpenMedWarning
 from ..models.config import OpenMedConfig
 from ..session import SESSION
-from .members import ReadyWorker, WorkerInfo, check_worker_matches, installed_versions
+from .client import ReadyWorker, WorkerInfo, check_worker_matches, installed_versions
 
 if TYPE_CHECKING:
     from distributed import Worker

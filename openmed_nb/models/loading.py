@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
+import importlib.util
 import math
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .._events.activity import defer_interrupts
@@ -29,7 +33,6 @@ from ..devices.registry import get_device
 from ..errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, ModelError
 from . import files
 from .config import OpenMedConfig, normalize_dtype
-from .importing import import_model_code
 from .registry import ModelReference, download_model, find_model
 
 if TYPE_CHECKING:
@@ -470,3 +473,87 @@ def is_quantized(model: PreTrainedModel) -> bool:
 def dtype_of(model: PreTrainedModel) -> str:
     """Return the dtype of the weights, such as ``"bfloat16"``, or ``"int8"`` if any layer is quantized."""
     return INT8 if is_quantized(model) else normalize_dtype(model.dtype)
+
+
+_SOLVER_MODULE = "scipy.optimize"
+
+
+def import_model_code() -> None:
+    """Import the classes that load any model, and the lists of the classes of all models."""
+    import transformers
+
+    if "transformers.models" not in sys.modules:
+        with _reuse_import_structure(transformers):
+            importlib.import_module("transformers.models")
+    if "transformers.loss.loss_utils" not in sys.modules:
+        with _defer_scipy():
+            importlib.import_module("transformers.loss.loss_utils")
+    importlib.import_module("transformers.modeling_utils")
+    from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
+
+
+@contextlib.contextmanager
+def _reuse_import_structure(transformers: ModuleType) -> Iterator[None]:
+    """Let ``transformers.models`` use the list of classes that ``transformers`` has cached, instead of reading all files again."""
+    from transformers.utils import import_utils
+
+    models = Path(str(transformers.__file__)).parent / "models"
+    define = import_utils.define_import_structure
+
+    def define_from_cache(path: str, prefix: str | None = None) -> object:
+        if Path(path) != models / "__init__.py" or prefix is not None:
+            return define(path, prefix)
+        structure = define(models, prefix="models")  # The arguments with which transformers has called it.
+        return {
+            backends: {
+                module.removeprefix("models."): names
+                for module, names in modules.items()
+                if module.startswith("models.")  # transformers adds its other modules.
+            }
+            for backends, modules in structure.items()
+        }
+
+    import_utils.define_import_structure = define_from_cache
+    try:
+        yield
+    finally:
+        import_utils.define_import_structure = define
+
+
+class _DeferredSolver(ModuleType):
+    """Stands in for ``scipy.optimize`` until anything but its solver of assignment problems is used."""
+
+    @staticmethod
+    def linear_sum_assignment(*arguments: object, **options: object) -> object:
+        """Call the function of scipy, which is imported on the first call."""
+        return importlib.import_module(_SOLVER_MODULE).linear_sum_assignment(*arguments, **options)
+
+    def __init__(self) -> None:
+        super().__init__(_SOLVER_MODULE)
+        self.thread_id = threading.get_ident()
+
+    def __getattr__(self, name: str) -> object:
+        if name == "__path__" and threading.get_ident() == self.thread_id:  # The import system looks for it.
+            raise AttributeError(name)
+        # Another release of transformers uses more of scipy, or another thread imports scipy at the same time.
+        _remove_stand_in(self)
+        return getattr(importlib.import_module(_SOLVER_MODULE), name)
+
+
+def _remove_stand_in(module: ModuleType) -> None:
+    if sys.modules.get(_SOLVER_MODULE) is module:
+        del sys.modules[_SOLVER_MODULE]
+
+
+@contextlib.contextmanager
+def _defer_scipy() -> Iterator[None]:
+    """Defer the import of ``scipy.optimize`` to the first use of a loss of object detection."""
+    if _SOLVER_MODULE in sys.modules or importlib.util.find_spec("scipy") is None:
+        yield
+        return
+    stand_in = _DeferredSolver()
+    sys.modules[_SOLVER_MODULE] = stand_in
+    try:
+        yield
+    finally:
+        _remove_stand_in(stand_in)

@@ -17,7 +17,7 @@ from .._render.values import Displayable, Report, Table, format_bytes, pluralize
 from .._utils.text import model_label
 from ..devices.backend import TENSOR_LOCK
 from ..devices.machine import format_device
-from ..devices.memory import empty_cache
+from ..devices.registry import empty_cache
 from ..devices.request import normalize_device
 from .loading import LoadedModel, LoadSpec, dtype_of, load_from_spec, move_model, packed_layers
 

@@ -182,7 +182,7 @@ class Preloader:
                 return
             # The first use repeats any other import that fails, and reports why.
             with contextlib.suppress(Exception):
-                from ..models.importing import import_model_code
+                from ..models.loading import import_model_code
 
                 import_model_code()
                 for name in _MODEL_MODULES:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import run_python
-from openmed_nb._utils.temporary import remove_abandoned, temporary_folder
+from openmed_nb._utils.plain import remove_abandoned, temporary_folder
 
 pytestmark = [
     pytest.mark.real_computer,  # Each run is in a process of its own.
@@ -56,7 +56,7 @@ def test_other_batches_change_no_shown_digit(annotated, pipe_of, keyword_model, 
 
 def test_next_export_removes_files_of_killed_export(tmp_path):
     program = (
-        "import os, sys; from pathlib import Path; from openmed_nb._utils.temporary import temporary_folder\n"
+        "import os, sys; from pathlib import Path; from openmed_nb._utils.plain import temporary_folder\n"
         "with temporary_folder(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'export').write_text('a note')\n"
         "    os.kill(os.getpid(), 9)"

@@ -10,14 +10,15 @@ from openmed_nb.devices.backend import parse_release
 from openmed_nb.devices.cpu import Cpu
 from openmed_nb.devices.cuda import Cuda
 from openmed_nb.devices.device import Device, MemoryStats
-from openmed_nb.devices.memory import (
+from openmed_nb.devices.mps import Mps
+from openmed_nb.devices.registry import (
+    DEVICE_TYPES,
     empty_cache,
     explain_out_of_memory,
+    get_device,
     is_out_of_memory,
     out_of_memory_error,
 )
-from openmed_nb.devices.mps import Mps
-from openmed_nb.devices.registry import DEVICE_TYPES, get_device
 from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
@@ -56,7 +57,7 @@ def test_other_errors_are_not_out_of_memory(error):
 def test_device_class_without_patterns_matches_no_error(monkeypatch):
     """The defaults of a new device class are empty patterns, which match every text."""
     monkeypatch.setitem(DEVICE_TYPES, "lazy", Device)
-    memory = runpy.run_module("openmed_nb.devices.memory")
+    memory = runpy.run_module("openmed_nb.devices.registry")
     for error in OTHER:
         assert not memory["is_out_of_memory"](error)
 

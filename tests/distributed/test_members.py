@@ -5,8 +5,15 @@ from dataclasses import replace
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.client import is_running, parse_host, require_extra
-from openmed_nb.distributed.members import ReadyWorker, WorkerInfo, WorkerList, check_workers_match
+from openmed_nb.distributed.client import (
+    ReadyWorker,
+    WorkerInfo,
+    WorkerList,
+    check_workers_match,
+    is_running,
+    parse_host,
+    require_extra,
+)
 from openmed_nb.errors import ConfigurationError, WorkerMismatchError
 
 VERSIONS = {"openmed_nb": nb.__version__, "torch": "2.13.0", "transformers": "5.23.0", "tokenizers": "0.23.3"}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import openmed_nb as nb
-from openmed_nb.distributed.members import plan_workers, worker_options
+from openmed_nb.distributed.client import plan_workers, worker_options
 from openmed_nb.distributed.starting import MAIN_GUARD
 from openmed_nb.errors import ClusterUnavailableError, ConfigurationError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import run_python
-from openmed_nb.models.importing import _defer_scipy, _reuse_import_structure
+from openmed_nb.models.loading import _defer_scipy, _reuse_import_structure
 
 LOSSES = """
 import sys
@@ -33,7 +33,7 @@ def test_deferred_scipy_is_complete_for_other_threads():
     pytest.importorskip("scipy")
     code = """
 import threading
-from openmed_nb.models.importing import _defer_scipy
+from openmed_nb.models.loading import _defer_scipy
 def import_scipy():
     from scipy.optimize import minimize
     import scipy.stats

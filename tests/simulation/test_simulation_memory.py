@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
-from openmed_nb.devices.memory import is_out_of_memory
+from openmed_nb.devices.registry import is_out_of_memory
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.memory import OTHER_ALLOCATIONS, MacMemory, SimulatedAllocator, block_size
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
-from ..._utils.temporary import temporary_folder
+from ..._utils.plain import temporary_folder
 from ..._utils.text import describe_file, describe_names
 from ..._utils.validation import check_bool, check_choice, check_path, suggest
 from ..._utils.warning import warn

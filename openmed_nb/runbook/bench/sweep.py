@@ -24,9 +24,8 @@ from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
 from ..._utils.validation import check_number, check_optional_integer
 from ...devices.machine import import_psutil
-from ...devices.memory import empty_cache, is_out_of_memory
 from ...devices.profilers import is_profiler_active, iter_memory_changes, profile_device
-from ...devices.registry import get_device
+from ...devices.registry import empty_cache, get_device, is_out_of_memory
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION

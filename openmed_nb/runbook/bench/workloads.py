@@ -23,9 +23,14 @@ from ..._utils.text import short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
-from ...devices.memory import SMALLER_BATCH_REMEDY, SMALLER_MODEL_REMEDY, empty_cache, explain_out_of_memory
 from ...devices.moving import copy_model, map_tensors, named_tensors, to_device, to_numpy
-from ...devices.registry import get_device
+from ...devices.registry import (
+    SMALLER_BATCH_REMEDY,
+    SMALLER_MODEL_REMEDY,
+    empty_cache,
+    explain_out_of_memory,
+    get_device,
+)
 from ...errors import ConfigurationError
 from ...models.config import DEFAULT_STRATEGY, normalize_dtype
 from ...models.loading import LoadSpec, dtype_of, load_from_spec

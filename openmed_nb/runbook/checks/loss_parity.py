@@ -21,9 +21,8 @@ from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.validation import check_choice, check_integer
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, set_rng_states, use_rng_states
 from ...devices.machine import format_device, is_marked_simulated
-from ...devices.memory import empty_cache, explain_out_of_memory
 from ...devices.moving import copy_model, get_module, map_tensors, to_device
-from ...devices.registry import get_device
+from ...devices.registry import empty_cache, explain_out_of_memory, get_device
 from ...errors import ConfigurationError, InvalidModelError
 from ...models.registry import is_model_name
 from ...session import SESSION

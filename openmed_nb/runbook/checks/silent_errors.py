@@ -35,8 +35,7 @@ from ..._utils.text import describe_error, short_type_name
 from ...devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
 from ...devices.device import MAC_TORCH
 from ...devices.machine import format_device, read_simulation
-from ...devices.memory import empty_cache
-from ...devices.registry import DEVICE_TYPES
+from ...devices.registry import DEVICE_TYPES, empty_cache
 from ...devices.request import device_type
 from ...session import SESSION
 

@@ -36,9 +36,8 @@ from ...devices.machine import (
     run_command,
 )
 from ...devices.moving import get_module
-from ...devices.redaction import home_folder, redact_secrets, sanitize_path
 from ...devices.registry import get_device
-from ...devices.request import MASK, DeviceRequest, normalize_device
+from ...devices.request import MASK, DeviceRequest, home_folder, normalize_device, redact_secrets, sanitize_path
 from ...devices.system_status import read_system_status
 from ...errors import ConfigurationError
 from ...models.config import normalize_dtype

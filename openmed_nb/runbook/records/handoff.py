@@ -21,8 +21,7 @@ from packaging.utils import canonicalize_name
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import OK, WARNING, Displayable, Report, Table, escape, format_bytes, pluralize
-from ..._utils.plain import to_json
-from ..._utils.temporary import remove_abandoned, temporary_folder
+from ..._utils.plain import remove_abandoned, temporary_folder, to_json
 from ..._utils.text import (
     describe_error,
     describe_file,
@@ -32,8 +31,7 @@ from ..._utils.text import (
 )
 from ..._utils.validation import check_bool, check_path
 from ...devices.machine import distribution_of
-from ...devices.redaction import sanitize_path
-from ...devices.request import MASK
+from ...devices.request import MASK, sanitize_path
 from ...errors import ConfigurationError
 from ...models.files import (
     ADAPTER_PATTERNS,

@@ -32,8 +32,7 @@ from ..._utils.text import short_type_name
 from ..._utils.validation import check_bool, check_number, check_path
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import processor_name, read_simulation
-from ...devices.redaction import sanitize_path
-from ...devices.request import DeviceRequest, parse_device_argument
+from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
 from ...errors import ConfigurationError, RunInterrupted
 from ...models.registry import find_model, is_model_name
 from ...session import SESSION

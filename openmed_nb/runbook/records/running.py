@@ -19,8 +19,7 @@ from ..._utils import child
 from ..._utils.clock import current_time
 from ..._utils.plain import from_json_data, utc_timestamp
 from ..._utils.text import describe_error, escape_control_characters, short_type_name
-from ...devices.redaction import home_folder, redact_secrets
-from ...devices.request import MASK
+from ...devices.request import MASK, home_folder, redact_secrets
 from ...errors import OpenMedError
 from ...session import SESSION
 from ..verdict.metrics import Count, Evidence, ReportMetrics, extract_metrics
@@ -167,7 +166,7 @@ def _measure(
 
     An ``OpenMedError`` and exhausted memory are described; any other error ends the process.
     """
-    from ...devices.memory import is_out_of_memory
+    from ...devices.registry import is_out_of_memory
 
     SESSION.start()
     try:

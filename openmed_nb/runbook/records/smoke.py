@@ -26,7 +26,7 @@ from ..._utils.plain import read_json_file
 from ..._utils.text import describe_value, short_type_name
 from ...annotation.results import entity_span
 from ...devices.machine import format_device, is_marked_simulated
-from ...devices.memory import empty_cache
+from ...devices.registry import empty_cache
 from ...devices.request import DeviceRequest
 from ...errors import ConfigurationError, DeviceUnavailableError, OpenMedError, UnknownModelError
 from ...models.config import OpenMedConfig

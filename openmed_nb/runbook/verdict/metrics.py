@@ -25,9 +25,8 @@ from ..._render.display import (
 from ..._utils.plain import Minimum
 from ..._utils.text import short_type_name
 from ..._utils.validation import check_number, is_finite_number
-from ...devices.redaction import sanitize_path
 from ...devices.registry import get_device
-from ...devices.request import normalize_device
+from ...devices.request import normalize_device, sanitize_path
 from ...devices.system_status import CONDITIONS, SystemStatus
 from ...errors import ConfigurationError
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
