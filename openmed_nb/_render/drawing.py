@@ -62,8 +62,6 @@ class Bar:
         value: Length; ``None`` if unknown.
         display_value: Value for display.
         start: Start of the bar.
-        low: Lower end of the interval; ``None`` if there is none.
-        high: Upper end of the interval.
         emphasized: Whether the bar is emphasized.
     """
 
@@ -71,8 +69,6 @@ class Bar:
     value: float | None
     display_value: str
     start: float = 0.0
-    low: float | None = None
-    high: float | None = None
     emphasized: bool = False
 
 
@@ -85,14 +81,12 @@ class Series:
         x: x coordinates.
         y: y coordinates.
         tooltips: Tooltip of each point; empty for a point without a dot.
-        intervals: Lower and upper end of the interval of each point; empty if there are none.
     """
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     tooltips: tuple[str, ...]
-    intervals: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ def bar_chart(caption: str, values: Iterable[tuple[str, float]], format_value: C
 
     Example:
         >>> bar_chart("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
-        (Bar(label='DRUG', value=2, display_value='2', start=0.0, low=None, high=None, emphasized=False),)
+        (Bar(label='DRUG', value=2, display_value='2', start=0.0, emphasized=False),)
     """
     return Chart(
         caption, tuple(Bar(label, value, format_value(value)) for label, value in values if _is_drawable(value))
@@ -223,20 +217,19 @@ def _percent(value: float, minimum: float, maximum: float) -> float:
 
 def _bars(bars: Sequence[Bar]) -> str:
     """Return bars as a table of labels, bars and values, which is readable without styles."""
-    ends = [end for bar in bars for end in (_bar_end(bar), bar.high) if end is not None and _is_drawable(end)]
-    maximum = max(ends, default=0.0)
+    maximum = max((_bar_end(bar) for bar in bars), default=0.0)
     any_emphasized = any(bar.emphasized for bar in bars)
     width = min(20.0, 0.62 * max(len(bar.label) for bar in bars) + 1)
     rows = []
     for bar in bars:
         color = PALETTE[0] if bar.emphasized or not any_emphasized else MUTED_COLOR
         start = _percent(bar.start, 0, maximum)
-        end = _percent(_bar_end(bar) or 0.0, 0, maximum)
+        end = _percent(_bar_end(bar), 0, maximum)
         bar_style = (
             f"position:absolute;left:{start}%;top:0;width:{max(0.0, round(end - start, 2))}%;"
             "min-width:1px;height:100%;border-radius:2px"
         )
-        drawing = f'<div style="{bar_style};background-color:{color}"></div>{_interval(bar, maximum)}'
+        drawing = f'<div style="{bar_style};background-color:{color}"></div>'
         weight = ";font-weight:600" if bar.emphasized else ""
         nowrap = ";white-space:nowrap" if len(bar.display_value) <= MAX_NOWRAP_CHARACTERS else ""
         label_style = f"{CELL};padding:0.15em 0.6em 0.15em 0;width:{width:g}em{weight}"
@@ -251,20 +244,10 @@ def _bars(bars: Sequence[Bar]) -> str:
     return f'<table style="{table}"><tbody>{"".join(rows)}</tbody></table>'
 
 
-def _bar_end(bar: Bar) -> float | None:
-    """Return the end of a bar, or ``None`` if it cannot be drawn."""
-    return bar.start + bar.value if bar.value is not None and _is_drawable(bar.value) else None
-
-
-def _interval(bar: Bar, maximum: float) -> str:
-    """Return the interval of a bar in the text color, which is visible on the bar and on the page."""
-    if bar.low is None or bar.high is None or not _is_drawable(bar.low) or not _is_drawable(bar.high):
-        return ""
-    low = _percent(bar.low, 0, maximum)
-    high = _percent(bar.high, 0, maximum)
-    ends = f"position:absolute;left:{low}%;top:25%;width:{max(0.0, round(high - low, 2))}%;height:50%"
-    middle = '<div style="position:absolute;left:0;top:50%;width:100%;border-top:2px solid"></div>'
-    return f'<div style="{ends};border-left:2px solid;border-right:2px solid">{middle}</div>'
+def _bar_end(bar: Bar) -> float:
+    """Return the end of a bar, or 0 if it cannot be drawn."""
+    end = 0.0 if bar.value is None else bar.start + bar.value
+    return end if _is_drawable(end) else 0.0
 
 
 def _drawable_lines(chart: Chart) -> list[tuple[Series, Points]]:
@@ -281,7 +264,6 @@ def _y_ticks(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float,
     """Return the ticks of the y axis."""
     values = [y for _, points in lines for _, y, _ in points]
     values += [marker.position for marker in axes.reference_lines if _is_drawable(marker.position)]
-    values += [end for line, _ in lines for interval in line.intervals for end in interval if _is_drawable(end)]
     return nice_ticks(max(values, default=0))
 
 
@@ -328,11 +310,6 @@ def _lines(caption: str, lines: Sequence[tuple[Series, Points]], axes: Axes, lef
         paths.append(_path([(x_percent(x), y_percent(y)) for x, y, _ in points], color, "", 2.5))
         swatch_style = f"display:inline-block;width:2em;border-top:3px solid {color};vertical-align:middle"
         legend.append(f'<span style="{LEGEND}"><span style="{swatch_style}"></span> {escape(line.name)}</span>')
-        paths += [
-            _path([(x_percent(x), y_percent(end)) for end in interval], color, "", 1.5)
-            for x, interval in zip(line.x, line.intervals, strict=False)
-            if _is_drawable(x) and all(map(_is_drawable, interval))
-        ]
         dots = [point for point in points if point[2]]
         for x, y, tooltip in dots if len(dots) <= MAX_DOTS else ():
             dot_style = f"position:absolute;left:{x_percent(x)}%;top:{y_percent(y)}%;{DOT};background-color:{color}"

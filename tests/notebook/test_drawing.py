@@ -4,7 +4,6 @@ import base64
 import math
 import re
 from dataclasses import replace
-from itertools import combinations
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -72,12 +71,11 @@ def make_line_chart(*lines, **options):
 
 
 LIMITED = {"reference_lines": (AxisMarker(150.0, "recommended"),), "vertical_markers": (AxisMarker(1.0, "warm-up"),)}
-INTERVAL = Bar("mps", 30.0, "30", low=20.0, high=40.0, emphasized=True)
 UNKNOWN = tuple(Bar("cpu", value, "not known") for value in (None, math.nan, math.inf, -math.inf, 0.0, -1.0))
 
 CHARTS = {
     "bars": [Chart("Time", (Bar("data", 1.0, "1 ms"), Bar("forward", 3.0, "3 ms", start=1.0)))],
-    "emphasized bar with an interval": [Chart("Speed", (Bar("cpu", 10.0, "10"), INTERVAL))],
+    "emphasized bar": [Chart("Speed", (Bar("cpu", 10.0, "10"), Bar("mps", 30.0, "30", emphasized=True)))],
     "bars of one format": [bar_chart("Speed", [("cpu", 10.0), ("mps", 30.0)], "{:g}".format)],
     "bars without a finite value": [Chart("Speed", (*UNKNOWN, Bar("mps", 2.0, "2")))],
     "line with a limit and a marker": [make_line_chart(make_series(50.0, 120.0, 100.0), **LIMITED)],
@@ -115,9 +113,9 @@ def test_chart_without_finite_points_is_empty(heights):
 @given(NAMES, NAMES, st.lists(NUMBERS, max_size=5), st.lists(NUMBERS, min_size=5, max_size=5))
 def test_chart_is_valid_for_any_labels_and_numbers(name, unit, values, others):
     x = tuple(others[: len(values)])
-    line = Series(name, x, tuple(values), (name,) * len(values), tuple(combinations(others, 2))[: len(values)])
+    line = Series(name, x, tuple(values), (name,) * len(values))
     marks = tuple(AxisMarker(value, name) for value in others)
-    bars = tuple(Bar(name, value, unit, others[0], *others[1:3]) for value in values)
+    bars = tuple(Bar(name, value, unit, others[0]) for value in values)
     charts = (
         Chart(name, bars),
         Chart(name, lines=(line,), axes=Axes(unit, name, marks, marks[:2], marks[2:])),
