@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .._events.activity import ProgressEvent
+from .._events.activity import ProgressEvent, defer_interrupts
 from .._render.display import Displayable, Report
 from .._utils.text import describe_error
 from .._utils.validation import check_optional_integer, invalid_value
@@ -38,6 +38,7 @@ ALLOWED_FAILURES = 2  # Number of workers that a text may crash. Dask gives up t
 
 START_TIMEOUT = 120.0  # Seconds from the start of a worker until the scheduler responds to it.
 CONNECT_TIMEOUT = 15.0  # Seconds to wait for a connection over SSH.
+CLOSE_TIMEOUT = 60.0  # Seconds to wait until each part of a cluster has ended.
 
 START_SETTINGS: dict[str, object] = {
     # By default, Dask sets the number of threads of every process to 1, including this one. worker_options sets it per worker.
@@ -281,7 +282,7 @@ class Cluster(Displayable):
         self.close()
 
     def close(self) -> None:
-        """Stop all processes of the cluster. After an interrupt, call it again to continue waiting.
+        """Stop all processes of the cluster. An interrupt is raised when they have ended.
 
         Failures become warnings, because the caller may already handle another error.
         """
@@ -289,7 +290,8 @@ class Cluster(Displayable):
         with self._lock:
             for closeable in (self.client, self.client.cluster):
                 try:
-                    closeable.close()
+                    with defer_interrupts():  # After an interrupted close, the next one of Dask would wait forever.
+                        closeable.close(timeout=CLOSE_TIMEOUT)
                 except Exception as error:  # noqa: BLE001, PERF203 - Dask raises many types, and both calls must run
                     message = f"The cluster did not shut down cleanly: {describe_error(error)}."
                     warn(f"{message} Check for remaining processes of the cluster.")
