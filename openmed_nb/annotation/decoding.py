@@ -123,7 +123,9 @@ class Decoder:
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return the entities of each text."""
         if not len(tokens):
-            return ResultStore.from_results([[] for _ in texts])
+            return ResultStore.from_results(
+                [[] for _ in texts], "entity" if self.strategy == "none" else "entity_group"
+            )
         if self.strategy == "none":
             return self._decode_tokens(texts, tokens, predictions)
         return self._decode_entities(texts, tokens, predictions)
