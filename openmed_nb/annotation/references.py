@@ -252,6 +252,7 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
     """
     host = socket.gethostname()
     paths: list[str] = []
+    matched: set[str] = set()  # Files of patterns; a file that is named itself is read as often as it is named.
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
         name = os.path.basename(path)
@@ -269,7 +270,8 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
         if os.path.isdir(path) or not matches:
             message = f"{subject} {'is a folder' if matches else 'was not found'} on {host}."
             return ConfigurationError(message, "Pass paths of existing files, such as Path('notes') / '*.txt'.")
-        paths += matches
+        paths += [match for match in matches if exists or match not in matched]
+        matched.update(matches)
     return tuple(map(FileReference.from_path, paths))
 
 
