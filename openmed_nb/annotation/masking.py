@@ -15,7 +15,6 @@ from .._utils.text import shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import JOINER, split_lines, whole_words
-from .gold import parse_span
 from .inputs import make_id_column
 from .matching import NoteKeys
 from .presentation import note_name
@@ -521,13 +520,15 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
         raise invalid_type("entities", entities, ENTITIES_REMEDY)
     refined = []
     for entity in entities:
-        parsed = parse_span(entity)
-        score = entity.get("score") if isinstance(entity, Mapping) else None
-        if parsed is None or parsed.end > len(text) or not isinstance(score, Real):
-            raise ConfigurationError("An entity has no label, score, start and end within the text.", ENTITIES_REMEDY)
-        label = parsed.label
-        start = parsed.start
-        end = parsed.end
+        has_numbers = isinstance(entity, Mapping) and all(
+            isinstance(entity.get(name), Real) for name in ("score", "start", "end")
+        )
+        if not has_numbers or not 0 <= entity["start"] <= entity["end"] <= len(text):
+            raise ConfigurationError("An entity has no score, start and end within the text.", ENTITIES_REMEDY)
+        label = str(entity.get("entity_group") or entity.get("entity") or "")
+        score = entity["score"]
+        start = int(entity["start"])
+        end = int(entity["end"])
         while _continues_character(text, start):
             start -= 1
         while _continues_character(text, end):
