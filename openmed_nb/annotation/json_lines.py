@@ -108,4 +108,4 @@ class LineFile:
         names = sorted({*self.header, *values})
         if changed := [name for name in names if values.get(name) != self.header.get(name)]:
             problem = f"was written with different settings ({', '.join(changed)})"
-            raise self.error(problem, "Use a different file, or delete this file.")
+            raise self.error(problem, "Use a different file, or the settings of this file.")

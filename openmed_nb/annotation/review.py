@@ -282,6 +282,10 @@ class Review(LiveNotes):
 
     def _read_file(self) -> None:
         """Read the marks in the file, which another kernel may have changed."""
-        for line in () if self._file is None else self._file.read():
+        lines = [] if self._file is None else list(self._file.read())
+        if self._file is not None and not lines:  # The file is new, or somebody has removed it.
+            for note, marks in list(self._marks.items()):
+                self._save(note, marks)
+        for line in lines:
             spans = {GoldSpan(*span): name == "right" for name in ("right", "wrong") for span in line[name]}
             self._marks[line["note"]] = NoteMarks(spans, line["finished"])
