@@ -423,6 +423,15 @@ def check_remote_code(config: JsonObject, reference: ModelReference, trusted: bo
     return requested or needed
 
 
+def check_references(config: JsonObject, name: str) -> None:
+    """Raise an error for settings that name other files, which are neither checked nor hashed, also of a trusted model."""
+    if names := [key for key in ("transformers_weights", "configuration_files") if config.get(key)]:
+        message = (
+            f"The setting {describe_names(names)} in the config.json of {describe_value(name)} refers to other files."
+        )
+        raise UntrustedModelError(message, "Remove it.")
+
+
 def check_settings(folder: Path, config: JsonObject, reference: ModelReference) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     for part in _unsafe_parts(folder, config):

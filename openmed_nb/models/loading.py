@@ -241,6 +241,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     folder = model_folder(spec)
     settings = files.read_config(folder, name)
     trusted = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
+    files.check_references(settings, name)
     if not trusted:
         files.check_settings(folder, settings, spec.reference)
     safetensors = files.check_weights(folder, name, spec.config.allow_pickle)
