@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -75,9 +75,10 @@ class ModelLoader:
             settings = {}
             for setting in fields(config):
                 value = getattr(config, setting.name)
-                if setting.name in names or value != setting.default:
+                is_changed = setting.default is not MISSING and value != setting.default
+                if setting.name in names or is_changed:
                     settings[setting.name] = value
-            config = OpenMedConfig(**settings)
+            config = OpenMedConfig(**drop_ignored_settings(settings, settings.keys() - names))
         elif not isinstance(config, OpenMedConfig):
             raise ConfigurationError(f"Invalid type {short_type_name(config)} for config.", "Pass an OpenMedConfig.")
         self.config = config
