@@ -17,7 +17,14 @@ from .._render.display import Displayable, Report, Table, pluralize
 from .._utils.text import describe_error, short_type_name
 from ..annotation.resume import changed_settings
 from ..devices.registry import get_device
-from ..errors import ClusterError, ClusterUnavailableError, ConfigurationError, OpenMedError, WorkerMismatchError
+from ..errors import (
+    ClusterError,
+    ClusterUnavailableError,
+    ConfigurationError,
+    OpenMedError,
+    WorkerKilledError,
+    WorkerMismatchError,
+)
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -175,6 +182,17 @@ def submit(client: Client, function: Callable[..., object], *arguments: object, 
         raise client_closed_error(client)
     with translate_dask_errors(client):
         return client.submit(function, *arguments, pure=False, **options)
+
+
+@contextlib.contextmanager
+def translate_killed_worker() -> Iterator[None]:
+    """Replace the error of Dask for a task that crashed its workers while they read notes."""
+    from distributed import KilledWorker
+
+    try:
+        yield
+    except KilledWorker as error:
+        raise WorkerKilledError("Reading the notes crashed the workers.", LOGS_REMEDY) from error
 
 
 def fetch_result(client: Client, future: Future) -> Any:

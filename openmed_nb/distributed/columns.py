@@ -22,7 +22,7 @@ from ..annotation.references import (
     text_fingerprint,
 )
 from ..errors import ConfigurationError
-from .client import cancel, fetch_result, submit, translate_dask_errors, wait_for_workers
+from .client import cancel, fetch_result, submit, translate_dask_errors, translate_killed_worker, wait_for_workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,7 +160,8 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
         return column_references(texts, client)
     if client is None:
         return resolve_paths(texts, expand_globs)
-    return resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
+    with translate_killed_worker():
+        return resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
 
 
 def column_references(column: Series, client: Client | None = None) -> ColumnTexts:
@@ -172,7 +173,8 @@ def column_references(column: Series, client: Client | None = None) -> ColumnTex
         with translate_dask_errors(client):
             futures = client.map(_partition_size, partitions, pure=False)
         try:
-            sizes = wait_for_workers(client, lambda: client.gather(futures))
+            with translate_killed_worker():
+                sizes = wait_for_workers(client, lambda: client.gather(futures))
         finally:
             cancel(client, futures)
     return ColumnTexts(partitions, tuple(raise_if_error(size) for size in sizes))
