@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -26,7 +27,6 @@ from ..._utils.validation import check_bool, check_optional_integer, check_path
 from ...annotation.references import fingerprint_key, iter_texts
 from ...devices.backend import TENSOR_LOCK
 from ...devices.computer import DeviceManager
-from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.machine import (
     RunCommand,
     distribution_of,
@@ -48,9 +48,10 @@ from ...session import SESSION
 from ...training.curve import total_memory_bytes
 from ..verdict.metrics import Run, extract_metrics
 from .logbook import (
-    LOG_VARIABLES,
     SCHEMA,
+    SHARED_VARIABLES,
     STRATEGIES,
+    VARIABLES,
     BackgroundLoad,
     Code,
     Dataset,
@@ -389,6 +390,8 @@ def locate_storage(
     return locations
 
 
+# Folders of the developer tools of macOS.
+GIT_FOLDERS = ("/Library/Developer/CommandLineTools", "/Applications/Xcode.app")
 # git must not write to the repository or run the file system monitor of the repository.
 GIT_STATUS = [
     "git",
@@ -405,6 +408,9 @@ GIT_STATUS = [
 
 def read_code(run: RunCommand = run_command) -> Code:
     """Return the commit and the state of the repository of the working directory. Unknown values are ``None``."""
+    # Without developer tools, git on a Mac is a program that offers to install them.
+    if sys.platform == "darwin" and shutil.which("git") == "/usr/bin/git" and not any(map(os.path.exists, GIT_FOLDERS)):
+        return Code()
     output = run(GIT_STATUS) or ""
     commit = re.search("^# branch[.]oid ([0-9a-f]{40,64})$", output, re.MULTILINE)
     if commit is None:
@@ -449,47 +455,6 @@ def measure_latency(store: str) -> NetworkLatency:
 
 
 MAX_VARIABLE_CHARACTERS = 200
-
-# Allowed environment variables. Other variables may be private.
-# Variables that also apply to other machines: threads, memory allocation, reproducibility, MPS, kernels and data types.
-SHARED_VARIABLES = frozenset(
-    {
-        *MPS_VARIABLES,
-        "ACCELERATE_MIXED_PRECISION",
-        "ATEN_CPU_CAPABILITY",
-        "CUBLAS_WORKSPACE_CONFIG",
-        "CUDA_LAUNCH_BLOCKING",
-        "KMP_BLOCKTIME",
-        "MALLOC_ARENA_MAX",
-        "MKL_NUM_THREADS",
-        "NUMEXPR_NUM_THREADS",
-        "NVIDIA_TF32_OVERRIDE",
-        "OMP_NUM_THREADS",
-        "OMP_PROC_BIND",
-        "OMP_WAIT_POLICY",
-        "OPENBLAS_NUM_THREADS",
-        "PYTHONHASHSEED",
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "PYTORCH_MPS_FAST_MATH",
-        "PYTORCH_MPS_PREFER_METAL",
-        "RAYON_NUM_THREADS",
-        "TOKENIZERS_PARALLELISM",
-        "TORCHDYNAMO_DISABLE",
-        "VECLIB_MAXIMUM_THREADS",
-    }
-)
-# Variables that apply to one machine only.
-LOCAL_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "OPENMED_TORCH_DEVICE",
-    "OPENMED_DEVICE",
-    "ACCELERATE_USE_CPU",
-    "HF_HUB_OFFLINE",
-    "TRANSFORMERS_OFFLINE",
-)
-VARIABLES = frozenset({*SHARED_VARIABLES, *LOG_VARIABLES, *LOCAL_VARIABLES})
 
 # A value is stored if it is a comma-separated list of numbers, known words and settings of an allocator.
 _NUMBER = r"[+-]?[0-9]{1,9}(\.[0-9]{1,9})?(us|ms)?"
@@ -581,8 +546,18 @@ def _fingerprint_texts(data: object) -> Dataset:
 
 def _fingerprint_folder(folder: Path) -> Dataset:
     """Return the fingerprint of the files in a directory and its subdirectories. Links to directories are followed."""
-    files = []
-    for directory, _, names in os.walk(folder, followlinks=True):
+
+    def fail(error: OSError) -> None:  # os.walk ignores folders that cannot be listed otherwise.
+        raise error
+
+    files: list[Path] = []
+    visited: set[str] = set()
+    for directory, _, names in os.walk(folder, onerror=fail, followlinks=True):
+        real_directory = os.path.realpath(directory)
+        if real_directory in visited:
+            message = "The folder of the dataset contains a folder twice, through links."
+            raise ConfigurationError(message, "Pass a folder without such links.")
+        visited.add(real_directory)
         paths = (Path(directory, name) for name in names if not name.startswith("."))
         files += [path for path in paths if path.is_file()]
     if not files:

@@ -15,6 +15,7 @@ from ..._render.display import FAILED, OK, SIMULATED_SUFFIX, WARNING, Displayabl
 from ..._utils.plain import Change, Pattern, find_changes, read_json_file, save_text, to_json
 from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_path
+from ...devices.environment import VARIABLES as MPS_VARIABLES
 from ...devices.request import normalize_device
 from ...devices.system_status import SystemStatus
 from ...errors import ConfigurationError
@@ -33,6 +34,47 @@ LOG_VARIABLES = (
     "TORCH_LOGS",
     "PYTORCH_DEBUG_MPS_ALLOCATOR",
 )
+
+# Allowed environment variables. Other variables may be private.
+# Variables that also apply to other machines: threads, memory allocation, reproducibility, MPS, kernels and data types.
+SHARED_VARIABLES = frozenset(
+    {
+        *MPS_VARIABLES,
+        "ACCELERATE_MIXED_PRECISION",
+        "ATEN_CPU_CAPABILITY",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_LAUNCH_BLOCKING",
+        "KMP_BLOCKTIME",
+        "MALLOC_ARENA_MAX",
+        "MKL_NUM_THREADS",
+        "NUMEXPR_NUM_THREADS",
+        "NVIDIA_TF32_OVERRIDE",
+        "OMP_NUM_THREADS",
+        "OMP_PROC_BIND",
+        "OMP_WAIT_POLICY",
+        "OPENBLAS_NUM_THREADS",
+        "PYTHONHASHSEED",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "PYTORCH_MPS_FAST_MATH",
+        "PYTORCH_MPS_PREFER_METAL",
+        "RAYON_NUM_THREADS",
+        "TOKENIZERS_PARALLELISM",
+        "TORCHDYNAMO_DISABLE",
+        "VECLIB_MAXIMUM_THREADS",
+    }
+)
+# Variables that apply to one machine only.
+LOCAL_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "OPENMED_TORCH_DEVICE",
+    "OPENMED_DEVICE",
+    "ACCELERATE_USE_CPU",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
+VARIABLES = frozenset({*SHARED_VARIABLES, *LOG_VARIABLES, *LOCAL_VARIABLES})
 
 # Values that enable verbose logging, such as of every call, copy or allocation.
 VERBOSE_PATTERN = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
@@ -342,10 +384,15 @@ class Logbook(Displayable):
         """Return the logbook in a ``.json`` file.
 
         Raises:
-            ConfigurationError: If the file is not a logbook, is truncated, or was created by a newer version.
+            ConfigurationError: If the file is not a logbook, is truncated, or has other environment variables than a logbook.
         """
         file = check_path(path, "the file of a logbook")
-        return read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
+        book = read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
+        if not book.environment.keys() <= VARIABLES:
+            raise ConfigurationError(
+                f"{describe_file(file)} has environment variables of no logbook.", LOGBOOK_FILE_REMEDY
+            )
+        return book
 
     def to_report(self) -> Report:
         """Return the user's settings, followed by all sections."""

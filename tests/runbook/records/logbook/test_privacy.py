@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.records.gathering import (
     MAX_HYPOTHESIS_CHARACTERS,
-    SHARED_VARIABLES,
-    VARIABLES,
     fingerprint_dataset,
     portable_variables,
     sanitize_environ,
     sanitize_path,
     validate_hypotheses,
 )
+from openmed_nb.runbook.records.logbook import SHARED_VARIABLES, VARIABLES
 
 NOTE = "The patient John Smith has diabetes mellitus."
 KEY = "wJalrXUtnFEMI+K7MDENG+bPxRfiCYEXAMPLEKEY"
