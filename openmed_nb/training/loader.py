@@ -106,15 +106,21 @@ def settings(dataset: object, device: DeviceArgument = None) -> LoaderSettings:
 def make_settings(
     device: str, dataset: object, machine: MachineInfo, start_method: str, is_interactive: bool
 ) -> LoaderSettings:
-    source = type(getattr(dataset, "dataset", dataset))  # torch.utils.data.Subset refers to its dataset.
-    is_from_cell = is_interactive and source.__module__ == "__main__"
+    source = getattr(dataset, "dataset", dataset)  # torch.utils.data.Subset refers to its dataset.
+    # A transform of the dataset can be from a cell too.
+    names_from_cells = [
+        getattr(part, "__qualname__", type(part).__name__)
+        for part in (source, *getattr(source, "__dict__", {}).values())
+        if is_interactive and "__main__" in (getattr(part, "__module__", ""), type(part).__module__)
+    ]
     workers = 0
     if any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__):
         reason = "each worker would return the full stream unless the dataset shards it"
     elif type(dataset) in (list, tuple) or type(dataset).__name__ == "TensorDataset":
         reason = "the items are already in memory; workers would only copy them"
-    elif is_from_cell and start_method != "fork":
-        reason = f"workers start empty ({start_method}) and cannot import {source.__name__} from a cell; {CELL_REMEDY}"
+    elif names_from_cells and start_method != "fork":
+        name = names_from_cells[0]
+        reason = f"workers start empty ({start_method}) and cannot import {name} from a cell; {CELL_REMEDY}"
     else:
         cores = machine.cores or os.cpu_count() or 1
         workers = min(MAX_WORKERS, cores // 2)
