@@ -112,7 +112,6 @@ class Device:
     # Behavior.
     is_accelerator = True  # Whether the device computes asynchronously and has its own memory.
     supports_async_copies = False  # Whether copies to the device are queued while the program continues.
-    corrupts_non_blocking_copies = False  # Whether ``non_blocking=True`` corrupts data that is copied to the device.
     can_be_simulated = False
     has_fallbacks = False  # Whether unsupported operators may fall back to the CPU.
     supports_process_groups = True  # Whether several processes can train together on devices of this type.
@@ -129,8 +128,7 @@ class Device:
     memory_limit_base = "the memory of the GPU"  # Description of the total that a memory limit is a fraction of.
     memory_limit_base_caption = "memory of the device"
     limit_caption = "limit"
-    # Regular expressions for error messages of torch, empty if not needed. The first matches failed allocations whose
-    # message does not contain "out of memory". The second matches out-of-memory errors that identify the device type.
+    # Regular expression for messages of torch about failed allocations that do not contain "out of memory"; empty if not needed.
     allocation_failure_pattern = ""
     alternative_devices = "the CPU"  # Suggestion for a model that fails on the device.
     pins_memory = False

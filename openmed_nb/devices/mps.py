@@ -50,7 +50,6 @@ LAST_EMULATED_CHIP = 2  # Last generation of Apple chips without bfloat16 in har
 class Mps(Device):
     """The MPS device. Every copy to it waits for all work that was submitted before."""
 
-    corrupts_non_blocking_copies = True  # pytorch#189690
     can_be_simulated = True
     has_fallbacks = True
     supports_process_groups = False  # Neither gloo nor nccl supports MPS (pytorch#160732).

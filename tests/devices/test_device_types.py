@@ -15,7 +15,6 @@ DEVICES = ("cpu", "cuda", "mps", "lazy")
 DECLARED = {
     "is_accelerator": (False, True, True, True),
     "supports_async_copies": (False, True, False, False),
-    "corrupts_non_blocking_copies": (False, False, True, False),
     "can_be_simulated": (False, False, True, False),
     "has_fallbacks": (False, False, True, False),
     "supports_process_groups": (True, True, False, True),
