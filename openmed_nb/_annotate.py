@@ -102,7 +102,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             ``dask.dataframe`` themselves. The model must be specified by name, and a local directory must exist on every host.
         batch_tokens: Maximum number of tokens per batch. If ``None``, use the value that :func:`openmed_nb.sweep` measured for
             this model on this computer, or the device default.
-        progress: Whether to display a progress bar with texts per second for operations longer than half a second.
+        progress: Whether to display a line of progress if it takes longer than half a second.
         resume: File to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
             run takes the results of its texts from it, in any order, and processes the others, even if the process was killed.
             Texts that had an error are processed again, after all others. A text that occurs twice is processed once. ``True``
@@ -530,7 +530,8 @@ class _AnnotationRun:
             further_size: Their approximate number of characters.
         """
         self._notified_at = current_time()
-        count = len(self.rows) - len(self.inputs.retries) + num_further
+        # Texts to retry are read before their first row exists.
+        count = max(0, len(self.rows) - len(self.inputs.retries)) + num_further
         name = f"{model_label(self.model)} on {self.source.device}"
         size = self._completed_size + further_size
         self.session.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "note", size, self._total_size))

@@ -89,7 +89,7 @@ class ProgressEvent:
         return f"{self.heading} ({self.counter})" if self.counter else self.heading
 
 
-# Operations with special handling in ``progress``: the time for imports and loading is reported separately.
+# Operations that hold the interpreter lock, so that the line of progress is drawn before.
 LOADING = "Loading"
 IMPORTING = "Importing"
 RELEASING = "Releasing"

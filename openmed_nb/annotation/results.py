@@ -1134,7 +1134,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         Returns:
             Annotations of the same texts, whose entities and :meth:`to_frame` have the columns. They mark negated entities with
-            "negated", for example, as a single displayed text always does. A run cannot be resumed from them.
+            "negated", for example, as a single displayed text always does.
 
         Raises:
             ConfigurationError: If a column, the language or a cue is invalid, if openmed is needed and not installed, or if a text
@@ -1165,8 +1165,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             context: Values of columns of :meth:`with_context`, such as ``negated=False`` or ``experiencer="patient"``.
 
         Returns:
-            Annotations of the same texts. A text without remaining entities has an empty list. A run cannot be resumed from
-            filtered annotations.
+            Annotations of the same texts. A text without remaining entities has an empty list.
 
         Raises:
             ConfigurationError: If a label is not a string, if a score is not valid, or if the entities have no such context.

@@ -299,7 +299,8 @@ def epochs(epochs: int, device: DeviceArgument = None, **options: Any) -> Epochs
         options: Other arguments of :class:`EpochHooks`.
 
     Returns:
-        A loop over 0, 1, 2 ..., with the attributes of :class:`EpochHooks`.
+        A loop over 0, 1, 2 ..., with the attributes of :class:`EpochHooks`. ``every_n_steps`` and ``release_when`` apply if the
+        loop body calls its method ``step`` after each step.
 
     Example:
         >>> loop = epochs(2, "cpu")
@@ -372,7 +373,7 @@ def callback(library: str, device: DeviceArgument = None, **options: Any) -> Gua
 
     Args:
         library: ``"trainer"`` for ``transformers.Trainer``, ``"lightning"`` for the Trainer of Lightning.
-        device: Device, as in :class:`EpochHooks`. A warning is issued if the trainer uses another one.
+        device: Device, as in :class:`EpochHooks`. A warning is issued if the trainer uses another type of device.
         options: Other arguments of :class:`EpochHooks`.
 
     Returns:

@@ -95,7 +95,7 @@ class EvidenceCase(Context):
 
     @property
     def is_rounding(self) -> bool:
-        """Whether rounding explains the logit difference, as in ``precision.report``.
+        """Whether rounding explains the logit difference, as in ``checks.parity_report``.
 
         Rounding errors accumulate in larger models. Up to the tolerance of a 16-bit dtype, the entities therefore decide.
         """
