@@ -171,9 +171,11 @@ def test_loader_accepts_config_of_openmed(run):
     """One warning names the settings without effect that differ from the defaults of OpenMed."""
     code = """
 import warnings
+from dataclasses import dataclass, field
 from openmed.core.config import OpenMedConfig as Theirs
+@dataclass
 class Subclass(Theirs):
-    pass
+    added_later: list = field(default_factory=list)
 answer = []
 for kind in (Theirs, Subclass):
     with warnings.catch_warnings(record=True) as caught:

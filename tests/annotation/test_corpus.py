@@ -124,6 +124,15 @@ def test_results_equal_pipeline(annotated, new_pipe, sentences, rounded, strateg
     assert ("index" in found.to_frame()) == (strategy == "none")
 
 
+def test_texts_without_tokens_have_the_columns_of_the_strategy(annotated, new_pipe):
+    columns = {strategy: set(annotated(new_pipe(strategy), [" "]).to_frame()) for strategy in ("simple", "none")}
+    assert {name for names in columns.values() for name in names if name.startswith("entity")} == {
+        "entity",
+        "entity_group",
+    }
+    assert "entity" in columns["none"]
+
+
 def test_stream_is_read_a_bounded_number_of_chunks_ahead(annotated, few_at_once, tmp_path):
     """A text is read at most three chunks before it has a result."""
     file, ahead = tmp_path / "run.jsonl", []

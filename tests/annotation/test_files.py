@@ -49,6 +49,13 @@ def test_pattern_reads_existing_parent_literally(tmp_path, write, parent):
     assert names_matching(tmp_path / parent / "*.txt") == [str(note)]
 
 
+def test_file_is_read_once_for_all_patterns_and_as_often_as_it_is_named(tmp_path, write):
+    note = str(write("n.txt"))
+
+    assert names_matching(tmp_path / "*.txt", tmp_path / "n.*") == [note]
+    assert names_matching(note, note) == [note, note]
+
+
 @posix_only
 @pytest.mark.parametrize("pattern", ["*.txt", "~/*.txt"])
 def test_pattern_in_a_working_or_home_directory_with_brackets(pattern, write, found_in, monkeypatch):

@@ -206,6 +206,11 @@ def test_refine_spans_equals_openmed(text, label, data):
     assert text[refined["start"] : refined["end"]] == refined["word"]
 
 
+def test_refine_spans_accepts_entities_without_a_label():
+    (refined,) = refine_spans("Call Ann now.", [{"score": 0.5, "start": 5, "end": 8}])
+    assert refined["word"] == "Ann"
+
+
 def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path):
     """A model of that architecture, loaded here and refined, gives what OpenMed's own pipeline gives, by every strategy."""
     openmed = pytest.importorskip("openmed.torch.privacy_filter")

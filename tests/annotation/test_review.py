@@ -151,6 +151,18 @@ def test_other_files_are_refused_and_kept(found, path):
     assert path.read_bytes() == b"a,b\n1,2"
 
 
+def test_deleted_file_is_written_again_with_all_marks(found, path):
+    review = found.review(path, sample=None)
+    finish(review, 0)
+    path.unlink()
+    review.mark(1, 0, 1, "DISEASE")
+
+    again = found.review(path, sample=None)
+    assert again.is_reviewed(0)
+    assert again.marked_spans(0) == review.marked_spans(0)
+    assert again.marked_spans(1) == {GoldSpan(0, 1, "DISEASE"): True}
+
+
 def test_two_reviews_of_one_file_have_the_same_marks(found, path):
     """A cell that runs twice makes two reviews, and the browser of the first one may still be displayed."""
     first = found.review(path, sample=None)

@@ -284,6 +284,12 @@ class TestRemoteCode:
         assert find(own_code, remote_code_allowed=(str(own_code),)) == WORDS
         assert marker.exists()
 
+    def test_other_files_of_a_trusted_model_are_rejected(self, own_code, marker, tiny, load_folder):
+        tiny.change_json(own_code / "config.json", transformers_weights="other.safetensors")
+        with pytest.raises(UntrustedModelError, match="transformers_weights"):
+            load_folder(own_code, remote_code_allowed=(str(own_code),))
+        assert not marker.exists()
+
     def test_remote_code_is_ignored_for_known_model_type(self, own_code, marker, tiny, find):
         tiny.change_json(own_code / "config.json", model_type="bert")
         assert find(own_code) == WORDS

@@ -26,11 +26,15 @@ class Stream(IterableDataset):
 
 NOTES = type("Notes", (list,), {"__module__": "__main__"})([1])  # A dataset whose class a cell defines.
 
+TRANSFORMED = type("Transformed", (deque,), {})([1])
+TRANSFORMED.transform = NOTES  # Only a part of the dataset is from a cell.
+
 SPAWNED = {"num_workers": 4, "persistent_workers": True, "multiprocessing_context": "spawn"}
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 SETTINGS = [
     # device, machine, dataset, (in a notebook, start method) -> arguments
     ("mps", MAC, NOTES, (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
+    ("mps", MAC, TRANSFORMED, (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
     ("cpu", MAC, NOTES, (True, "spawn"), {"pin_memory": False, "num_workers": 0}),
     ("mps", MAC, deque([1]), (True, "spawn"), {"pin_memory": False, **SPAWNED}),
     ("mps", MAC, NOTES, (False, "spawn"), {"pin_memory": False, **SPAWNED}),

@@ -389,9 +389,8 @@ class Logbook(Displayable):
         file = check_path(path, "the file of a logbook")
         book = read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
         if not book.environment.keys() <= VARIABLES:
-            raise ConfigurationError(
-                f"{describe_file(file)} has environment variables of no logbook.", LOGBOOK_FILE_REMEDY
-            )
+            message = f"{describe_file(file)} is not a logbook: it has other environment variables."
+            raise ConfigurationError(message, LOGBOOK_FILE_REMEDY)
         return book
 
     def to_report(self) -> Report:

@@ -94,6 +94,7 @@ CORRUPTIONS = [
     ("100.0", "NaN"),
     ("12" * 32, "the patient"),
     ('"batch_size": 32', '"batch_size": -5'),
+    ('"OMP_NUM_THREADS": "8"', '"the patient": "8"'),
     "a note",
     "[1, 2]",
     '{"schema": "openmed_nb/logbook/1"',
