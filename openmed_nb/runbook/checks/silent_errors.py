@@ -451,7 +451,7 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
             findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
         elif outcome.mismatch:
             evidence = f"{format_device(device)} {outcome.mismatch}"
-            details = f"it {outcome.mismatch} ({bug.issue}: {bug.description}; seen with {bug.affected})"
+            details = f"{bug.issue}: {bug.description}; seen with {bug.affected}"
             findings.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
     matches = len(outcomes) - len(findings)
     if matches:
