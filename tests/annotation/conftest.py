@@ -66,7 +66,7 @@ def annotated() -> Callable[..., Any]:
     return annotated
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Fixtures of the session exist before the simulated Mac.
 def keyword_pipe(pipe_of: Callable[..., Any], keyword_model: Path) -> Any:
     """A pipeline that finds keywords, one text at a time, so that scores do not depend on other texts in the batch."""
     return pipe_of(keyword_model, batch_tokens=1)

@@ -181,7 +181,7 @@ class TestFiles:
         found = found_in(folder / "*.txt")
         assert words(found) == WORDS
         assert found.preview_texts == ()
-        assert str(found).startswith("3 mentions of diseases found in 4 notes\n")
+        assert str(found).startswith("3 mentions of diseases found in 4 notes")
         assert "\n  2 notes have text but no entities.\n" in str(found)
 
     def test_resume(self, folder, found_in, tmp_path):
