@@ -27,7 +27,6 @@ from .forward import (
     TokenClassifier,
     plan_batches,
 )
-from .lexicon import MIN_CHARACTERS, WordTokenCache, supports_tokenizer
 from .references import effective_length, read_text
 from .results import Entity, ResultStore, TextResult
 from .tokens import Tokens, Windows, plan_windows, tokenize
@@ -213,13 +212,6 @@ class Annotator:
     budget: TokenBudget
     may_pad: Callable[[], bool]
 
-    @functools.cached_property
-    def word_cache(self) -> WordTokenCache | None:
-        """The word cache of this call, or ``None`` if it does not support the tokenizer."""
-        if self.settings.transformers_boundaries or not supports_tokenizer(self.tokenizer):
-            return None
-        return WordTokenCache(self.tokenizer)
-
     def with_model(self, model: PreTrainedModel) -> Annotator:
         """Return an annotator with the same settings for a different model."""
         return replace(self, network=replace(self.network, model=model))
@@ -372,10 +364,7 @@ class Annotator:
         read_texts = texts
         if not boundaries and any(map("".join(texts).__contains__, REMOVED_LINE_BREAKS)):
             read_texts = [text.translate(dict.fromkeys(map(ord, REMOVED_LINE_BREAKS), " ")) for text in texts]
-        if sum(map(len, texts)) >= MIN_CHARACTERS and self.word_cache:
-            tokens = self.word_cache.tokens(read_texts)
-        else:
-            tokens = tokenize(self.tokenizer, read_texts, boundaries)
+        tokens = tokenize(self.tokenizer, read_texts, boundaries)
         windows = plan_windows(tokens.text_offsets, tokens.word_starts, settings.max_tokens)
         return TokenizedChunk(chunk.first_index, texts, errors, tokens, windows)
 

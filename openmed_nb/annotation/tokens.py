@@ -231,7 +231,7 @@ def build_tokens(
     offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
     starts, ends = np.fromiter(offsets, np.int64).reshape(-1, 2).T
     text_ids = np.repeat(np.arange(len(encodings)), np.diff(text_offsets))
-    prefix = continuation_prefix(tokenizer)
+    prefix = _continuation_prefix(tokenizer)
     if transformers_boundaries:
         # As in TokenClassificationPipeline.gather_pre_entities: with a continuation prefix such as ``##``, a token is a
         # subword if its name is longer than its characters. Otherwise, it is a subword if it has no leading space. The
@@ -297,7 +297,7 @@ def get_token_names(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Toke
         new = np.flatnonzero(np.bincount(missing))  # np.unique would import numpy.ma.
         names = tokenizer.convert_ids_to_tokens(new.tolist())
         cached.names[new] = names
-        if prefix := continuation_prefix(tokenizer):
+        if prefix := _continuation_prefix(tokenizer):
             cached.continues[new] = [name.startswith(prefix) for name in names]
         cached.lengths[new] = [
             *map(len, names)
@@ -305,7 +305,7 @@ def get_token_names(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Toke
     return cached
 
 
-def continuation_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
+def _continuation_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the prefix of tokens that continue a word, such as ``##``, or ``None`` if the tokenizer has none."""
     prefix: str | None = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
     return prefix or None
