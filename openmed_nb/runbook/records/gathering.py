@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._events.activity import ProgressEvent
 from ..._utils.clock import current_time
@@ -25,7 +25,6 @@ from ..._utils.plain import MAX_INTEGER, utc_timestamp
 from ..._utils.text import collapse_whitespace, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer, check_path
 from ...annotation.references import fingerprint_key, iter_texts
-from ...devices.backend import TENSOR_LOCK
 from ...devices.computer import DeviceManager
 from ...devices.machine import (
     RunCommand,
@@ -35,12 +34,10 @@ from ...devices.machine import (
     read_footprint,
     run_command,
 )
-from ...devices.moving import get_module
 from ...devices.registry import get_device
 from ...devices.request import MASK, DeviceRequest, home_folder, normalize_device, redact_secrets, sanitize_path
 from ...devices.system_status import read_system_status
 from ...errors import ConfigurationError
-from ...models.config import normalize_dtype
 from ...models.files import file_digest, hash_model_files
 from ...models.loading import dtype_of, model_folder
 from ...models.registry import is_model_name
@@ -66,15 +63,6 @@ from .logbook import (
     report_device,
 )
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
-
-    from ...annotation.pipeline import AnnotationPipeline
-
-    # Name or directory of a model, or a model in memory.
-    ModelArgument = str | os.PathLike[str] | AnnotationPipeline | torch.nn.Module | None
-
 DISTRIBUTION_NAME = "openmed-nb"  # Distribution name of this package.
 # Packages that affect speed, results or their display.
 PACKAGES = (
@@ -95,7 +83,7 @@ PACKAGES = (
 
 def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the user
     *reports: object,
-    model: ModelArgument = None,
+    model: str | os.PathLike[str] | None = None,
     dataset: str | os.PathLike[str] | Iterable[object] | None = None,
     batch_size: int | None = None,
     seeds: int | Mapping[str, int] | None = None,
@@ -118,8 +106,8 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
             Also memory and speed strategies of a training: results of
             :func:`~openmed_nb.training.checkpoint_activations` and :func:`~openmed_nb.training.precision`, and the
             :class:`~openmed_nb.training.GradientAccumulation`.
-        model: Name of a model, pipeline or torch module. The fingerprint covers the files of a named model, or all
-            weights of a pipeline or module. If ``None``, use the model that was loaded last.
+        model: Name of a model, or path of its folder. The fingerprint covers its files. If ``None``, use the model that was
+            loaded last.
         dataset: Ordered texts, such as a list, or the path of a file or a folder with shards. Its SHA-256 is stored.
         batch_size: Number of rows per batch. Reports take precedence.
         seeds: Seed, or seeds by name: ``{"torch": 1, "numpy": 2}``.
@@ -173,10 +161,11 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
         return book.with_reports(*reports)
 
 
-def _resolve_model(model: ModelArgument) -> tuple[Model | None, Path | None]:
+def _resolve_model(model: str | os.PathLike[str] | None) -> tuple[Model | None, Path | None]:
     """Return the identity of a model and the folder of its files. ``None`` is the model that was loaded last."""
     if not is_model_name(model):
-        return model_from_module(get_module(model), getattr(model, "tokenizer", None)), None
+        remedy = "Pass the name of a model, or the folder where it is saved."
+        raise ConfigurationError(f"{short_type_name(model)} is not the name of a model.", remedy)
     loaded = SESSION.models.find(None if model is None else str(model))
     if loaded:
         folder = loaded[-1].folder
@@ -578,53 +567,7 @@ def model_from_files(name: str, folder: Path, dtype: str | None) -> Model:
         dtype: Data type of the weights in memory, or ``None`` if it is unknown.
     """
     hashes = hash_model_files(folder)
-    return Model(sanitize_path(name), "files", hashes.weights, hashes.config, hashes.tokenizer, dtype)
-
-
-def model_from_module(module: torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None = None) -> Model:
-    """Return the identity of a model in memory. The fingerprint covers all parameters and buffers.
-
-    Raises:
-        ConfigurationError: If the state contains tensors without content.
-    """
-    config = getattr(module, "config", None)
-    # The location of the model files is not part of the identity.
-    settings = re.sub(r'"_name_or_path": .*', "", config.to_json_string(use_diff=False)) if config else repr(module)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        with TENSOR_LOCK:
-            _hash_state(digest, module.state_dict())
-    except (RuntimeError, TypeError) as error:  # torch raises one of them for a tensor without readable content.
-        message = f"The model has no fingerprint: {short_type_name(error)}."
-        raise ConfigurationError(message, "Save the model, and pass the path of its folder.") from None
-    return Model(
-        type(module).__name__,
-        "memory",
-        digest.hexdigest(),
-        _fingerprint(settings),
-        None if backend is None else _fingerprint(str(sorted(backend.get_vocab().items()))),
-        next((normalize_dtype(parameter.dtype) for parameter in module.parameters()), None),
-    )
-
-
-def _hash_state(digest: hashlib.blake2b, state: object) -> None:
-    """Add the names, dtypes, shapes and contents of a module state to a digest."""
-    import torch
-
-    if isinstance(state, torch.Tensor):
-        digest.update(f"{state.dtype} {tuple(state.shape)}\0".encode())
-        tensor = state.dequantize() if state.is_quantized else state.detach()
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(state, (Mapping, tuple)):  # Int8 layers have tuples of tensors.
-        for item in state.items() if isinstance(state, Mapping) else state:
-            _hash_state(digest, item)
-    else:
-        digest.update(f"{state}\0".encode("utf-8", "surrogatepass"))
-
-
-def _fingerprint(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return Model(sanitize_path(name), hashes.weights, hashes.config, hashes.tokenizer, dtype)
 
 
 def validate_hypotheses(hypotheses: object, data: object = None) -> dict[str, str]:

@@ -103,7 +103,6 @@ class Model:
 
     Attributes:
         name: Name of the model, as passed by the user.
-        source: Whether the fingerprints are of files or of a model in memory. The two kinds are not comparable.
         weights: Fingerprint of the weights.
         settings: Fingerprint of the settings.
         tokenizer: Fingerprint of the tokenizer, or null for a model without a tokenizer.
@@ -111,7 +110,6 @@ class Model:
     """
 
     name: str
-    source: Literal["files", "memory"]
     weights: Fingerprint
     settings: Fingerprint
     tokenizer: Fingerprint | None

@@ -20,7 +20,6 @@ INCOMPARABLE = {
     "hardware.threads": 4,
     "software.torch": "other",
     "software.transformers": "other",
-    "model.source": "memory",
     "model.weights": "other",
     "model.dtype": "float16",
     "dataset.checksum": "other",
