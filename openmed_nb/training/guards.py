@@ -77,7 +77,7 @@ def infer_limits(model: torch.nn.Module) -> ModelLimits:
     table = find_position_embeddings(model)
     return ModelLimits(
         num_labels=_count_labels(model),
-        vocab_size=count_tokens(model),
+        vocab_size=_count_tokens(model),
         type_vocab_size=None if token_types is None else token_types.num_embeddings,
         max_tokens=None if table is None else max_positions(model),
         # RoBERTa counts positions from here and skips padding.
@@ -108,10 +108,11 @@ def _count_labels(model: torch.nn.Module) -> int | None:
     if not any(base.__name__.endswith("Classification") for base in type(model).__mro__):
         return None
     count = getattr(getattr(model, "config", None), "num_labels", None)
-    return count if count and count > 1 and count == get_head_width(model) else None  # A single label means regression.
+    # A single label means regression.
+    return count if count and count > 1 and count == _get_head_width(model) else None
 
 
-def get_head_width(model: torch.nn.Module) -> int | None:
+def _get_head_width(model: torch.nn.Module) -> int | None:
     """Return the output size of the last linear layer."""
     import torch
 
@@ -119,7 +120,7 @@ def get_head_width(model: torch.nn.Module) -> int | None:
     return widths[-1] if widths else None
 
 
-def count_tokens(model: torch.nn.Module) -> int | None:
+def _count_tokens(model: torch.nn.Module) -> int | None:
     """Return the number of tokens in the input embeddings of a model."""
     import torch
 

@@ -32,7 +32,6 @@ from ...devices.system_status import SystemStatus
 from ...errors import OpenMedError
 from ...models.config import normalize_dtype
 from ...models.loading import INT8, is_quantized
-from ...training.guards import count_tokens, get_head_width
 
 # Names of findings that the verdict reads as well.
 COMPUTATION = "computation"
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import torch
-    from transformers import PreTrainedTokenizerBase
 
     from ...annotation.pipeline import AnnotationPipeline
     from ...models.loading import LoadedModel
@@ -276,86 +274,40 @@ def _check_dtypes(facts: SystemFacts) -> Iterator[Finding]:
         yield Finding("data types", OK, evidence)
 
 
-@dataclass(frozen=True)
-class ModelUnderTest:
-    """A model to check.
-
-    Attributes:
-        model: The module.
-        tokenizer: Tokenizer of the model, or ``None``.
-        device: Active device.
-        tensors: Parameters and buffers by name.
-    """
-
-    model: torch.nn.Module
-    tokenizer: PreTrainedTokenizerBase | None
-    device: str
-    tensors: Mapping[str, torch.Tensor]
-
-
 def model_findings(
-    name: str,
-    model: torch.nn.Module | AnnotationPipeline | LoadedModel,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    device: str = "mps",
+    name: str, model: torch.nn.Module | AnnotationPipeline | LoadedModel, device: str = "mps"
 ) -> tuple[Finding, ...]:
     """Return the problems of a module, a pipeline or a loaded model, or one finding that all checks passed."""
     module = unwrap_model(get_module(model))
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()}
     dtype_names = [INT8] if is_quantized(module) else sorted(map(normalize_dtype, dtypes))
-    tokenizer = tokenizer or getattr(model, "tokenizer", None)
-    examined = ModelUnderTest(module, tokenizer, device, tensors)
     with TENSOR_LOCK:
-        problems = [finding for check in MODEL_CHECKS for finding in check(examined)]
+        problems = [*_check_float64(tensors, device), *_check_finite_weights(module)]
     if problems:
         return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in problems)
     devices = sorted({format_device(str(tensor.device)) for tensor in tensors.values()})
     summary = " and ".join(dtype_names) or "no weights"
     summary += f" on {' and '.join(devices)}" if devices else ""
-    return (Finding(name, OK, f"{summary}; {len(MODEL_CHECKS)} checks passed"),)
+    return (Finding(name, OK, f"{summary}, without NaN and infinity"),)
 
 
-def _check_float64(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_float64(tensors: Mapping[str, torch.Tensor], device: str) -> Iterator[Finding]:
     """Find float64 and complex128 tensors, which MPS does not support."""
-    tensors = examined.tensors
     wide = [name for name, tensor in tensors.items() if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
     if wide:
         fraction = f"{len(wide):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(wide) == 1 else 'are'}"
         evidence = (
             f"{fraction} float64 or complex128, which MPS does not support: {_join_first(wide)}"  # pytorch#122602
         )
-        status = FAILED if get_device(examined.device).dtype_fallbacks else WARNING
+        status = FAILED if get_device(device).dtype_fallbacks else WARNING
         remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
         yield Finding("float64", status, evidence, remedy)
 
 
-def _check_label_map(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find a label map whose length differs from the output size of the last layer."""
-    labels = getattr(getattr(examined.model, "config", None), "id2label", None) or ()
-    classifies = any(cls.__name__.endswith("Classification") for cls in type(examined.model).__mro__)
-    width = get_head_width(examined.model)
-    if labels and classifies and width not in {None, len(labels)}:
-        evidence = f"the configuration has {pluralize(len(labels), 'label')}, but the last layer has {width:,} outputs"
-        remedy = "Load the model with the num_labels of the data, or correct id2label in its configuration."
-        yield Finding("labels", FAILED, evidence, remedy)
-
-
-def _check_vocabulary(examined: ModelUnderTest) -> Iterator[Finding]:
-    """Find a tokenizer with token ids outside the embedding of the model."""
-    rows = count_tokens(examined.model)
-    tokens: Mapping[str, int] = getattr(examined.tokenizer, "get_vocab", dict)()
-    largest = max(tokens.values(), default=-1)
-    if rows is not None and largest >= rows:
-        embeddings = f"the model has embeddings for {pluralize(rows, 'token')}"
-        evidence = f"the tokenizer has token id {largest:,}, but {embeddings}"
-        remedy = "Use the tokenizer of this model, or call model.resize_token_embeddings(len(tokenizer))."
-        yield Finding("vocabulary", FAILED, evidence, remedy)
-
-
-def _check_finite_weights(examined: ModelUnderTest) -> Iterator[Finding]:
+def _check_finite_weights(module: torch.nn.Module) -> Iterator[Finding]:
     """Find weights with NaN or infinity."""
-    names = [name for name, weight in examined.model.named_parameters() if not _is_finite(weight)]
+    names = [name for name, weight in module.named_parameters() if not _is_finite(weight)]
     if names:
         evidence = f"{pluralize(len(names), 'weight')} with NaN or infinity: {_join_first(names)}"
         yield Finding("NaN", FAILED, evidence, "Reload the model, or use an earlier checkpoint.")
@@ -372,14 +324,6 @@ def _is_finite(weight: torch.Tensor) -> bool:
 
 def _join_first(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
-
-
-MODEL_CHECKS = (
-    _check_float64,
-    _check_label_map,
-    _check_vocabulary,
-    _check_finite_weights,
-)
 
 
 # Packages whose requirements are checked.

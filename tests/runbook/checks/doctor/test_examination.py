@@ -168,11 +168,12 @@ class TestDoctor:
         assert nb.doctor("bundled_small").findings[-1].status == OK
         assert SESSION.inventory().names == ("bundled_small",)
         pipe = nb.load_pipeline("bundled_small")
-        pipe.model.config.id2label = dict(enumerate("OBIXY"))
+        with torch.no_grad():
+            pipe.model.classifier.bias[0] = torch.nan
 
         for report in (nb.doctor(), nb.doctor("bundled_small")):
-            assert get_problems(report) == {"bundled_small: labels": FAILED}
-        assert get_problems(nb.doctor(pipe)) == {f"{type(pipe.model).__name__}: labels": FAILED}
+            assert get_problems(report) == {"bundled_small: NaN": FAILED}
+        assert get_problems(nb.doctor(pipe)) == {f"{type(pipe.model).__name__}: NaN": FAILED}
 
     def test_model_with_damaged_files_is_a_finding(self, keyword_model, tmp_path):
         folder = shutil.copytree(keyword_model, tmp_path / "damaged")

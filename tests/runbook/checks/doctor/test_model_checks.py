@@ -5,7 +5,7 @@ import torch
 
 import openmed_nb as nb
 from openmed_nb._render.display import FAILED, OK, WARNING
-from openmed_nb.runbook.checks.doctor_checks import MODEL_CHECKS, model_findings
+from openmed_nb.runbook.checks.doctor_checks import model_findings
 from openmed_nb.session import SESSION
 
 
@@ -30,35 +30,17 @@ def double(model):
     model.classifier.cpu().double()
 
 
-def larger_labels(model):
-    """Add labels to the configuration that the last layer does not have."""
-    model.config.id2label = dict(enumerate("OABCD"))
-
-
 def not_a_number(model):
     """Set one weight to NaN."""
     with torch.no_grad():
         model.classifier.weight[0, 0] = torch.nan
 
 
-def shorter_embeddings(model):
-    """Remove the embeddings of the last tokens."""
-    model.resize_token_embeddings(10)
+def test_weights_with_nan_fail(tagger):
+    not_a_number(tagger)
+    findings = model_findings("tagger", tagger)
 
-
-@pytest.mark.parametrize(
-    ("plant", "expected"),
-    [
-        (larger_labels, {"labels": FAILED}),
-        (not_a_number, {"NaN": FAILED}),
-        (shorter_embeddings, {"vocabulary": FAILED}),
-    ],
-)
-def test_model_checks_find_only_the_planted_problem(tagger, tiny, plant, expected):
-    plant(tagger)
-    findings = model_findings("tagger", tagger, tiny.tokenizer())
-
-    assert get_names(findings) == expected
+    assert get_names(findings) == {"NaN": FAILED}
     assert all(finding.evidence and finding.remedy.endswith(".") for finding in findings)
 
 
@@ -80,12 +62,11 @@ def test_float64_check_covers_buffers_and_complex128():
     assert "scale, phase" in model_findings("linear", model)[0].evidence
 
 
-def test_healthy_model_has_one_finding(tagger, tiny):
-    findings = model_findings("tagger", tagger, tiny.tokenizer())
+def test_healthy_model_has_one_finding(tagger):
+    findings = model_findings("tagger", tagger)
 
     assert [finding.status for finding in findings] == [OK]
     assert findings[0].evidence.startswith("float32 on ")
-    assert f"{len(MODEL_CHECKS)} checks" in findings[0].evidence
 
 
 def test_plain_and_lazy_modules_are_checked():
@@ -104,27 +85,27 @@ def test_plain_and_lazy_modules_are_checked():
 @pytest.mark.real_computer
 def test_compiled_model_is_checked_as_inner_module(tiny):
     model = tiny.random_bert()
-    larger_labels(model)
+    not_a_number(model)
 
-    assert get_names(model_findings("tagger", torch.compile(model, backend="eager"))) == {"labels": FAILED}
+    assert get_names(model_findings("tagger", torch.compile(model, backend="eager"))) == {"NaN": FAILED}
 
 
 @pytest.mark.real_computer
-def test_pipeline_and_loaded_model_provide_tokenizer(keyword_model):
+def test_model_of_a_pipeline_is_checked(keyword_model):
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
     try:
         assert is_healthy(pipe)
-        shorter_embeddings(pipe.model)
-        assert get_names(model_findings("pipe", pipe)) == {"vocabulary": FAILED}
+        not_a_number(pipe.model)
+        assert get_names(model_findings("pipe", pipe)) == {"NaN": FAILED}
     finally:
         SESSION.unload()
 
 
-def test_model_checks_do_not_change_the_model(tagger, tiny):
+def test_model_checks_do_not_change_the_model(tagger):
     torch.manual_seed(3)
     before = {name: value.clone() for name, value in tagger.state_dict().items()}
     expected = torch.get_rng_state()
-    model_findings("tagger", tagger, tiny.tokenizer())
+    model_findings("tagger", tagger)
 
     assert torch.equal(torch.get_rng_state(), expected)
     assert all(torch.equal(value, before[name]) for name, value in tagger.state_dict().items())
