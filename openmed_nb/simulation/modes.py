@@ -41,10 +41,8 @@ from .operators import (
     NO_DROPOUT,
     NO_FLOAT64,
     NO_NUMPY,
-    NO_PLACEHOLDER,
     OTHER_GENERATOR,
     OTHER_GRADIENT,
-    OTHER_RNN_DEVICE,
     OTHER_ROOT_GRADIENT,
     SCATTER_OPERATORS,
     SECTIONS_ON_MPS,
@@ -74,8 +72,7 @@ CONSTRUCTORS = frozenset({"to", "tensor", "as_tensor", "asarray", "new_tensor", 
 
 Storages: TypeAlias = dict[int, torch.Tensor]  # A tensor for each storage, by the key of the storage.
 
-# Functions of recurrent networks, and functions whose second tensor must be on the CPU.
-RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+# Functions whose second tensor must be on the CPU.
 SECOND_ARGUMENT_ON_CPU = frozenset({"_pack_padded_sequence", "tensor_split"})
 
 HOST_OUT_OF_MEMORY_PATTERN = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+)")
@@ -472,17 +469,6 @@ class FunctionMode(TorchFunctionMode):
             for argument, tensor in {**dict(zip(names, args, strict=False)), **kwargs}.items():
                 if tensor is not None and not device.contains(tensor):
                     raise RuntimeError(LINEAR_ON_CPU.format(argument))
-        elif name in RECURRENT:
-            is_packed = isinstance(args[3], (list, tuple))  # The second argument has the batch sizes, on the CPU.
-            hidden, parameters = args[2:4] if is_packed else args[1:3]
-            on_device = device.contains(args[0])
-            for kind, tensors in (("hidden", hidden), ("parameter", parameters)):
-                if all(device.contains(tensor) == on_device for tensor in iter_operator_tensors([tensors])):
-                    continue
-                if name == "lstm" and on_device:  # ``_lstm_mps`` is one graph; other networks check their arguments.
-                    raise RuntimeError(NO_PLACEHOLDER)
-                devices = (MPS, CPU) if on_device else (CPU, MPS)
-                raise RuntimeError(OTHER_RNN_DEVICE.format(kind, *devices))
 
     def _check_generator(self, function: TorchFunction, args: Arguments, kwargs: Keywords) -> None:
         """Raise an error for a generator of another device; both devices share the default generator."""

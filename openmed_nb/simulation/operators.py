@@ -42,21 +42,10 @@ TOO_MANY_NUMBERS = "Trying to pass too many CPU scalars to non-CPU kernel!"  # T
 OTHER_INDEX = (
     "indices should be either on cpu or on the same device as the indexed tensor (cpu)"  # TensorAdvancedIndexing.cpp
 )
-OTHER_MASK = "expected self and mask to be on the same device, but got mask on {} and self on {}"  # masked_fill__mps, Indexing.mm
-OTHER_SOURCE = (
-    "{}_(): self, index and source expected to be in the same device, but got (self) {}, (index) {}, and (source) {}"
-)
 OTHER_WEIGHT = "Input type ({0}) and {1} type ({2}) should be the same"  # Convolution.cpp
 OTHER_WEIGHT_ON_CPU = OTHER_WEIGHT + " or input should be a MKLDNN tensor and {1} is a dense tensor"
 CPU_TENSOR = "Passed CPU tensor to MPS op"  # mtl_setBuffer, OperationUtils.h: what every Metal kernel says
-NO_PLACEHOLDER = (
-    "Placeholder storage has not been allocated on MPS device!"  # OperationUtils.mm: graphs of MPS, such as _lstm_mps
-)
-NOT_ON_GPU = "Tensor for argument #{} '{}' is on CPU, but expected it to be on GPU (while checking arguments for {})"  # TensorUtils.cpp
 LINEAR_ON_CPU = "Tensor for argument {} is on cpu but expected on mps"  # _mps_linear, Linear.mm
-OTHER_RNN_DEVICE = (
-    "Input and {0} tensors are not at the same device, found input tensor at {1} and {0} tensor at {2}"  # RNN.cpp
-)
 LENGTHS_ON_MPS = "'lengths' argument should be a 1D CPU int64 tensor, but got {}D mps:0 {} tensor"  # PackedSequence.cpp
 SECTIONS_ON_MPS = "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on mps:0"  # TensorShape.cpp
 OTHER_GENERATOR = "Expected a '{}' device type for generator but found '{}'"  # Generator.h
@@ -164,9 +153,6 @@ SOURCE_OPERATORS = frozenset({"index_add", "index_add_", "index_copy", "index_co
 # Pointwise operators that move CPU scalars to the device, so that they accept several.
 NUMBER_OPERATORS = frozenset({"where", "masked_fill", "masked_fill_"})
 
-# Operators that check their matrices with checkAllSameGPU (LinearAlgebra.mm), with their argument names.
-MATRIX_OPERATORS: Mapping[str, tuple[str, ...]] = {"mm": ("mat1", "mat2"), "bmm": ("batch1", "batch2")}
-
 # Operators with Metal kernels whose source was read. For other operators, the text of a TensorIterator is used.
 METAL_OPERATORS = frozenset({"embedding", "index_select"})
 
@@ -177,7 +163,7 @@ def base_name(operator: OpOverload) -> str:
     return name.removeprefix("aten::").partition(".")[0]
 
 
-def check_operator(  # noqa: C901 - the checks of torch in their order
+def check_operator(
     operator: OpOverload, args: Arguments, kwargs: Keywords, cpu_tensors: Sequence[torch.Tensor]
 ) -> None:
     """Raise the error of torch for CPU tensors together with MPS tensors, if the operator does not accept them.
@@ -198,13 +184,11 @@ def check_operator(  # noqa: C901 - the checks of torch in their order
         _check_index(args, on_cpu)
         return
     if name in SOURCE_OPERATORS:
-        devices = ["cpu" if id(args[index]) in on_cpu else "mps:0" for index in (0, 2, 3)]
-        raise RuntimeError(OTHER_SOURCE.format(name.rstrip("_"), *devices))
+        raise RuntimeError(TWO_DEVICES)
     if name in {"convolution", "convolution_overrideable"}:
         _check_convolution(args, on_cpu)
     if name in {"masked_fill", "masked_fill_"} and (id(args[0]) in on_cpu) != (id(args[1]) in on_cpu):
-        devices = ["cpu", "mps:0"] if id(args[1]) in on_cpu else ["mps:0", "cpu"]
-        raise RuntimeError(OTHER_MASK.format(*devices))
+        raise RuntimeError(TWO_DEVICES)
     # Any other operator accepts CPU tensors without dimensions that it does not write to.
     written: list[object] = []
     for index, argument in enumerate(operator._schema.arguments):  # noqa: SLF001 - torch has no public name for it
@@ -212,9 +196,6 @@ def check_operator(  # noqa: C901 - the checks of torch in their order
             written.append(args[index] if index < len(args) else kwargs.get(argument.name))
     written_ids = {id(tensor) for tensor in iter_operator_tensors(written)}
     if any(tensor.dim() or id(tensor) in written_ids for tensor in cpu_tensors):
-        for index, matrix in enumerate(MATRIX_OPERATORS.get(name, ())):
-            if id(args[index]) in on_cpu:
-                raise RuntimeError(NOT_ON_GPU.format(index + 1, matrix, name))
         raise RuntimeError(CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES)
     # A pointwise operator is a TensorIterator over its arguments, which accepts one CPU scalar.
     if len(on_cpu) > 1 and torch.Tag.pointwise in operator.tags and name not in NUMBER_OPERATORS:

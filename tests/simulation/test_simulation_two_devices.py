@@ -27,7 +27,6 @@ TOO_MANY = "Trying to pass too many CPU scalars to non-CPU kernel!"
 METAL = "Passed CPU tensor to MPS op"
 INDICES = "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
 GENERATOR = "Expected a 'mps' device type for generator but found 'cpu'"
-PLACEHOLDER = "Placeholder storage has not been allocated on MPS device!"
 SECTIONS = "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on mps:0"
 LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D mps:0 Long tensor"
 
@@ -64,11 +63,6 @@ def run_recurrent(kind, *, given="mps", hidden="mps", parameters="mps"):
     network = kind(1, 2).to(parameters)
     state = torch.zeros(1, 2, 2, device=hidden)
     return network(torch.ones(3, 2, 1, device=given), (state, state) if kind is torch.nn.LSTM else state)
-
-
-def get_device_error(kind, given, other):
-    """Return the error text of recurrent networks for two devices."""
-    return f"Input and {kind} tensors are not at the same device, found input tensor at {given} and {kind} tensor at {other}"
 
 
 def shuffled(generator=None):
@@ -147,28 +141,18 @@ def test_mixed_devices_are_accepted(device, compute):
 
 # What MPS refuses -> its text, and what it refuses.
 REFUSED = {
-    # RnnOps.mm: _lstm_mps makes one graph of its arguments.
-    "LSTM with a hidden state of the CPU": (PLACEHOLDER, lambda: run_recurrent(torch.nn.LSTM, hidden="cpu")),
-    "LSTM with parameters of the CPU": (PLACEHOLDER, lambda: run_recurrent(torch.nn.LSTM, parameters="cpu")),
-    # RNN.cpp: check_attributes.
-    "LSTM with input of the CPU": (
-        get_device_error("hidden", "cpu", "mps:0"),
-        lambda: run_recurrent(torch.nn.LSTM, given="cpu"),
-    ),
+    # Functions of recurrent networks consist of other operators on the CPU.
+    "LSTM with a hidden state of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.LSTM, hidden="cpu")),
+    "LSTM with parameters of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.LSTM, parameters="cpu")),
+    "LSTM with input of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.LSTM, given="cpu")),
     "LSTM with input and state of the CPU": (
-        get_device_error("parameter", "cpu", "mps:0"),
+        TWO_DEVICES,
         lambda: run_recurrent(torch.nn.LSTM, given="cpu", hidden="cpu"),
     ),
-    "GRU with a hidden state of the CPU": (
-        get_device_error("hidden", "mps:0", "cpu"),
-        lambda: run_recurrent(torch.nn.GRU, hidden="cpu"),
-    ),
-    "RNN with parameters of the CPU": (
-        get_device_error("parameter", "mps:0", "cpu"),
-        lambda: run_recurrent(torch.nn.RNN, parameters="cpu"),
-    ),
+    "GRU with a hidden state of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.GRU, hidden="cpu")),
+    "RNN with parameters of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.RNN, parameters="cpu")),
     "GRU that was not moved, with packed input": (
-        get_device_error("hidden", "mps:0", "cpu"),
+        TWO_DEVICES,
         lambda: torch.nn.GRU(1, 2)(packed(), torch.zeros(1, 2, 2)),
     ),
     # TensorAdvancedIndexing.cpp: check_indices_on_cpu_or_selfdevice.
@@ -193,20 +177,10 @@ REFUSED = {
     "two numbers of the CPU": (TOO_MANY, lambda: torch.addcmul(ones(2), torch.tensor(1.0), torch.tensor(2.0))),
     "a number of MPS for the CPU": (TWO_DEVICES, lambda: torch.ones(2) * ones(1)[0]),
     "a view of the CPU": (TWO_DEVICES, lambda: torch.nn.functional.mse_loss(ones(2), torch.ones(2))),
-    # Indexing.mm: masked_fill__mps, index_select_out_mps.
-    "masked_fill with a mask of the CPU": (
-        "expected self and mask to be on the same device, but got mask on cpu and self on mps:0",
-        lambda: ones(3).masked_fill(mask().cpu(), 0.0),
-    ),
+    "masked_fill with a mask of the CPU": (TWO_DEVICES, lambda: ones(3).masked_fill(mask().cpu(), 0.0)),
+    # Indexing.mm: index_select_out_mps.
     "index_select with indices of the CPU": (METAL, lambda: ones(3).index_select(0, ids("cpu"))),
-    # TensorAdvancedIndexing.cpp: index_func_meta_impl.
-    "index_add with a source of the CPU": (
-        (
-            "index_add_(): self, index and source expected to be in the same device, "
-            "but got (self) mps:0, (index) mps:0, and (source) cpu"
-        ),
-        lambda: ones(3).index_add(0, ids(), torch.ones(2)),
-    ),
+    "index_add with a source of the CPU": (TWO_DEVICES, lambda: ones(3).index_add(0, ids(), torch.ones(2))),
     # Convolution.cpp: check_input_same_type_as_parameters.
     "a convolution that was not moved": (
         "Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same",
@@ -219,11 +193,8 @@ REFUSED = {
         ),
         lambda: torch.nn.Conv1d(1, 1, 1).to("mps")(torch.ones(1, 1, 3)),
     ),
-    # LinearAlgebra.mm: checkAllSameGPU. Linear.mm; test_mps.py has test_linear_errors.
-    "mm": (
-        "Tensor for argument #2 'mat2' is on CPU, but expected it to be on GPU (while checking arguments for mm)",
-        lambda: ones(2, 2) @ torch.ones(2, 2),
-    ),
+    "mm": (TWO_DEVICES, lambda: ones(2, 2) @ torch.ones(2, 2)),
+    # Linear.mm; test_mps.py has test_linear_errors.
     "a bias of the CPU": (
         "Tensor for argument bias is on cpu but expected on mps",
         lambda: torch.nn.functional.linear(ones(2, 2), ones(2, 2), torch.ones(2)),
