@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,35 +282,26 @@ def model_findings(
     tensors = dict([*module.named_parameters(), *module.named_buffers()])
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()}
     dtype_names = [INT8] if is_quantized(module) else sorted(map(normalize_dtype, dtypes))
+    problems = []
+    wide = [key for key, tensor in tensors.items() if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
+    if wide:  # pytorch#122602
+        fraction = f"{len(wide):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(wide) == 1 else 'are'}"
+        evidence = f"{fraction} float64 or complex128, which MPS does not support: {_join_first(wide)}"
+        status = FAILED if get_device(device).dtype_fallbacks else WARNING
+        remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
+        problems.append(Finding(f"{name}: float64", status, evidence, remedy))
     with TENSOR_LOCK:
-        problems = [*_check_float64(tensors, device), *_check_finite_weights(module)]
+        not_finite = [weight_name for weight_name, weight in module.named_parameters() if not _is_finite(weight)]
+    if not_finite:
+        evidence = f"{pluralize(len(not_finite), 'weight')} with NaN or infinity: {_join_first(not_finite)}"
+        remedy = "Reload the model, or use an earlier checkpoint."
+        problems.append(Finding(f"{name}: NaN", FAILED, evidence, remedy))
     if problems:
-        return tuple(replace(finding, name=f"{name}: {finding.name}") for finding in problems)
+        return tuple(problems)
     devices = sorted({format_device(str(tensor.device)) for tensor in tensors.values()})
     summary = " and ".join(dtype_names) or "no weights"
     summary += f" on {' and '.join(devices)}" if devices else ""
     return (Finding(name, OK, f"{summary}, without NaN and infinity"),)
-
-
-def _check_float64(tensors: Mapping[str, torch.Tensor], device: str) -> Iterator[Finding]:
-    """Find float64 and complex128 tensors, which MPS does not support."""
-    wide = [name for name, tensor in tensors.items() if normalize_dtype(tensor.dtype) in mps.Mps.dtype_fallbacks]
-    if wide:
-        fraction = f"{len(wide):,} of {pluralize(len(tensors), 'tensor')} {'is' if len(wide) == 1 else 'are'}"
-        evidence = (
-            f"{fraction} float64 or complex128, which MPS does not support: {_join_first(wide)}"  # pytorch#122602
-        )
-        status = FAILED if get_device(device).dtype_fallbacks else WARNING
-        remedy = "Call model.float(), or move the model with nb.training.to_device, which converts it."
-        yield Finding("float64", status, evidence, remedy)
-
-
-def _check_finite_weights(module: torch.nn.Module) -> Iterator[Finding]:
-    """Find weights with NaN or infinity."""
-    names = [name for name, weight in module.named_parameters() if not _is_finite(weight)]
-    if names:
-        evidence = f"{pluralize(len(names), 'weight')} with NaN or infinity: {_join_first(names)}"
-        yield Finding("NaN", FAILED, evidence, "Reload the model, or use an earlier checkpoint.")
 
 
 def _is_finite(weight: torch.Tensor) -> bool:
