@@ -2,8 +2,8 @@
 # Train both bundled models: sh scripts/train_bundled_models.sh DATA WORK [STAGE ...]
 #
 # DATA and WORK are the folders that scripts/train_bundled_model.py describes. WORK/disease and WORK/disease_small are the models.
-# Stages, in this order: prepare, encoders, first, second, one, two. Without a stage, all of them run. On an H200, each takes
-# three to five minutes, and prepare takes one. OPTIONS is added to each command, for a quick trial: OPTIONS="--limit 300".
+# Stages, in this order: prepare, encoders, first, second, one, two. Without a stage, all of them run. On two H200, each takes
+# three to four minutes, and prepare takes one. OPTIONS is added to each command, for a quick trial: OPTIONS="--limit 300".
 set -eu
 data=$1
 work=$2
@@ -17,13 +17,16 @@ train() {
   python scripts/train_bundled_model.py "$@" ${OPTIONS:-}
 }
 
-# Each line of standard input is a command; all of them run at once. The first that fails ends the script.
+# Each line of standard input is a command; all of them run at once, each on the next GPU. The first that fails ends the script.
+gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l)
 together() {
   running=""
+  next=0
   while read -r line; do
     # shellcheck disable=SC2086 # The words of the command.
-    train $line < /dev/null &
+    CUDA_VISIBLE_DEVICES=$((gpus ? next % gpus : 0)) train $line < /dev/null &
     running="$running $!"
+    next=$((next + 1))
   done
   for process in $running; do wait "$process"; done
 }
