@@ -286,7 +286,7 @@ class ForwardRun:
     on_logits: Callable[[Batch, torch.Tensor], None] | None = None
 
     def copy_batches(self, batches: Sequence[Batch]) -> None:
-        """Copy batches to the model's device in one transfer, if they fit, and start them if it is an accelerator."""
+        """Copy batches to the model's device in one transfer, if they fit."""
         network = self.network
         with TENSOR_LOCK:
             try:
@@ -298,8 +298,6 @@ class ForwardRun:
                     self.pending.extend((batch, None) for batch in batches)
                 else:
                     self.error = error
-        if get_device(network.device).is_accelerator:
-            self.start_pending()
 
     def start_pending(self) -> None:
         """Start all pending batches on the model's device. An error is stored, and :meth:`collect` raises it."""

@@ -318,16 +318,23 @@ class Annotator:
             batches: Batches of its windows.
             on_logits: Called after each batch with its logits ``(rows, length, labels)`` on the device.
         """
-        run = ForwardRun(self.network, tokenized.tokens, tokenized.windows, on_logits=on_logits)
-        run.copy_batches(batches)
+        run = self.copy_to_device(tokenized, batches)
+        run.on_logits = on_logits
         run.start_pending()
         run.collect()
         return run
 
+    def copy_to_device(self, tokenized: TokenizedChunk, batches: Sequence[Batch]) -> ForwardRun:
+        """Return a run whose batches are on the device, but not started."""
+        run = ForwardRun(self.network, tokenized.tokens, tokenized.windows)
+        run.copy_batches(batches)
+        return run
+
     def _start_chunk(self, tokenized: TokenizedChunk, budget: TokenBudget) -> ForwardRun:
         """Return the run of a chunk, which is started on an accelerator and only planned on the CPU."""
-        run = ForwardRun(self.network, tokenized.tokens, tokenized.windows)
-        run.copy_batches(self.plan_batches(tokenized, budget))
+        run = self.copy_to_device(tokenized, self.plan_batches(tokenized, budget))
+        if get_device(self.network.device).is_accelerator:
+            run.start_pending()
         return run
 
     def entities(self, texts: Iterable[object]) -> list[list[Entity]]:

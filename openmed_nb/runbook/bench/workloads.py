@@ -472,11 +472,9 @@ class AnnotationBenchmark:
         If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows.
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies.
         """
-        from ...annotation.forward import ForwardRun, pad_batch
         from ...annotation.stream import Chunk
 
         annotator = self.annotator
-        network = annotator.network
         budget = annotator.budget
         if rows is not None:
             budget = replace(budget, max_tokens=rows * self.row_length)
@@ -492,10 +490,7 @@ class AnnotationBenchmark:
 
         def transfer(planned: tuple[TokenizedChunk, list[Batch]]) -> tuple[TokenizedChunk, ForwardRun]:
             chunk, batches = planned
-            run = ForwardRun(network, chunk.tokens, chunk.windows)
-            inputs = [pad_batch(run.tokens, run.windows, batch, network) for batch in batches]
-            run.pending.extend(zip(batches, network.copy_to_device(inputs), strict=True))
-            return chunk, run
+            return chunk, annotator.copy_to_device(chunk, batches)
 
         def forward(started: tuple[TokenizedChunk, ForwardRun]) -> tuple[TokenizedChunk, ForwardRun]:
             started[1].start_pending()
