@@ -46,20 +46,26 @@ def test_preload_starts_when_cell_has_returned(running_kernel, line):
         assert "asthma" in reply.text
 
 
-DISABLED = {
-    "a program executes the notebook": (ASK, False, {}),
-    "environment variable": (ASK, True, {"OPENMED_NB_PRELOAD": "0"}),
-    "setting": (f"{ASK}\n%config OpenMedMagics.preload = False", True, {}),
-    "unload in the same cell": (f"{ASK}\n%unload_ext openmed_nb", True, {}),
-    "other magics": ("%load_ext openmed_nb\n%openmed_device --help\n%openmed_panel --close", True, {}),
+WITHOUT_PRELOAD = {
+    "other magics": ("%load_ext openmed_nb\n%openmed_device --help\n%openmed_panel --close", True),
+    "unload in the same cell": (f"{ASK}\n%unload_ext openmed_nb", True),
+    "a program executes the notebook": (ASK, False),
+    "setting": (f"{ASK}\n%config OpenMedMagics.preload = False", True),
 }
 
 
-@pytest.mark.parametrize("case", DISABLED)
-def test_preload_can_be_disabled(running_kernel, case):
-    code, interactive, environ = DISABLED[case]
-    with running_kernel(**environ) as kernel:
-        assert kernel.run(code, interactive=interactive).status == "ok"
+def test_preload_does_not_start(running_kernel):
+    """None of these cells starts it, so that one kernel can run all of them."""
+    with running_kernel() as kernel:
+        for case, (code, interactive) in WITHOUT_PRELOAD.items():
+            assert kernel.run(code, interactive=interactive).status == "ok", case
+            assert not kernel.value(IS_RUNNING), case
+            assert not kernel.value("'torch' in __import__('sys').modules"), case
+
+
+def test_preload_is_disabled_by_variable(running_kernel):
+    with running_kernel(OPENMED_NB_PRELOAD="0") as kernel:
+        assert kernel.run(ASK, interactive=True).status == "ok"
         assert not kernel.value(IS_RUNNING)
         assert not kernel.value("'torch' in __import__('sys').modules")
 
