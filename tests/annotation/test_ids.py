@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import openmed_nb as nb
+from openmed_nb.annotation.inputs import read_inputs
 from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning, RunInterrupted
 
 NOTES = ["She has asthma.", None, "No diabetes.\r\nHe is well 🤧 and has asthma.", "She has asthma."]
@@ -54,6 +55,12 @@ class TestSources:
         expected = [("a7", "asthma"), ("c9", "diabetes"), ("c9", "asthma"), ("d4", "asthma")]
         assert list(zip(frame["note_id"], frame["word"], strict=True)) == expected
         assert [text["id"] for text in found.to_dict()["texts"]] == IDS
+
+    @pytest.mark.parametrize(("options", "ids"), [(COLUMNS, IDS * 2), ({"text_column": "note"}, None)])
+    def test_tables_are_read_one_by_one(self, options, ids):
+        inputs = read_inputs(iter([pa.Table.from_pandas(table())] * 2), **options)
+        assert list(inputs.texts) == NOTES * 2
+        assert inputs.ids == ids
 
     @pytest.mark.parametrize("ids", ["name", "path"])
     def test_ids_of_files_are_names_or_paths(self, tmp_path, ids):
@@ -100,6 +107,7 @@ class TestRejectedInputs:
             pytest.param(NOTES, {"ids": IDS[:2]}, "2 ids for 4 texts", id="too few ids"),
             pytest.param(NOTES, {"ids": [[1], 2, 3, 4]}, "id at index 0 is list", id="unhashable"),
             pytest.param(NOTES, {"ids": MARKER}, "ids must not be a single string", id="string"),
+            pytest.param(NOTES, {"ids": {*IDS}}, "for ids: set", id="set"),
             pytest.param(NOTES, {"ids": np.array(5)}, "for ids: ndarray", id="array without dimensions"),
             pytest.param("She has asthma.", {"ids": ["a7"]}, "A single text has no ids", id="single text"),
             pytest.param(

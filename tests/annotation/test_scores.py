@@ -109,6 +109,7 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     scores, empty = summarize_counts(counts, seed=1)
     assert scores.recall == 0.8
     assert scores.f1_interval.low < scores.f1 < scores.f1_interval.high
+    assert scores.f1_interval.high - scores.f1 == pytest.approx(scores.f1 - scores.f1_interval.low, rel=0.3)
     assert empty.f1_interval == (0.0, 0.0)
     assert summarize_counts(counts, seed=1) == [scores, empty]
     assert summarize_counts(counts, seed=2)[0].f1_interval != scores.f1_interval

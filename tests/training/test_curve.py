@@ -21,6 +21,7 @@ from openmed_nb.training.curve import (
     MIN_BASELINE_BYTES,
     PAD_REMEDY,
     CacheReleases,
+    ProcessInfo,
     classify_trend,
     resident_bytes,
     take_sample,
@@ -63,6 +64,11 @@ VERDICTS = {
     "no device metrics": ((UNKNOWN, UNKNOWN, FLAT), [], "resident", "flat", "No action needed."),
     "no metrics": ((UNKNOWN, UNKNOWN, UNKNOWN), [], "resident", "insufficient data", "Keep training: "),
 }
+
+
+@pytest.mark.parametrize(("process", "is_main"), [((0, 1), True), ((3, 1), True), ((0, 4), True), ((3, 4), False)])
+def test_main_process_is_the_first_or_the_only_one(process, is_main):
+    assert ProcessInfo(*process).is_main_process == is_main
 
 
 @pytest.mark.parametrize(("series", "referrers", "metric", "verdict", "advice"), VERDICTS.values(), ids=VERDICTS)

@@ -51,6 +51,7 @@ def test_select_precision(arguments, dtype, scaler, note):
     assert precision.reason.startswith(dtype)
     assert note in " ".join(precision.notes)
     assert bool(note) == bool(precision.notes)
+    assert precision.to_dict()["enabled"] == precision.enabled
 
 
 @pytest.mark.parametrize(
