@@ -108,6 +108,14 @@ def test_read_gold_renames_labels_and_counts_an_entity_once():
         read_gold([[SPAN]], {"Disease": None})
 
 
+@pytest.mark.parametrize(
+    ("counts", "sentences"), [((0, 0), []), ((1, 0), ["1 note"]), ((2, 0), ["2 notes"]), ((0, 2), ["2 notes"])]
+)
+def test_gold_states_the_notes_that_it_lacks(counts, sentences):
+    gold = GoldTexts((GoldText("a", None, (SPAN,)),), False, *counts)
+    assert [" ".join(sentence.split()[:2]) for sentence in gold.to_report().sentences] == sentences
+
+
 def texts_of(*names, **options):
     """Return texts with ids and without entities. A tuple is an id, a text and a position."""
     return GoldTexts(
