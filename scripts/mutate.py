@@ -83,15 +83,18 @@ ROOMS = {
     ),
     "entities": Room(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("gold", "inputs", "scores")),
-        tuple(f"tests/annotation/test_{name}.py" for name in ("gold", "ids", "scores")),
+        (
+            *(f"tests/annotation/test_{name}.py" for name in ("gold", "ids", "matching", "read_annotations", "scores")),
+            "tests/test_reports.py",
+        ),
     ),
     "training": Room(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
-        tuple(f"tests/training/test_{name}.py" for name in ("curve", "steps")),
+        (*(f"tests/training/test_{name}.py" for name in ("curve", "steps")), "tests/test_reports.py"),
     ),
     "verdict": Room(
         ("openmed_nb/runbook/verdict/*.py",),
-        ("tests/runbook/verdict/test_*.py",),
+        ("tests/runbook/verdict/test_*.py", "tests/test_reports.py"),
     ),
     "records": Room(
         ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/parity_report.py"),

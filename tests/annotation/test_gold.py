@@ -25,6 +25,7 @@ SPAN = GoldSpan(8, 14, "DISEASE")
         ((8, 14, "DISEASE"), SPAN),
         ((np.int64(8), np.int32(14), "DISEASE"), SPAN),
         ({"start": 8, "end": 14, "label": "DISEASE"}, SPAN),
+        ({"start": 8, "end": 14, "entity": "DISEASE"}, SPAN),
         ({"start": 8, "end": 14, "entity": "A", "label": "B", "entity_group": "DISEASE"}, SPAN),
         ((0, 1, ""), GoldSpan(0, 1, "")),
         ((14, 14, "DISEASE"), None),

@@ -60,7 +60,26 @@ class TestSources:
     def test_tables_are_read_one_by_one(self, options, ids):
         inputs = read_inputs(iter([pa.Table.from_pandas(table())] * 2), **options)
         assert list(inputs.texts) == NOTES * 2
-        assert inputs.ids == ids
+        assert (inputs.ids, inputs.text_name) == (ids, "note")
+
+    @pytest.mark.parametrize(
+        ("texts", "options", "expected"),
+        [
+            pytest.param({"a7": "asthma"}, {}, (["asthma"], ["a7"], "note_id", None), id="mapping"),
+            pytest.param(
+                {"note": ["asthma"]}, {}, ({"note": ["asthma"]}, None, "note_id", None), id="mapping of columns"
+            ),
+            pytest.param(pd.Series(["gout"], name="note"), {}, (["gout"], None, "note_id", "note"), id="named column"),
+            pytest.param(["gout"], {"ids": pd.Series([7], name="mrn")}, (["gout"], [7], "mrn", None), id="named ids"),
+            pytest.param(table(), COLUMNS, (NOTES, IDS, "note_id", "note"), id="table"),
+        ],
+    )
+    def test_inputs_have_the_names_of_their_columns(self, texts, options, expected):
+        inputs = read_inputs(texts, **options)
+        read = inputs.texts
+        if isinstance(read, pd.Series):
+            read = read.astype(object).where(read.notna(), None).tolist()
+        assert (read, inputs.ids, inputs.id_name, inputs.text_name) == expected
 
     @pytest.mark.parametrize("ids", ["name", "path"])
     def test_ids_of_files_are_names_or_paths(self, tmp_path, ids):
@@ -114,6 +133,15 @@ class TestRejectedInputs:
                 table().set_axis([MARKER] * 3, axis=1), {"text_column": MARKER}, "several columns", id="repeated column"
             ),
             pytest.param(table(), {"text_column": MARKER}, "not have the column of text_column", id="unknown name"),
+            pytest.param(
+                iter([table()]),
+                {"text_column": MARKER},
+                "not have the column of text_column",
+                id="unknown name of a part",
+            ),
+            pytest.param(
+                *(pd.Series(NOTES), {"ids": pd.Series(IDS, index=[9, 8, 7, 6])}, "rows of the texts"), id="other rows"
+            ),
             pytest.param(table(), {"id_column": "note_id"}, "id_column requires text_column", id="no text column"),
             pytest.param(table(), {**COLUMNS, "ids": IDS}, "both specified", id="ids twice"),
             pytest.param(table(), {}, "DataFrame is a table", id="no column"),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import openmed_nb as nb
 from openmed_nb._render.display import OK
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, format_value
 from openmed_nb.runbook.verdict.rules import (
@@ -222,6 +223,11 @@ def test_warning_is_reported(changes, fragment):
 
     assert fragment in warning
     assert warning in verdict.to_report().sentences
+
+
+@pytest.mark.parametrize("metrics", [{"device": "mps"}, {"device": "cpu", "no_gpu": False}])
+def test_known_device_is_not_looked_for(metrics):
+    assert nb.verdict(Evidence(**metrics)) == evaluate(Evidence(**metrics))
 
 
 def test_simulated_evidence_is_inconclusive():
