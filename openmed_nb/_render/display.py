@@ -217,17 +217,31 @@ def _html_table(table: Table) -> str:
     rows = sorted(table.rows, key=severity, reverse=True)
     worst = severity(rows[0])
     hidden = [row for row in rows if severity(row) in {SEVERITY.index(OK), SEVERITY.index(NOT_APPLICABLE)} - {worst}]
-    if table.collapsed or not hidden:
-        html_rows = _html_rows(table, status_columns)
-        return _html_collapsed(escape(table.caption), html_rows) if table.collapsed else html_rows
+    if table.collapsed:
+        return _html_collapsed(escape(table.caption), table, status_columns)
+    if not hidden:
+        return _html_scrollable_rows(table, status_columns)
     shown = replace(table, rows=tuple(rows[: len(rows) - len(hidden)]))
     others = replace(table, caption="", rows=tuple(hidden))
     summary = f"{pluralize(len(hidden), 'other check')}: ok or not applicable"
-    return _html_rows(shown, status_columns) + _html_collapsed(summary, _html_rows(others, status_columns))
+    return _html_scrollable_rows(shown, status_columns) + _html_collapsed(summary, others, status_columns)
 
 
-def _html_collapsed(summary: str, content: str) -> str:
-    return f'<details style="{COLLAPSED}"><summary style="{SUMMARY}">{summary}</summary>{content}</details>'
+def _html_collapsed(summary: str, table: Table, status_columns: list[int]) -> str:
+    """Return a table as HTML below a summary that expands it.
+
+    A wide table and its summary are in one box with a scroll bar. The keyboard reaches the box by the summary, which
+    JupyterLab keeps in an untrusted notebook, unlike a tab stop.
+    """
+    html_table = _html_rows(table, status_columns)
+    content = f'<details style="{COLLAPSED}"><summary style="{SUMMARY}">{summary}</summary>{html_table}</details>'
+    return f'<div style="{SCROLLABLE_TABLE}">{content}</div>' if _is_wide(table) else content
+
+
+def _html_scrollable_rows(table: Table, status_columns: list[int]) -> str:
+    """Return a table as HTML, in a box with a scroll bar if it is wide."""
+    html_table = _html_rows(table, status_columns)
+    return _html_scrollable(SCROLLABLE_TABLE, table.caption or "Table", html_table) if _is_wide(table) else html_table
 
 
 def _html_rows(table: Table, status_columns: list[int]) -> str:
@@ -254,9 +268,7 @@ def _html_rows(table: Table, status_columns: list[int]) -> str:
         nowrap = ";white-space:nowrap" if len(table.caption) <= 2 * MAX_NOWRAP_CHARACTERS else ""
         caption = f'<caption style="{CAPTION}{nowrap}">{escape(table.caption)}</caption>'
     head = f'<thead><tr style="{TOP_ROW}">{head}</tr></thead>'
-    html_table = f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
-    is_wide = _min_width(table) > MAX_TABLE_CHARACTERS
-    return _html_scrollable(SCROLLABLE_TABLE, table.caption or "Table", html_table) if is_wide else html_table
+    return f'<table style="{TABLE}">{caption}{head}<tbody>{"".join(body)}</tbody></table>'
 
 
 def _html_scrollable(style: str, label: str, content: str) -> str:
@@ -264,13 +276,13 @@ def _html_scrollable(style: str, label: str, content: str) -> str:
     return f'<div role="region" aria-label="{escape(label)}" tabindex="0" style="{style}">{content}</div>'
 
 
-def _min_width(table: Table) -> int:
-    """Return the approximate minimum width of a table in characters. Long cells are wrapped between words."""
+def _is_wide(table: Table) -> bool:
+    """Return whether a table may be wider than a page on a phone. Long cells are wrapped between words."""
     width = 0
     for column in zip(table.columns, *table.rows, strict=True):
         is_short = max(map(len, column)) <= MAX_NOWRAP_CHARACTERS
         width += max(max(map(len, [cell] if is_short else cell.split()), default=0) for cell in column) + 2
-    return width
+    return width > MAX_TABLE_CHARACTERS
 
 
 def _cell_style(column: tuple[str, ...]) -> str:
