@@ -132,6 +132,8 @@ MAX_TABLE_CHARACTERS = 36  # Approximate width of a page on a phone; a wider tab
 NUMBER_PATTERN = re.compile(
     r"[-+<≈]?\d[\d.,e+-]*%?( [^\d\s]{1,12})?( to -?\d[\d.,]*%?( [^\d\s]{1,12})?)?( \([\d.,]+%\))?"
 )
+# A number with its unit, between which no line ends.
+QUANTITY_PATTERN = re.compile(r"[\d.]+ (?:ms|s|bytes|[KMGTP]iB)\b")
 # Code in a sentence: a name of the package, optionally with arguments, or a magic. It is applied to escaped text.
 INLINE_CODE_PATTERN = re.compile(
     r"^%%?\w(?:[^.]|\.(?=\w))*$|(?<![\w.])(?:found = )?(?:(?:openmed_)?nb(?!\.(?:service|plist)\b)|found)(?:\.\w+)+(?:\([^()]*\))?|masked\[\d+\]|%%?openmed\w*(?: --?\w+)*"
@@ -143,6 +145,16 @@ def escape(value: object) -> str:
     import html  # Imported on first use, because it loads a table of a thousand entities.
 
     return html.escape(str(value), quote=True)
+
+
+def escape_quantities(text: str) -> str:
+    """Return a text as HTML in which quantities do not wrap, however narrow the page is.
+
+    Example:
+        >>> escape_quantities("cached 9.8 MiB")
+        'cached <span style="white-space:nowrap">9.8 MiB</span>'
+    """
+    return QUANTITY_PATTERN.sub(r'<span style="white-space:nowrap">\g<0></span>', escape(text))
 
 
 def to_text(report: Report) -> str:
@@ -180,7 +192,7 @@ def to_html(report: Report) -> str:
 
     badge = f"{status_badge(report.status)} " if report.status else ""
     title = f'<p style="{HEADLINE}">{badge}<strong>{escape(report.title)}</strong></p>' if report.title else ""
-    details = f'<p style="{DETAILS}">{escape(report.details)}</p>' if report.details else ""
+    details = f'<p style="{DETAILS}">{escape_quantities(report.details)}</p>' if report.details else ""
     prose = "".join(f'<p style="{SENTENCE}">{_html_prose(sentence)}</p>' for sentence in report.sentences)
     charts = render_charts(*report.charts)
     text = _html_text(report.segments) if report.segments else ""

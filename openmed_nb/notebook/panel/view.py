@@ -6,7 +6,6 @@ cleared or updated, so there is no Output widget and nothing is displayed twice.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from ..._render.display import (
     StaticReprMixin,
     Table,
     escape,
+    escape_quantities,
     pluralize,
     to_html,
 )
@@ -102,11 +102,11 @@ def render_memory(state: PanelState) -> str:
         stripes = ""
         for index, part in enumerate(bar.parts):
             swatch = f'<span class="openmed-swatch openmed-part-{index}" aria-hidden="true"></span>'
-            legend.append(f'<span class="openmed-used">{swatch}{_nowrap_sizes(str(part))}</span>')
+            legend.append(f'<span class="openmed-used">{swatch}{escape_quantities(str(part))}</span>')
             fraction = min(1, part.size / bar.limit) if bar.limit else 0
             stripes += f'<div class="openmed-part-{index}" style="width:{fraction:.2%}"></div>'
         used = " ".join(legend)
-        limit = f'{_nowrap_sizes(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
+        limit = f'{escape_quantities(bar.row[2])}<div class="openmed-bar" aria-hidden="true">{stripes}</div>'
         rows += f'<tr><th scope="row">{escape(bar.name)}</th><td>{used}</td><td>{limit}</td></tr>'
     title = '<caption class="openmed-unseen">Memory in use</caption>'
     table = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -151,11 +151,6 @@ def render_annotation(state: PanelState) -> str:
         report = replace(report, sentences=(SIMULATION_NOTICE, *report.sentences))
     box = '<div class="openmed-answer" role="region" aria-label="Annotated text" tabindex="0">'
     return f'<div role="status">{box}{to_html(report)}</div></div>'
-
-
-def _nowrap_sizes(text: str) -> str:
-    """Return a text as HTML in which sizes such as 9.8 MiB do not wrap, however narrow the cell is."""
-    return re.sub(r"[\d.]+ (bytes|[KMGTP]iB)\b", r'<span class="openmed-size">\g<0></span>', escape(text))
 
 
 def _details(summary: str, *tables: Table, opened: bool = False) -> str:

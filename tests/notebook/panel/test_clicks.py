@@ -6,6 +6,7 @@ import pytest
 
 import openmed_nb as nb
 from helpers import simulated_computers as computers
+from helpers.html import read
 from helpers.panels import in_notebook, next_cell
 from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.view import iter_widgets
@@ -91,7 +92,8 @@ class TestModels:
 
         answer = view.annotation.value
         assert re.search(r"3 mentions of diseases found, 1 of them negated<", answer)
-        assert re.search(rf"Model: bundled_small, device: {SESSION.device().device}.*, [\d.]+ m?s<", answer)
+        text = read(answer).text
+        assert re.search(rf"Model: bundled_small, device: {SESSION.device().device}.*, [\d.]+ m?s", text)
         assert re.search(r'<div class="openmed-answer" role="region" aria-label="[^"]+" tabindex="0">', answer)
         assert "<mark " in answer
         assert "bundled_small" in view.region("Models").top.value
