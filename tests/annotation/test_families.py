@@ -38,7 +38,7 @@ TEXTS = (
     "no asthma , " * 4,
     "",
 )
-"""Texts of very different lengths, so that all but the longest are padded."""
+"""Texts of very different lengths, so that all but the longest are padded. Each fits into one window of every family."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES["ALL"])
@@ -49,6 +49,7 @@ def family(request, architectures):
     tokenizer.model_max_length = FAMILIES["ALL"][request.param][0]
     model = FAMILIES["model_of"](request.param, len(tokenizer), architectures.PREFIXED, initializer_range=0.2)
     architectures.level(model, tokenizer)
+    assert max(len(tokenizer(text).input_ids) for text in TEXTS) <= tokenizer.model_max_length
     return model, tokenizer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
-ROWS = 40
+ROWS = 62
 """How many rows a table of positions has."""
 
 BERT: dict[str, Any] = {
