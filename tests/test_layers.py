@@ -21,6 +21,7 @@ LAYERS = (
     "_render",
     "_utils.plain",
     "_events",
+    "_utils.child",
     "devices",
     "simulation",
     "models",

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from .._events.activity import defer_interrupts
+
 # File with the value, in the temporary directory of the child.
 VALUE_FILE = "value.json"
 
@@ -73,30 +75,25 @@ def run(
         # The child has the import path of this process.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main({directory!r}, {seconds!r})"
         output_file = Path(directory, "output")
+        data = pickle.dumps((function, arguments))
         exit_code = None
-        with output_file.open("wb") as stream:
-            process = subprocess.Popen(  # noqa: S603 - the command is a constant of this module
-                [sys.executable, "-u", "-X", "faulthandler", "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=stream,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C does not reach the child.
-                env=environ,
-            )
-            # A child that does not read must not block this process.
-            sender = threading.Thread(
-                target=_send, args=(process.stdin, pickle.dumps((function, arguments))), daemon=True
-            )
-            sender.start()
-            try:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    exit_code = process.wait(seconds)
-            finally:
-                _kill(process)
-                sender.join(EXIT_GRACE_SECONDS)
-                if process.stdin and not sender.is_alive():
-                    process.stdin.close()
+        with output_file.open("wb") as stream, contextlib.ExitStack() as stack:
+            with defer_interrupts():  # An interrupt before the callback would leave the child running.
+                process = subprocess.Popen(  # noqa: S603 - the command is a constant of this module
+                    [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=stream,
+                    stderr=stream,
+                    bufsize=0,
+                    start_new_session=True,  # Ctrl-C does not reach the child.
+                    env=environ,
+                )
+                # A child that does not read must not block this process.
+                sender = threading.Thread(target=_send, args=(process.stdin, data), daemon=True)
+                stack.callback(_end, process, sender)
+                sender.start()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                exit_code = process.wait(seconds)
         value_file = Path(directory, VALUE_FILE)
         value = json.loads(value_file.read_text("utf-8")) if exit_code == 0 and value_file.exists() else None
         return Outcome(exit_code, value, _read_end(output_file))
@@ -108,8 +105,8 @@ def _send(stream: IO[bytes], data: bytes) -> None:
         stream.write(data)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children. A process that the operating system cannot end is left running."""
+def _end(process: subprocess.Popen[bytes], sender: threading.Thread) -> None:
+    """Kill a process and its children, and close its input. A process that the operating system cannot end is left running."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises these if the process has just exited.
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -117,6 +114,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_GRACE_SECONDS)
+    sender.join(EXIT_GRACE_SECONDS)
+    if process.stdin and not sender.is_alive():
+        process.stdin.close()
 
 
 def _read_end(file: Path) -> str:

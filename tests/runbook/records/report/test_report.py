@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -127,6 +128,22 @@ def test_child_that_fails_has_no_value(home):  # noqa: ARG001 - the process impo
     assert outcome[:2] == (120, None)
     assert 60_000 < len(outcome.output) < 1 << 16
     assert set(outcome.output.split()) == {"0123456789"}
+
+
+def test_interrupt_at_the_start_of_a_child_ends_it(monkeypatch):
+    started = []
+    start = subprocess.Popen
+
+    def start_and_interrupt(*arguments, **options):
+        started.append(start(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        child.run(len, ("",), 60.0, os.environ)
+
+    assert started[0].poll() == -signal.SIGKILL
 
 
 def test_output_is_not_stored_if_it_may_quote_a_text(planted_steps, tmp_path, home):  # noqa: ARG001
