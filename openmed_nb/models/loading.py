@@ -162,6 +162,9 @@ class LoadedModel:
 @gc_disabled()
 def import_transformers() -> None:
     """Import torch and the parts of transformers that every load needs; interrupts are deferred during the import."""
+    if sys.flags.optimize > 1:  # auto_docstring of transformers reads docstrings during the import.
+        message = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires."
+        raise ModelError(message, "Run Python without that option, or with -O.")
     import_torch()
     try:
         with defer_interrupts():
