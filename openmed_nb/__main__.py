@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +17,7 @@ from typing import NoReturn
 from . import __version__
 from ._annotate import annotate_in_session
 from ._render.values import Json
-from ._utils.text import parser_problem, short_type_name
+from ._utils.text import describe_error, parser_problem, short_type_name
 from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     SESSION.start()
     try:
         output, status = run(words)
-        print(output)
+        write_output(output)
     except OpenMedError as error:
         print(f"{short_type_name(error)}: {error}", file=sys.stderr)
         return 2
@@ -65,6 +66,23 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"\n{interrupt}", file=sys.stderr)
         return EXIT_SIGINT
     return status
+
+
+def write_output(output: str) -> None:
+    """Print a result, or exit with status 1 if the reader, such as ``head``, has closed the pipe.
+
+    Raises:
+        ConfigurationError: If the result cannot be written.
+    """
+    try:
+        print(output, flush=True)
+    except OSError as error:
+        # Python's ``signal``, "Note on SIGPIPE": otherwise Python reports a second error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        message = f"The result cannot be written: {describe_error(error)}."
+        raise ConfigurationError(message, "Free disk space or use another output.") from error
 
 
 def annotate(arguments: list[str]) -> tuple[str, int]:

@@ -1,6 +1,8 @@
 """The command line: results, exit statuses, and errors of one line."""
 
+import contextlib
 import json
+import os
 
 import pytest
 
@@ -108,6 +110,18 @@ def test_doctor_prints_findings_and_status(capsys):
     assert printed.err == ""
     main(["doctor", "--json"])
     assert json.loads(capsys.readouterr().out)["findings"]
+
+
+def test_closed_pipe_ends_the_command_silently(capsys):
+    """As after ``| head -1``. What Python writes at its exit is no error either."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as closed, contextlib.redirect_stdout(closed):  # noqa: PTH123 - a descriptor
+        with pytest.raises(SystemExit, match="1"):
+            main(["doctor"])
+        closed.write("the end")
+
+    assert capsys.readouterr().err == ""
 
 
 def test_file_named_like_a_command_is_passed_with_its_folder(tmp_path, monkeypatch, capsys):
