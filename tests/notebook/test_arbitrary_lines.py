@@ -13,6 +13,8 @@ from openmed_nb._render.display import Json
 from openmed_nb.errors import MagicError, OpenMedError
 from openmed_nb.session import SESSION
 
+pytestmark = pytest.mark.filterwarnings("ignore:Text 0 looks like a file name")  # The line is annotated anyway.
+
 WORDS = st.sampled_from(
     [
         *("--simulate", "--simulate=mps", "--simulate=off", "--memory", "--memory=8GiB", "--memory=1", "off", "--sim"),
@@ -79,6 +81,7 @@ def run_magic(magic, *arguments):
 @example(line="--simulate mps --memory 1MiB")
 @example(line="--model=--")
 @example(line="--close --model bundled")
+@example(line=".CSV")
 def test_any_line_has_a_result_or_one_of_our_errors(shell, magic, line):
     """Variables are expanded first."""
     run_magic(partial(shell.run_line_magic, magic), line)
