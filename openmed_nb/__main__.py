@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -16,6 +17,7 @@ from typing import NoReturn
 
 from . import __version__
 from ._annotate import annotate_in_session
+from ._events.activity import ProgressEvent
 from ._render.values import Json
 from ._utils.text import describe_error, parser_problem, short_type_name
 from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
@@ -56,16 +58,25 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()
-    try:
-        output, status = run(words)
-        write_output(output)
-    except OpenMedError as error:
-        print(f"{short_type_name(error)}: {error}", file=sys.stderr)
-        return 2
-    except RunInterrupted as interrupt:
-        print(f"\n{interrupt}", file=sys.stderr)
-        return EXIT_SIGINT
+    with contextlib.ExitStack() as stack:
+        if run in {run_report, run_bring_up}:  # These commands take minutes.
+            stack.callback(SESSION.subscribe(print_progress))
+        try:
+            output, status = run(words)
+            write_output(output)
+        except OpenMedError as error:
+            print(f"{short_type_name(error)}: {error}", file=sys.stderr)
+            return 2
+        except RunInterrupted as interrupt:
+            print(f"\n{interrupt}", file=sys.stderr)
+            return EXIT_SIGINT
     return status
+
+
+def print_progress(event: ProgressEvent | None) -> None:
+    """Print an event to standard error, unless it is a terminal, which has a progress line."""
+    if event is not None and not sys.stderr.isatty():
+        print(event, file=sys.stderr, flush=True)
 
 
 def write_output(output: str) -> None:
