@@ -11,7 +11,7 @@ from openmed_nb.devices.environment import FALLBACK_VARIABLE
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.timing import PhaseTimes
 from openmed_nb.runbook.records import report as reports
-from openmed_nb.runbook.records.report import DeviceReport, run_report, unmet_criterion
+from openmed_nb.runbook.records.report import BRING_UP_FOLDER, DeviceReport, run_report, unmet_criterion
 from openmed_nb.runbook.records.running import StepOutcome
 from openmed_nb.runbook.records.steps import STAGES, STEPS, StepOptions
 from openmed_nb.runbook.verdict.metrics import Evidence
@@ -201,9 +201,11 @@ def test_wrong_logits_stop_at_gates(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_cpu_passes(tmp_path, capsys):
-    status = main(["bring-up", "bundled_small", "--folder", str(tmp_path), "--device", "cpu", "--seconds", "60"])
-    report = DeviceReport.read(tmp_path / "report.json")
+def test_cpu_passes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENMED_TORCH_DEVICE", "cpu")
+    status = main(["bring-up", "bundled_small"])
+    report = DeviceReport.read(tmp_path / BRING_UP_FOLDER / "report.json")
 
     assert {"device", "doctor", "parity", "sweep", "compare", "memory"} <= set(report.finished_steps), report
     assert status == report.exit_code
