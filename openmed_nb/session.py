@@ -444,7 +444,8 @@ class Session:
 
         arguments = dict(arguments)
         device = arguments.pop("device", None)
-        remote_code = bool(arguments.pop("trust_remote_code", False))
+        remote_code = arguments.pop("trust_remote_code", False)
+        check_bool("trust_remote_code", remote_code)
         requested = config.device if device is None else parse_device_argument(device)
         config, options = apply_overrides(config, arguments)
         source = "argument" if device is not None else "OpenMedConfig"

@@ -160,7 +160,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         message = ""
         try:
             preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             message = f"The pipeline does not take these options: {describe_error(error)}."
         # Raised outside of the handler, so that the original error, which quotes the options, is not the context.
         if message:

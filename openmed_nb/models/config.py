@@ -145,7 +145,8 @@ Use 'hf', or the openmed package.
     allow_pickle: bool = False
 
     def __post_init__(self) -> None:
-        if self.backend not in (BACKEND, None):
+        # A comparison with an array has no truth value.
+        if not isinstance(self.backend, str | None) or self.backend not in (BACKEND, None):
             backend = describe_value(str(self.backend))
             message = f"{backend} is not a backend of openmed_nb, which runs PyTorch models."
             raise ConfigurationError(message, f"Use {BACKEND!r}, or the openmed package.")
