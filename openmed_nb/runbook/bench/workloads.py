@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
 from ..._utils.clock import current_time
-from ..._utils.text import short_type_name
+from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
@@ -285,7 +285,7 @@ def build_benchmarks(target: BenchmarkTarget, devices: Sequence[str]) -> Iterato
         with contextlib.ExitStack() as stack:
             stack.enter_context(preserve_rng_states())
             for index, device in enumerate(devices):
-                subject = f"{target.name} on {format_device(device)}"
+                subject = f"{model_label(target.name)} on {format_device(device)}"
                 SESSION.notify(ProgressEvent(LOADING, subject, index, len(devices)))
                 stack.enter_context(use_rng_states(get_rng_states(device)))
                 with explain_out_of_memory(target.name, device, SMALLER_MODEL_REMEDY):
@@ -364,7 +364,7 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
 
         if isinstance(model, torch.nn.Module):
             target = _target_from_module(model, data, training, type(model).__name__)
-        elif callable(model):  # A step function, whose side effects are not undone.
+        elif callable(model) and not isinstance(model, type):  # A step function, whose side effects are not undone.
             name = function_name(model)
             target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
         else:
