@@ -235,7 +235,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
             RUN: render_run_script(golden.environment),
             README: _render_readme(golden, installed, book.simulated),
         }
-        SESSION.notify(ProgressEvent("Writing", target.name))
+        SESSION.notify(ProgressEvent("Writing", "the bundle"))
         try:
             parent = target if target.is_dir() else target.parent
             target.parent.mkdir(parents=True, exist_ok=True)
