@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -202,6 +203,8 @@ class Review(LiveNotes):
         if span is None or (text is not None and span.end > len(text)):
             message = "The mark is not a span of the note."
             raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
+        if re.search(r"[\ud800-\udfff]", span.label):
+            raise ConfigurationError("The label contains an unpaired surrogate.", "Pass printable characters.")
         self._read_file()
         marks = {**self.marked_spans(note)}
         if right is None:

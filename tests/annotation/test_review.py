@@ -151,6 +151,15 @@ def test_other_files_are_refused_and_kept(found, path):
     assert path.read_bytes() == b"a,b\n1,2"
 
 
+def test_label_that_no_file_can_contain_is_rejected(found, path):
+    review = found.review(path)
+    with pytest.raises(ConfigurationError, match="unpaired surrogate"):
+        review.mark(0, 0, 3, "\ud800")
+    review.mark(0, 0, 3, "DISEASE")
+
+    assert found.review(path).marked_spans(0) == {GoldSpan(0, 3, "DISEASE"): True}
+
+
 def test_deleted_file_is_written_again_with_all_marks(found, path):
     review = found.review(path, sample=None)
     finish(review, 0)
