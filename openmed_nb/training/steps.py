@@ -178,6 +178,9 @@ def adamw(parameters: ParamsT, **options: Any) -> torch.optim.AdamW:
     """
     import torch
 
+    # An error of a generator is raised unchanged, because it is one of the user's code.
+    if isinstance(parameters, Iterator):
+        parameters = list(parameters)
     try:
         optimizer = torch.optim.AdamW(parameters, **options)
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
