@@ -123,9 +123,11 @@ MISTAKES: dict[str, Any] = {
     repr(value): value
     for value in (
         None, True, 0, -1, 10**30, 0.5, math.nan, math.inf, 1j, "", "cpu", "nope", "~nobody/x", [], [None], ["x", 1], (), {1: None},
-        range(3), ..., torch.float16, torch.device("cpu"), torch.zeros(0), torch.ones(2, 3), pytest, SESSION,
+        range(3), ..., torch.float16, torch.device("cpu"), torch.zeros(0), pytest, SESSION,
     )
-} | {"raising object": RaisingObject, "model": lambda: torch.nn.Linear(2, 2), "iterator": lambda: iter([1])}  # fmt: skip
+} | {
+    "raising object": RaisingObject, "tensor": torch.ones(2, 3), "model": lambda: torch.nn.Linear(2, 2), "iterator": lambda: iter([1]),
+}  # fmt: skip
 VALUES = {**NOTES, **MISTAKES}
 
 
@@ -152,7 +154,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 # Arguments that the user writes to be shown in a report.
-SHOWN = {("logbook", "hypotheses"), ("handoff", "owner"), ("device", "source"), ("use", "source")}
+SHOWN = {
+    ("logbook", "hypotheses"),
+    ("handoff", "owner"),
+    ("handoff", "folder"),
+    ("runbook.bring_up", "model"),
+    ("device", "source"),
+    ("use", "source"),
+}
 
 
 def some_parameters() -> list[torch.nn.Parameter]:
