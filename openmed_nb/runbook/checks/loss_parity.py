@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from ..._events.activity import ProgressEvent
 from ..._render.display import FAILED, OK, Displayable, Finding, Report, Table, findings_table, pluralize, worst_status
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
+from ..._utils.text import describe_error, short_type_name
 from ..._utils.validation import check_choice, check_integer
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, set_rng_states, use_rng_states
 from ...devices.machine import format_device, is_marked_simulated
 from ...devices.moving import copy_model, get_module, map_tensors, to_device
 from ...devices.registry import empty_cache, explain_out_of_memory, get_device
-from ...errors import ConfigurationError, InvalidModelError
+from ...errors import ConfigurationError, InvalidModelError, OpenMedError
 from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.steps import precision
@@ -338,8 +339,14 @@ class _Replica:
 
         with TENSOR_LOCK, torch.enable_grad():
             inputs = to_device(map_tensors(batch, copy_tensor), self.device)
-            with self.autocast():
-                loss = loss_or_mean(model_inputs(inputs)(self.model))
+            try:
+                with self.autocast():
+                    loss = loss_or_mean(model_inputs(inputs)(self.model))
+            except OpenMedError:
+                raise
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                message = f"{self.name} cannot be called with a batch of type {short_type_name(batch)}: {describe_error(error)}."
+                raise ConfigurationError(message, "Pass batches in the form that the model is called with.") from error
             if loss is None or loss.numel() != 1:
                 message = f"{self.name} returns no loss that can be trained."
                 raise ConfigurationError(message, "Pass batches with labels.")
