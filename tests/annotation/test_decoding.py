@@ -137,6 +137,17 @@ def test_dropped_spans_are_labeled_tokens_outside_entities(tokenizer, make_decod
     assert spans == dropped
 
 
+def test_dropped_spans_end_with_their_text(tokenizer, make_decoder):
+    """With ``max``, the last token of one text and the first of the next are dropped."""
+    texts = ["hypertension"] * 2
+    predictions = Predictions(np.array([0, 2, 2, 0]), np.array([0.9, 0.6, 0.7, 0.9], np.float32))
+    found = make_decoder("max").entities(texts, tokenize(tokenizer, texts), predictions)
+    assert {text: [(span.start, span.end) for span in spans] for text, spans in found.dropped.items()} == {
+        0: [(5, 12)],
+        1: [(0, 5)],
+    }
+
+
 @pytest.mark.parametrize(
     ("strategy", "spoken", "expected"),
     [

@@ -76,13 +76,14 @@ class Pieces:
         return len(self.ids)
 
 
+@pytest.mark.parametrize("transformers_boundaries", [False, True])
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("asthma", "0"), ("no asthmad", "001"), ("asthma,", "00"), ("a ᚠ", "00")],
 )
-def test_is_subword_follows_prefix(architectures, text, expected):
+def test_is_subword_follows_prefix(architectures, text, expected, transformers_boundaries):
     """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
-    is_subword = tokenize(architectures.tokenizer_of("bert"), [text]).is_subword
+    is_subword = tokenize(architectures.tokenizer_of("bert"), [text], transformers_boundaries).is_subword
     assert "".join(str(int(flag)) for flag in is_subword) == expected
 
 
