@@ -429,7 +429,7 @@ def test_summary_shows_counts_and_the_first_rows():
         "  asthma  2\n"
         "  pain    1"
     )
-    assert "device: cpu, 0.4 s" in summary._repr_html_()
+    assert "device: cpu, 0.4 s" in read_page(summary).text
     data = json.loads(json.dumps(summary.to_dict()))
     assert (data["labels"], data["errors"], data["texts"]) == ({"A": 2, "B": 1}, {"2": "why it failed"}, 4)
     assert "seconds" not in data
