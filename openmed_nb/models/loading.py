@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import importlib.util
 import math
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -477,6 +479,9 @@ def dtype_of(model: PreTrainedModel) -> str:
     return INT8 if is_quantized(model) else normalize_dtype(model.dtype)
 
 
+_SOLVER_MODULE = "scipy.optimize"
+
+
 def import_model_code() -> None:
     """Import the classes that load any model, and the lists of the classes of all models."""
     import transformers
@@ -484,6 +489,9 @@ def import_model_code() -> None:
     if "transformers.models" not in sys.modules:
         with _reuse_import_structure(transformers):
             importlib.import_module("transformers.models")
+    if "transformers.loss.loss_utils" not in sys.modules:
+        with _defer_scipy():
+            importlib.import_module("transformers.loss.loss_utils")
     importlib.import_module("transformers.modeling_utils")
     from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer  # noqa: F401
 
@@ -514,3 +522,42 @@ def _reuse_import_structure(transformers: ModuleType) -> Iterator[None]:
         yield
     finally:
         import_utils.define_import_structure = define
+
+
+class _DeferredSolver(ModuleType):
+    """Stands in for ``scipy.optimize`` until anything but its solver of assignment problems is used."""
+
+    @staticmethod
+    def linear_sum_assignment(*arguments: object, **options: object) -> object:
+        """Call the function of scipy, which is imported on the first call."""
+        return importlib.import_module(_SOLVER_MODULE).linear_sum_assignment(*arguments, **options)
+
+    def __init__(self) -> None:
+        super().__init__(_SOLVER_MODULE)
+        self.thread_id = threading.get_ident()
+
+    def __getattr__(self, name: str) -> object:
+        if name == "__path__" and threading.get_ident() == self.thread_id:  # The import system looks for it.
+            raise AttributeError(name)
+        # Another release of transformers uses more of scipy, or another thread imports scipy at the same time.
+        _remove_stand_in(self)
+        return getattr(importlib.import_module(_SOLVER_MODULE), name)
+
+
+def _remove_stand_in(module: ModuleType) -> None:
+    if sys.modules.get(_SOLVER_MODULE) is module:
+        del sys.modules[_SOLVER_MODULE]
+
+
+@contextlib.contextmanager
+def _defer_scipy() -> Iterator[None]:
+    """Defer the import of ``scipy.optimize`` to the first use of a loss of object detection."""
+    if _SOLVER_MODULE in sys.modules or importlib.util.find_spec("scipy") is None:
+        yield
+        return
+    stand_in = _DeferredSolver()
+    sys.modules[_SOLVER_MODULE] = stand_in
+    try:
+        yield
+    finally:
+        _remove_stand_in(stand_in)
