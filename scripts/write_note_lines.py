@@ -17,6 +17,7 @@ import csv
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +36,7 @@ SHORT = 5
 KIND_FRACTIONS = {"abbr": 0.45, "name": 0.35, "lay": 0.2}
 """How often a disease is of each kind. Half of the diseases of clinical notes are abbreviations."""
 
+CAPITALS = re.compile(r"\b[A-Z]{2,6}\b")
 CHOICE = re.compile(r"<([^<>]*\|[^<>]*)>")
 PIECE = re.compile(r"\[(?P<literal>[^]]*)\]|\{(?P<slot>\w+)\}|(?P<plain>[^[{]+)")
 
@@ -101,9 +103,12 @@ def read_terms() -> dict[str, Weighted]:
 
 
 def read_capitals() -> list[str]:
-    """Return the abbreviations in capitals, which the models tell from the same letters in lower case."""
-    words = {row[0] for row in read_rows("abbreviations.tsv")}
-    return sorted(word for word in words if word.isalpha() and word.isupper() and 1 < len(word) < 7)
+    """Return the words in capitals, which the models tell from the same letters in lower case."""
+    abbreviations = {row[0] for row in read_rows("abbreviations.tsv")}
+    patterns = "\n".join(row[0] for path in TABLES.glob("*.txt") for row in read_rows(path.name))
+    counts = Counter(CAPITALS.findall(patterns))
+    frequent = {word for word, count in counts.items() if count > 3}  # Most of them are not diseases, such as "GCS".
+    return sorted(word for word in abbreviations | frequent if CAPITALS.fullmatch(word))
 
 
 class LineWriter:
