@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -51,6 +52,12 @@ def clean_session() -> Iterator[None]:
         ):  # Unloading collects garbage, which takes a third of a second with torch imported.
             session.SESSION.unload()
         session.SESSION.stop()
+
+
+def pytest_collection_finish() -> None:
+    """Exclude pytest, torch and transformers from garbage collections, which take half a second with them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

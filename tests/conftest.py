@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import random
@@ -92,15 +91,6 @@ def still_simulated_mac(request: pytest.FixtureRequest) -> None:
         from openmed_nb.session import SESSION
 
         SESSION.simulate("8 GiB")
-
-
-@pytest.fixture(scope="module")
-def quick_collection() -> Iterator[None]:
-    """Faster garbage collection, which ignores the objects of pytest, torch and transformers."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def load_module(file: Path) -> ModuleType:

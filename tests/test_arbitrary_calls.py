@@ -36,7 +36,7 @@ from openmed_nb.annotation.results import AnnotatedText, Annotations, Summary
 from openmed_nb.errors import OpenMedError
 from openmed_nb.session import SESSION
 
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
+pytestmark = pytest.mark.real_computer
 
 TEXTS = ["She has asthma."]
 USER_ERROR = "error in a user object"

@@ -16,8 +16,6 @@ from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.store import ModelStore
 from openmed_nb.session import SESSION, Session
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 NOTE = "He has asthma."
 SMALL = "bundled_small"
 

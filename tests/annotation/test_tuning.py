@@ -10,8 +10,6 @@ from openmed_nb.errors import OpenMedWarning
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 

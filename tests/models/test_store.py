@@ -12,8 +12,6 @@ from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move_model
 from openmed_nb.models.store import LoadedModelInfo, LoadedModels, ModelStore
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 MIB = 1 << 20
 

@@ -95,7 +95,7 @@ def watch() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def shell(tmp_path, quick_collection) -> Iterator[InteractiveShell]:  # noqa: ARG001 - each shell ends with one
+def shell(tmp_path) -> Iterator[InteractiveShell]:
     """Return a shell of this process with the extension loaded, and restore the process afterwards."""
     from helpers.session_state import read_environment
     from openmed_nb.session import SESSION

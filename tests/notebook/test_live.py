@@ -7,8 +7,6 @@ from openmed_nb._render.display import escape
 from openmed_nb.training import MemoryCurve, MemorySample
 from openmed_nb.training.live import LiveMemoryCurve, render_curve
 
-pytestmark = pytest.mark.usefixtures("quick_collection")  # Each epoch ends with one.
-
 EVIL = 'mps"><script>alert(1)</script>'
 
 

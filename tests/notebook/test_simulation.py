@@ -19,10 +19,7 @@ from openmed_nb.devices.machine import is_mps_simulated
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError
 from openmed_nb.session import SESSION, Session
 
-pytestmark = [
-    pytest.mark.real_computer,
-    pytest.mark.usefixtures("quick_collection", "clean"),
-]  # Each test starts its own simulation.
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("clean")]  # Each test starts its own simulation.
 
 NOTE = "He has asthma."
 

@@ -25,9 +25,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.fixture
-def by_itself(
-    quick_collection: None,  # noqa: ARG001 - it undoes gc.freeze()
-) -> None:
+def by_itself() -> None:
     """Isolation for memory tests: frames of pytest and older objects are excluded."""
     gc.freeze()
 

@@ -21,10 +21,7 @@ from openmed_nb.training.epochs import CacheReleaser
 GIB = 1 << 30
 GB = 10**9
 
-pytestmark = [
-    pytest.mark.real_computer,  # Each test starts its own simulation.
-    pytest.mark.usefixtures("quick_collection"),
-]
+pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
 
 @pytest.fixture

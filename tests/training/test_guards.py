@@ -270,7 +270,6 @@ def test_unwatch_restores_hooks(guards, tagger):
     assert get_hooks(tagger) == before
 
 
-@pytest.mark.usefixtures("quick_collection")
 def test_guards_do_not_keep_model_alive(tiny, make_batch):
     guards = nb.Guards()
     model = tiny.random_bert().train()

@@ -9,8 +9,6 @@ import openmed_nb as nb
 from openmed_nb.devices.request import parse_device_argument
 from openmed_nb.errors import InvalidBatchError, NonFiniteError
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 LAYER = r"bert\.encoder\.layer\.0\.output\.dense"
 
 

@@ -12,8 +12,6 @@ from helpers.threads import run_in_thread
 from openmed_nb.notebook.panel.view import iter_widgets
 from openmed_nb.session import SESSION
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 
 @pytest.fixture
 def broken():

@@ -16,8 +16,6 @@ from openmed_nb.errors import DeviceUnavailableError, InvalidTextError, OpenMedE
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.session import SESSION
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 NOTE = "Mrs Miller has leprosy."
 SMALL = "bundled_small"
 

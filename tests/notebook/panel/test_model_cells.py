@@ -14,8 +14,6 @@ from openmed_nb.session import SESSION
 asked = attrgetter("choice.requested", "choice.requested_by")
 """What a state says is asked for, and by whom."""
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 SMALL = "bundled_small"
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,6 @@ from openmed_nb.session import Session
 
 asked = attrgetter("choice.requested", "choice.requested_by")
 """What a state says is asked for, and by whom."""
-
-pytestmark = pytest.mark.usefixtures("quick_collection")
 
 
 def test_panels_agree_after_clicks_of_many_threads(here, panel, watch):

@@ -38,7 +38,7 @@ def run_compare(*args, **options):
 
 
 @pytest.mark.real_computer
-@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.usefixtures("clock")
 class TestCompare:
     """Measurements of the CPU and of simulated MPS."""
 

@@ -86,7 +86,6 @@ def find_wait(step):
 
 
 @pytest.mark.real_computer
-@pytest.mark.usefixtures("quick_collection")
 class TestProfile:
     """Profiles of models and steps."""
 

@@ -42,7 +42,7 @@ QUICK = {"max_batch_size": 2, "seconds": 600}
 LAYERS = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
 
 
-@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.usefixtures("clock")
 class TestSweep:
     """Sweeps of models and steps."""
 
@@ -96,7 +96,7 @@ class TestSweep:
 
 
 @pytest.mark.real_computer
-@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.usefixtures("clock")
 class TestSmallDevice:
     """Sweeps on a simulated Mac with 2 GiB."""
 

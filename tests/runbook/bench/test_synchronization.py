@@ -23,7 +23,7 @@ from openmed_nb.runbook.bench import timing
 from openmed_nb.runbook.bench.profile_watch import _code_owner, _display_filename, trace_steps
 from openmed_nb.runbook.bench.workloads import CUSTOM_STEP, Workload
 
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
+pytestmark = pytest.mark.real_computer
 
 ROW = torch.tensor([1.5, 0.0, 3.0])
 SCALAR = ROW.sum()

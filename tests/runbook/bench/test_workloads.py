@@ -13,8 +13,6 @@ from openmed_nb.errors import ConfigurationError, InvalidTextError
 from openmed_nb.runbook.bench.workloads import make_target
 from openmed_nb.session import SESSION
 
-pytestmark = pytest.mark.usefixtures("quick_collection")
-
 TEXTS = [
     "the patient has asthma and diabetes mellitus .",
     "no history of hypertension .",

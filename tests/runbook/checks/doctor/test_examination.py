@@ -22,7 +22,7 @@ from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.operators import DEFECTS_BY_ISSUE
 
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
+pytestmark = pytest.mark.real_computer
 
 LONG_PRODUCT = "pytorch#177116"
 

@@ -20,7 +20,7 @@ from openmed_nb.models.records import (
 )
 
 # OpenMedWarning is an error in tests, unless it is expected.
-pytestmark = [pytest.mark.usefixtures("quick_collection"), pytest.mark.real_computer]
+pytestmark = pytest.mark.real_computer
 
 EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, None, 1.4)
 NOTE = "no history of asthma ."

@@ -35,7 +35,7 @@ from openmed_nb.runbook.records.smoke import (
 )
 from openmed_nb.training.curve import MemoryCurve, MemorySample
 
-pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("quick_collection")]
+pytestmark = pytest.mark.real_computer
 
 NOTE = "the patient has diabetes mellitus , says John Smith ."
 
@@ -48,7 +48,7 @@ def change(bundle, name, edit):
 
 
 @pytest.fixture(scope="module")
-def keyword_handoff(tmp_path_factory, keyword_model, quick_collection):  # noqa: ARG001 - memory is collected in each round
+def keyword_handoff(tmp_path_factory, keyword_model):
     """Bundle of the keyword model. The throughput in its logbook is so low that load on the machine is not a regression."""
     folder = tmp_path_factory.mktemp("handoff") / "bundle"
     trace = tmp_path_factory.mktemp("profile") / "mine.json.gz"
