@@ -16,6 +16,7 @@ operators has a process of its own, so that an abort of the process is found and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -37,48 +38,43 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*", help="names of operators; all of the database if none is given")
     parser.add_argument("--samples", type=int, default=MAX_SAMPLES, help="number of samples per operator")
-    parser.add_argument("--child", choices=("list", "simulated", "rules"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=("list", "run"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         _run_child(options.child, options.operators, options.samples)
         return 0
-    names = options.operators or _read_lines(_start_child("list", [], options.samples)[1])
-    outcomes: dict[Any, Any] = {}
-    aborts: dict[Any, Any] = {}
+    names = options.operators or _read_lines(_start_child("list", [], options.samples))
+    outcomes: dict[str, Any] = {}
+    aborts: list[str] = []
     for first in range(0, len(names), BATCH):
-        batch = names[first : first + BATCH]
-        for kind in ("simulated", "rules"):
-            _run_batch(kind, batch, options.samples, outcomes, aborts)
+        _run_batch(names[first : first + BATCH], options.samples, outcomes, aborts)
     report = summary(names, outcomes, aborts)
     print(json.dumps(report, indent=1))
     return 1 if report["counts"]["aborts"] else 0
 
 
-def _run_batch(kind: str, names: list[str], samples: int, outcomes: dict[Any, Any], aborts: dict[Any, Any]) -> None:
+def _run_batch(names: list[str], samples: int, outcomes: dict[str, Any], aborts: list[str]) -> None:
     """Run operators in one process, and continue in another process after an operator that aborts it."""
     waiting = list(names)
     while waiting:
-        code, lines = _start_child(kind, waiting, samples)
-        done = [json.loads(line) for line in _read_lines(lines)]
+        done = [json.loads(line) for line in _read_lines(_start_child("run", waiting, samples))]
         for outcome in done:
-            outcomes[kind, outcome["name"]] = outcome
+            outcomes[outcome["name"]] = outcome
         waiting = waiting[len(done) :]
         if waiting:  # The process ended while it ran the first of them.
-            aborts[kind, waiting[0]] = code
+            aborts.append(waiting[0])
             waiting = waiting[1:]
 
 
-def _start_child(kind: str, names: list[str], samples: int) -> tuple[int, str]:
+def _start_child(kind: str, names: list[str], samples: int) -> str:
     with tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, __file__, "--child", kind, "--samples", str(samples), *names]
-        try:
-            code = subprocess.run(  # noqa: S603 - it is this file
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603 - it is this file
                 command, stdout=output, stderr=subprocess.DEVNULL, timeout=BATCH_SECONDS, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
+            )
         output.seek(0)
-        return code, output.read()
+        return output.read()
 
 
 def _read_lines(text: str) -> list[str]:
@@ -99,11 +95,16 @@ def _run_child(kind: str, names: list[str], samples: int) -> None:
     if kind == "list":
         lines.write("".join(f"{name}\n" for name in known))
         return
-    expected, in_backward = _expected_failures(op_db) if kind == "simulated" else (set(), set())
+    expected, in_backward = _expected_failures(op_db)
     for name in names:
-        lists = {"fails_by_tests": name in expected, "fails_in_backward_by_tests": name in in_backward}
-        outcome = _run_operator(kind, known[name], samples) if name in known else {"samples": []}
-        lines.write(json.dumps({"name": name, **lists, **outcome}) + "\n")
+        outcome: dict[str, Any] = {
+            "name": name,
+            "fails_by_tests": name in expected,
+            "fails_in_backward_by_tests": name in in_backward,
+        }
+        for mode in ("simulated", "rules"):
+            outcome[mode] = _run_operator(mode, known[name], samples) if name in known else []
+        lines.write(f"{json.dumps(outcome)}\n")
 
 
 def _name_of(operator: Any) -> str:
@@ -141,17 +142,17 @@ def _fails(operator: Any) -> bool:
     )
 
 
-def _run_operator(kind: str, operator: Any, count: int) -> dict[str, Any]:
+def _run_operator(mode: str, operator: Any, count: int) -> list[dict[str, Any]]:
     import torch
 
     torch.manual_seed(0)
     try:
-        gradients = bool(operator.supports_autograd) and kind == "simulated"
+        gradients = bool(operator.supports_autograd) and mode == "simulated"
         samples = list(itertools.islice(operator.sample_inputs("cpu", torch.float32, requires_grad=gradients), count))
-    except Exception as error:  # noqa: BLE001 - such as a package that is not installed
-        return {"no_samples": f"{type(error).__name__}: {error}"[:200], "samples": []}
-    run = _simulated_sample if kind == "simulated" else _ruled_sample
-    return {"samples": [run(operator, sample) for sample in samples]}
+    except Exception:  # noqa: BLE001 - such as a package that is not installed
+        return []
+    run = _simulated_sample if mode == "simulated" else _ruled_sample
+    return [run(operator, sample) for sample in samples]
 
 
 def _parts(sample: Any) -> tuple[list[Any], Any]:
@@ -274,19 +275,21 @@ class Report:
         self.accepted_against_tests: dict[str, str] = {}
         self.refused_against_tests: dict[str, str] = {}
 
-    def add(self, name: str, simulated: dict[str, Any], rules: dict[str, Any]) -> None:
+    def add(self, name: str, outcome: dict[str, Any]) -> None:
         """Count the outcomes of an operator."""
-        self.counts["operators without samples"] += not simulated["samples"]
-        failures = [sample["on_device"] for sample in simulated["samples"] if sample["on_device"]]
+        samples = outcome["simulated"]
+        rules = outcome["rules"]
+        self.counts["operators without samples"] += not samples
+        failures = [sample["on_device"] for sample in samples if sample["on_device"]]
         self.counts["operators refused on the device"] += bool(failures)
-        if failures and not (simulated["fails_by_tests"] or simulated["fails_in_backward_by_tests"]):
+        if failures and not (outcome["fails_by_tests"] or outcome["fails_in_backward_by_tests"]):
             self.refused_against_tests[name] = failures[0][:200]
-        elif simulated["samples"] and not failures and simulated["fails_by_tests"]:
+        elif samples and not failures and outcome["fails_by_tests"]:
             self.accepted_against_tests[name] = ""
-        for place, sample in enumerate(simulated["samples"]):
+        for place, sample in enumerate(samples):
             self.counts["samples"] += 1
             self.counts["samples accepted on the device"] += not sample["on_device"]
-            ruled = rules["samples"][place] if place < len(rules["samples"]) else {"on_device": "aborted", "moved": []}
+            ruled = rules[place] if place < len(rules) else {"on_device": "without samples", "moved": []}
             if not sample["on_device"]:  # Otherwise its arguments tell nothing.
                 self._compare(name, sample, ruled)
 
@@ -312,17 +315,15 @@ class Report:
                 )
 
 
-def summary(names: list[str], outcomes: dict[Any, Any], aborts: dict[Any, Any]) -> dict[str, Any]:
+def summary(names: list[str], outcomes: dict[str, Any], aborts: list[str]) -> dict[str, Any]:
     """Return the report of a sweep, ready for JSON."""
     report = Report(names)
-    for name in names:
-        simulated, rules = (outcomes.get((kind, name), {"samples": []}) for kind in ("simulated", "rules"))
-        report.add(name, simulated, rules)
-    aborted = [name for kind, name in aborts if kind == "simulated"]
-    report.counts["aborts"] = len(aborted)
+    for name, outcome in outcomes.items():
+        report.add(name, outcome)
+    report.counts["aborts"] = len(aborts)
     return {
         "counts": dict(report.counts),
-        "aborts": aborted,
+        "aborts": aborts,
         "accepted though the rules refuse": report.accepted_against_rules,
         "refused though the rules accept": report.refused_against_rules,
         "failed otherwise": report.failed_otherwise,
