@@ -17,8 +17,8 @@ from openmed_nb.session import SESSION
 RECORDED = Path(__file__).parents[1] / "recorded" / "macs"
 NAMES = tuple(sorted(file.stem for file in RECORDED.glob("*.txt")))
 
-# The Macs that differ most from each other: little memory, no Apple silicon, and a virtual GPU. The others are slow tests.
-DIFFERENT = ("m1_8gb", "intel", "virtual")
+# The Macs that differ most from each other: little memory, and no Apple silicon. The others are slow tests.
+DIFFERENT = ("m1_8gb", "intel")
 PARAMETERS = tuple(name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow) for name in NAMES)
 
 SYSCTL = "/usr/sbin/sysctl"
