@@ -61,15 +61,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the cells of each notebook together and from the top, after the other tests, whatever shuffled them."""
-    items.sort(key=lambda item: (str(item.path), item.cell_num) if hasattr(item, "cell_num") else ("", 0))
+    """Run the cells of each notebook together and from the top, before the shorter files, whatever shuffled them."""
+    items.sort(key=lambda item: (0, str(item.path), item.cell_num) if hasattr(item, "cell_num") else (1, "", 0))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let each notebook keep what it finds for itself, before its kernel starts."""
-    if hasattr(item, "cell_num"):
-        os.environ["OPENMED_NB_DATA"] = str(Path(DATA, item.path.stem))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Let each notebook keep what it finds for itself, when its kernel starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(item, "cell_num"):
+            patch.setenv("OPENMED_NB_DATA", str(Path(DATA, item.path.stem)))
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

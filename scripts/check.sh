@@ -8,10 +8,12 @@ cd "$(dirname "$0")/.."
 # Tests wait for kernels, browsers and workers: one process more than there are cores.
 PYTEST_XDIST_AUTO_NUM_WORKERS=$(python -c "import os; print((os.cpu_count() or 1) + 1)")
 export PYTEST_XDIST_AUTO_NUM_WORKERS
+# The processes of the tests share the compiled files.
+unset PYTHONDONTWRITEBYTECODE
 ruff check .
 ruff format --check .
 mypy
-python -m pytest -n auto --maxprocesses 4 --dist loadfile
+python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 [ "${1-}" = --slow ] || exit 0
 for part in $(sh scripts/check_slow.sh --list); do
   sh scripts/check_slow.sh "$part"

@@ -100,10 +100,10 @@ def test_test_command_runs_every_check():
         "ruff check .",
         "ruff format --check .",
         "mypy",
-        "python -m pytest -n auto --maxprocesses 4 --dist loadfile",
+        "python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder",
     ]
     assert {"--nbval", "--doctest-modules"} <= set(PYTEST["addopts"])
-    assert PYTEST["testpaths"] == ["openmed_nb", "tests", "notebooks"]
+    assert PYTEST["testpaths"] == ["notebooks", "tests", "openmed_nb"]
 
 
 def test_ci_runs_the_slow_lane_part_by_part():
