@@ -193,10 +193,13 @@ def imported(notebook):
     return {name.partition(".")[0] for name in names}
 
 
-PROVIDERS = importlib.metadata.packages_distributions()
+@pytest.fixture(scope="module")
+def providers():
+    """Distributions by the packages that they install."""
+    return importlib.metadata.packages_distributions()
 
 
-def test_imports_of_a_notebook_are_installed(notebook):
+def test_imports_of_a_notebook_are_installed(notebook, providers):
     """The package with its extra ``notebooks``, and Binder, install every import of a notebook."""
     extra = [
         *PROJECT["dependencies"],
@@ -209,7 +212,7 @@ def test_imports_of_a_notebook_are_installed(notebook):
             canonicalize_name(Requirement(line).name) for line in lines if line and not line.startswith(("#", "-"))
         }
         for package in imported(notebook) - sys.stdlib_module_names - {"openmed_nb"}:
-            assert names & {canonicalize_name(provider) for provider in PROVIDERS.get(package, [package])}, package
+            assert names & {canonicalize_name(provider) for provider in providers.get(package, [package])}, package
 
 
 def find_optional_imports():
@@ -223,7 +226,10 @@ def find_optional_imports():
     }
 
 
-@pytest.mark.parametrize(("name", "path"), find_optional_imports().items(), ids=find_optional_imports())
+OPTIONAL_IMPORTS = find_optional_imports()
+
+
+@pytest.mark.parametrize(("name", "path"), OPTIONAL_IMPORTS.items(), ids=OPTIONAL_IMPORTS)
 def test_notebook_stops_politely_without_an_optional_package(name, path):
     """The first cell names the package, and the cell that imports it stops with the command that installs it."""
     notebook = nbformat.read(path, as_version=4)

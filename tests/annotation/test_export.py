@@ -13,7 +13,6 @@ from xml.etree import ElementTree as ET
 import pandas as pd
 import pyarrow.parquet
 import pytest
-import seqeval.metrics.sequence_labeling
 import spacy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +121,8 @@ def test_saved_entities_do_not_change(texts_and_spans):
 @given(notes())
 def test_files_follow_the_rules_of_their_tools(note):
     """Independent readers: brat's and Label Studio's rules, UTF-16 offsets of doccano, and the IOB2 tags of seqeval."""
+    from seqeval.metrics.sequence_labeling import get_entities  # It imports scikit-learn.
+
     text, spans = note
     found = annotate([note])
     with tempfile.TemporaryDirectory() as name:
@@ -156,7 +157,7 @@ def test_files_follow_the_rules_of_their_tools(note):
         report = found.export("conll", folder / "notes.conll")
         rows = [line.split("\t") for line in (folder / "notes.conll").read_bytes().decode().split("\n") if "\t" in line]
         assert "".join(token for token, _ in rows) == "".join(text.split())
-        entities = seqeval.metrics.sequence_labeling.get_entities([tag for _, tag in rows])
+        entities = get_entities([tag for _, tag in rows])
         kept = nb.read_annotations(folder / "notes.conll")[0].spans
         assert [("".join(token for token, _ in rows[first : last + 1]), label) for label, first, last in entities] == [
             ("".join(text[start:end].split()), label) for start, end, label in kept
