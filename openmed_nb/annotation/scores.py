@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .._render.display import Displayable, JsonMixin, Report, Table, format_percent, pluralize
@@ -26,7 +28,7 @@ OUTCOMES = ("correct", "incorrect", "partial", "missed", "spurious")
 
 
 class Interval(NamedTuple):
-    """A 95% bootstrap interval over texts.
+    """A 95% interval: the bootstrap over texts, or Wilson's interval over entities if all resamples are equal.
 
     Attributes:
         low: Lower end.
@@ -275,10 +277,30 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
         f1 = (2 * correct + partial) / (2 * (correct + incorrect + partial) + missed + spurious)
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     intervals = np.quantile(np.nan_to_num(f1), quantiles, axis=1).T.tolist()
-    return [
-        replace(SchemeScores(*total), f1_interval=Interval(*ends))
-        for total, ends in zip(totals.tolist(), intervals, strict=True)
-    ]
+    summaries = []
+    for total, ends in zip(totals.tolist(), intervals, strict=True):
+        scores = SchemeScores(*total)
+        interval = Interval(*ends)
+        # Without errors, or with a single text, all resamples are equal, which does not make the score certain.
+        if interval.low == interval.high and any(total):
+            interval = _wilson_interval(scores.f1, sum(total))
+        summaries.append(replace(scores, f1_interval=interval))
+    return summaries
+
+
+def _wilson_interval(fraction: float, count: int) -> Interval:
+    """Return the 95% interval of a fraction of ``count`` entities (Wilson 1927; Brown, Cai and DasGupta 2001).
+
+    Example:
+        >>> low, high = _wilson_interval(1.0, 46)
+        >>> round(low, 3), round(high, 3)
+        (0.923, 1.0)
+    """
+    quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    weight = quantile**2 / count
+    center = (fraction + weight / 2) / (1 + weight)
+    half_width = math.sqrt(fraction * (1 - fraction) * weight + weight**2 / 4) / (1 + weight)
+    return Interval(max(0.0, center - half_width), min(1.0, center + half_width))
 
 
 def score_spans(

@@ -113,6 +113,11 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     assert empty.f1_interval == (0.0, 0.0)
     assert summarize_counts(counts, seed=1) == [scores, empty]
     assert summarize_counts(counts, seed=2)[0].f1_interval != scores.f1_interval
+    # Without errors, the lower end is 46 / (46 + 1.96 squared).
+    (exact,) = summarize_counts(np.array([[[46, 0, 0, 0, 0]]]), seed=0)
+    assert exact.f1_interval == pytest.approx((0.923, 1.0), abs=5e-4)
+    (one_text,) = summarize_counts(np.array([[[2, 0, 0, 1, 1]]]), seed=0)
+    assert one_text.f1_interval.low < one_text.f1 < one_text.f1_interval.high
     (without_texts,) = summarize_counts(np.zeros((0, 1, 5), int), seed=0)
     assert (without_texts.gold, without_texts.f1_interval) == (0, (0.0, 0.0))
 
