@@ -462,14 +462,19 @@ class MemoryCurve(Displayable):
             note = "" if rows else "warm-up"
             rows.append((str(sample.epoch), str(sample.step), *map(format_bytes, sizes), note))
         columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "")
+        headline: str = self.verdict
+        status = STATUS.get(self.verdict, "")
+        if self.verdict != GROWING and self.likely_cause:
+            headline += ", but autograd graphs are retained"
+            status = WARNING
         return Report(
-            f"Memory on {self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {self.verdict}",
+            f"Memory on {self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {headline}",
             tuple(filter(None, (self.reason, self.advice, self.releases.sentence))),
             (
                 Table("Memory after each epoch", columns, tuple(rows), collapsed=True),
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),
             ),
-            status=STATUS.get(self.verdict, ""),
+            status=status,
             charts=(self.chart,),
         )
 
