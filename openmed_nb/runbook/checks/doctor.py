@@ -100,7 +100,8 @@ class DoctorReport(Displayable):
     def headline(self) -> str:
         """Number of findings of each status, as a sentence."""
         count = Counter(finding.status for finding in self.findings)
-        return f"{count[OK]} ok, {pluralize(count[WARNING], 'warning')}, {count[FAILED]} failed."
+        inapplicable = f", {count[NOT_APPLICABLE]} not applicable" if count[NOT_APPLICABLE] else ""
+        return f"{count[OK]} ok, {pluralize(count[WARNING], 'warning')}, {count[FAILED]} failed{inapplicable}."
 
     @property
     def problems(self) -> tuple[Finding, ...]:
@@ -108,10 +109,9 @@ class DoctorReport(Displayable):
         return tuple(finding for status in (FAILED, WARNING) for finding in self.findings if finding.status == status)
 
     def to_report(self) -> Report:
-        """Return the report: counts, and a table of all checks, problems first."""
+        """Return the report: counts, and a table of the checks that apply, problems first."""
         problems = self.problems
-        others = (finding for finding in self.findings if finding not in problems)
-        table = findings_table("", (*problems, *others))
+        table = findings_table("", (*problems, *(finding for finding in self.findings if finding.status == OK)))
         return Report(f"Doctor: {SUMMARY_BY_STATUS[self.status]}", (self.headline,), (table,), status=self.status)
 
 

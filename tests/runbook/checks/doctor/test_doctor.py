@@ -194,50 +194,36 @@ def test_doctor_finds_no_problem_on_healthy_machine():
 
 MAC_TEXT = """\
 Doctor: no problems found
-  18 ok, 0 warnings, 0 failed.
-  check                             result          evidence
-  Python                            ok              3.12, built for arm64
-  macOS                             ok              15.5
-  torch                             ok              2.13.0
-  MPS in torch                      ok              torch was built with MPS
-  MPS                               ok              torch finds the Metal device
-  CUDA                              not applicable  this machine runs macOS, which does not support CUDA
-  active device                     ok              mps: {reason}
-  computation                       ok              correct; the result is on mps
-  PYTORCH_ENABLE_MPS_FALLBACK       ok              1, set by openmed_nb: {active}
-  PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok              1.0, set by openmed_nb: {active}
-  PYTORCH_MPS_LOW_WATERMARK_RATIO   ok              0.9, set by openmed_nb: {active}
-  data types                        ok              mps computes with float32, float16, bfloat16, int64; MPS does not support float64
-  known silent errors               ok              {probes} probes agree with the CPU in both runs, with an empty cache and with reused memory
-  packages                          ok              9 packages fit together
-  memory pressure                   ok              normal
-  power                             ok              adapter
-  power mode                        ok              automatic
-  thermal state                     ok              nominal
-  bundled                           ok              float32 on mps"""
+  18 ok, 0 warnings, 0 failed, 1 not applicable.
+  check                             result  evidence
+  Python                            ok      3.12, built for arm64
+  macOS                             ok      15.5
+  torch                             ok      2.13.0
+  MPS in torch                      ok      torch was built with MPS
+  MPS                               ok      torch finds the Metal device
+  active device                     ok      mps: {reason}
+  computation                       ok      correct; the result is on mps
+  PYTORCH_ENABLE_MPS_FALLBACK       ok      1, set by openmed_nb: {active}
+  PYTORCH_MPS_HIGH_WATERMARK_RATIO  ok      1.0, set by openmed_nb: {active}
+  PYTORCH_MPS_LOW_WATERMARK_RATIO   ok      0.9, set by openmed_nb: {active}
+  data types                        ok      mps computes with float32, float16, bfloat16, int64; MPS does not support float64
+  known silent errors               ok      {probes} probes agree with the CPU in both runs, with an empty cache and with reused memory
+  packages                          ok      9 packages fit together
+  memory pressure                   ok      normal
+  power                             ok      adapter
+  power mode                        ok      automatic
+  thermal state                     ok      nominal
+  bundled                           ok      float32 on mps"""
 PLAIN_TEXT = """\
 Doctor: no problems found
-  6 ok, 0 warnings, 0 failed.
-  check                             result          evidence
-  Python                            ok              3.12, built for x86_64
-  macOS                             not applicable  MPS requires macOS; this machine runs Linux
-  torch                             ok              2.13.0+cpu, for the CPU only
-  MPS in torch                      not applicable  MPS requires macOS; this machine runs Linux
-  MPS                               not applicable  MPS requires macOS; this machine runs Linux
-  CUDA                              not applicable  no NVIDIA driver is loaded
-  active device                     ok              cpu: mps and cuda cannot be used here.
-  computation                       ok              correct; the result is on cpu
-  PYTORCH_ENABLE_MPS_FALLBACK       not applicable  not set: not applicable
-  PYTORCH_MPS_HIGH_WATERMARK_RATIO  not applicable  not set: not applicable
-  PYTORCH_MPS_LOW_WATERMARK_RATIO   not applicable  not set: not applicable
-  data types                        ok              cpu computes with float32, float16, bfloat16, int64, float64
-  known silent errors               not applicable  the CPU is the reference of the comparison
-  packages                          ok              9 packages fit together
-  memory pressure                   not applicable  not known
-  power                             not applicable  not known
-  power mode                        not applicable  not known
-  thermal state                     not applicable  not known
-  models                            not applicable  no model is loaded"""
+  6 ok, 0 warnings, 0 failed, 13 not applicable.
+  check          result  evidence
+  Python         ok      3.12, built for x86_64
+  torch          ok      2.13.0+cpu, for the CPU only
+  active device  ok      cpu: mps and cuda cannot be used here.
+  computation    ok      correct; the result is on cpu
+  data types     ok      cpu computes with float32, float16, bfloat16, int64, float64
+  packages       ok      9 packages fit together"""
 
 
 @pytest.mark.real_computer
@@ -296,13 +282,12 @@ REPORT = DoctorReport(
 def test_report_text_lists_worst_problems_first():
     assert str(REPORT) == (
         "Doctor: problems found\n"
-        "  2 ok, 1 warning, 1 failed.\n"
-        "  check  result          evidence  suggested action\n"
-        "  three  failed          broken    Mend it.\n"
-        "  two    warning         odd.      Look.\n"
-        "  one    ok              fine\n"
-        "  four   not applicable  no Mac\n"
-        "  five   ok              fine"
+        "  2 ok, 1 warning, 1 failed, 1 not applicable.\n"
+        "  check  result   evidence  suggested action\n"
+        "  three  failed   broken    Mend it.\n"
+        "  two    warning  odd.      Look.\n"
+        "  one    ok       fine\n"
+        "  five   ok       fine"
     )
 
 
