@@ -6,14 +6,16 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from ..._render.display import Displayable, Report, Table, pluralize
+from ..._utils.text import short_type_name
 from ...devices.backend import import_torch
 from ...devices.machine import is_mps_simulated
 from ...devices.profilers import push_modes
+from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .profile_watch import OperatorCounter
@@ -125,17 +127,19 @@ class _WarningInterceptor:
             self.original_showwarning(message, *args, **kwargs)
 
 
-@contextmanager
-def fallbacks() -> Iterator[FallbackLog]:
-    """Context manager that counts CPU fallbacks by operator.
+def fallbacks(*arguments: object) -> AbstractContextManager[FallbackLog]:
+    """Return a context manager that counts CPU fallbacks by operator.
 
     By default, torch warns only about the first fallback of the process. In the block it warns about each fallback
     (``torch.set_warn_always``), and the log intercepts these warnings, which also name operators inside other operators. Other
     warnings are not affected. If fallback is disabled, an error of torch that leaves the block is recorded. To find the modules
     that call an operator, use :func:`forecast`.
 
-    Yields:
-        The log. Its ``entries`` have a ``count`` for each operator. ``verdict`` is a sentence.
+    Args:
+        arguments: Not accepted; the model runs inside the block.
+
+    Returns:
+        The context manager, which yields the log. Its ``entries`` have a ``count`` for each operator. ``verdict`` is a sentence.
 
     Example:
         >>> import torch
@@ -145,6 +149,15 @@ def fallbacks() -> Iterator[FallbackLog]:
         >>> log.entries[0].operator, log.entries[0].count
         ('aten::mode', 1)
     """
+    if arguments:
+        message = f"fallbacks() is a context manager and does not accept {short_type_name(arguments[0])}."
+        raise ConfigurationError(message, "Run the model in its block: with nb.runbook.fallbacks() as log: model(x)")
+    return _record_fallbacks()
+
+
+@contextmanager
+def _record_fallbacks() -> Iterator[FallbackLog]:
+    """Yield a log of the CPU fallbacks in the block."""
     torch = import_torch()
     from .profile_watch import OperatorCounter
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import pluralize
-from ..._utils.text import describe_error, describe_value
+from ..._utils.text import describe_error, describe_value, short_type_name
 from ..._utils.validation import check_bool
 from ...annotation.gold import align_gold, read_gold
 from ...devices.backend import TENSOR_LOCK, without_autocast
@@ -108,6 +108,12 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
             loaded = SESSION.models.loaded_on(spec, candidate_device)
             pair = pair_from_files(spec, candidate_device, loaded.model if loaded else None)
         else:
+            if hasattr(model, "named_parameters"):
+                message = f"{short_type_name(model)} is a torch module, and parity compares the entities of a pipeline."
+                remedy = (
+                    "Use nb.runbook.loss_parity(model, batches), or compare outputs with torch.testing.assert_close."
+                )
+                raise ConfigurationError(message, remedy)
             pipe = validate_pipeline(model, options)
             pair = pair_from_files(spec_of_pipeline(pipe), str(pipe.device), pipe.model)
         if gold is None:

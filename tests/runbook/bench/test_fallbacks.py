@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.fallbacks import FELL_BACK, RAISED_ERROR, fallbacks
 
 pytestmark = pytest.mark.real_computer
@@ -112,6 +113,12 @@ def test_other_warnings_are_not_intercepted():
 
     assert [str(warning.message) for warning in caught] == ["unrelated warning"]
     assert count_fallbacks(log) == count_fallbacks(strict) == {"aten::mode": 1}
+
+
+def test_arguments_are_rejected_with_the_form_of_the_call():
+    with pytest.raises(ConfigurationError, match="context manager") as error_info:
+        fallbacks(torch.nn.Linear(2, 2), torch.ones(1, 2))
+    assert "with nb.runbook.fallbacks() as log" in error_info.value.remedy
 
 
 def test_nested_logs_both_record_a_fallback(log):

@@ -178,6 +178,11 @@ class TestArguments:
     GOLD = ([(16, 33, D), (38, 50, D), (56, 62, D)], [{"start": 4, "end": 11, "label": D}])
     TEXTS = (NOTE, "the patient has asthma .")
 
+    def test_module_is_rejected_with_alternatives(self):
+        with pytest.raises(ConfigurationError, match="Linear is a torch module") as error_info:
+            parity(torch.nn.Linear(2, 2), self.TEXTS)
+        assert "loss_parity" in error_info.value.remedy
+
     def test_reference_and_candidate_are_scored(self, pipe):
         assert parity(pipe, self.TEXTS, gold=self.GOLD).gold == GoldScore(4, 3, 3)
 
