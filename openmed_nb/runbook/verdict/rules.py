@@ -325,7 +325,7 @@ class Reason(JsonMixin):
         )
 
 
-ANNOTATION_HINT = "For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
+ANNOTATION_HINT = " For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
 IS_IDLE = "the device is less than {speedup} faster than the CPU at a utilization below {utilization}"
 IS_SLOW = "the device is less than {speedup} faster than the CPU, even at the upper bound of the interval,"
 
@@ -355,6 +355,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
     memory_shortage = case.find_memory_shortage()
     single_row_out_of_memory = ("out_of_memory_at",) if evidence["out_of_memory_at"] == 1 else ()
     is_tokenizing = evidence["task"] == ANNOTATION
+    annotation_hint = ANNOTATION_HINT if evidence["task"] in {None, ANNOTATION} else ""
     problems = (
         rule(
             MEASURE,
@@ -406,7 +407,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             Area.MEMORY,
             "the batch size in use runs out of memory, or leaves less than {headroom} of the limit free",
             () if is_training or single_row_out_of_memory else memory_shortage,
-            f"Use a smaller batch size, such as the knee of the sweep. {ANNOTATION_HINT}",
+            f"Use a smaller batch size, such as the knee of the sweep.{annotation_hint}",
         ),
         rule(
             FIX_INPUT_PIPELINE,
@@ -443,7 +444,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             Area.BATCH,
             "throughput at the knee of the sweep is more than {knee_gain} above that of the batch size in use",
             knee_gain + case.select_nonempty("batch", "knee") if knee_gain else (),
-            f"Use the batch size at the knee. {ANNOTATION_HINT}",
+            f"Use the batch size at the knee.{annotation_hint}",
         ),
         rule(
             FIX_BATCH,

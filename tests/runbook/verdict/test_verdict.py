@@ -198,6 +198,13 @@ def test_break_even_follows_the_gate_and_needs_a_cpu():
         assert evaluate(load_evidence("only_cpu", texts_per_second=rate)).break_even is None
 
 
+@pytest.mark.parametrize(("task", "is_hint_given"), [("annotation", True), ("inference", False)])
+def test_batch_tokens_are_suggested_for_annotation(task, is_hint_given):
+    verdict = evaluate(Evidence(device="cpu", task=task, knee=64, batch=8, knee_gain=1.0))
+
+    assert ("batch_tokens" in str(verdict)) is is_hint_given
+
+
 KNOWN_BUG = {"silent_errors": ("long matrix product",)}
 
 
