@@ -7,6 +7,8 @@ range are ``None``. The parsers follow recorded outputs in ``tests/recorded/sign
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -355,6 +357,31 @@ class _CpuReader:
         return busy_fraction(before, self._before)
 
 
+class BackgroundLoadReader:
+    """Reader of the fraction of all processor cores that other processes have used since its creation, in any thread.
+
+    The processes that this process has started are not other processes.
+    """
+
+    def __init__(self) -> None:
+        self._before = _cpu_times()
+        self._own_seconds = _own_cpu_seconds()
+
+    def __call__(self) -> float | None:
+        """Return the fraction in [0, 1], or ``None`` if it is unknown."""
+        return busy_fraction(self._before, _cpu_times(), _own_cpu_seconds() - self._own_seconds)
+
+
+def _own_cpu_seconds() -> float:
+    """Return the processor time in seconds of this process and of the processes that it has started."""
+    psutil = import_psutil()
+    seconds = sum(os.times()[:4])  # Of this process, and of its processes that have ended.
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            seconds += sum(process.cpu_times()[:2])
+    return seconds
+
+
 def _cpu_times() -> dict[str, float]:
     """Return the seconds that all cores spent in each state, or an empty mapping if they are unreadable."""
     psutil = import_psutil()
@@ -364,8 +391,12 @@ def _cpu_times() -> dict[str, float]:
         return {}
 
 
-def busy_fraction(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """Return the busy fraction of the processor time between two readings, or ``None`` if no time passed."""
+def busy_fraction(before: Mapping[str, float], after: Mapping[str, float], own_seconds: float = 0.0) -> float | None:
+    """Return the busy fraction of the processor time between two readings, or ``None`` if no time passed.
+
+    The processor time of this process in between, ``own_seconds``, is not counted.
+    """
     spent = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after if name not in GUESTS}
     total = sum(spent.values())
-    return 1 - sum(spent.get(name, 0.0) for name in IDLE_STATES) / total if total and before else None
+    idle_seconds = sum(spent.get(name, 0.0) for name in IDLE_STATES)
+    return max(0.0, 1 - (idle_seconds + own_seconds) / total) if total and before else None

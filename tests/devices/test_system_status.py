@@ -251,3 +251,8 @@ CPU_TIMES = [
 @pytest.mark.parametrize(("before", "after", "fraction"), CPU_TIMES)
 def test_busy_fraction_excludes_idle_time_and_counts_guests_once(before, after, fraction):
     assert busy_fraction(before, after) == fraction
+
+
+@pytest.mark.parametrize(("own_seconds", "fraction"), [(2.0, 0.25), (3.5, 0.0)])
+def test_busy_fraction_excludes_own_time(own_seconds, fraction):
+    assert busy_fraction({"user": 1, "idle": 1}, {"user": 4, "idle": 2}, own_seconds) == fraction

@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from ...devices.machine import (
 )
 from ...devices.registry import get_device
 from ...devices.request import MASK, DeviceRequest, home_folder, normalize_device, redact_secrets, sanitize_path
-from ...devices.system_status import read_system_status
+from ...devices.system_status import BackgroundLoadReader, read_system_status
 from ...errors import ConfigurationError
 from ...models.files import file_digest, hash_model_files
 from ...models.loading import dtype_of, model_folder
@@ -323,23 +324,19 @@ def sample_background_load(names: bool) -> BackgroundLoad:
     """
     psutil = import_psutil()
     list(psutil.process_iter(["cpu_percent"]))  # The first reading of a process starts its measurement.
-    try:
-        total_percent = psutil.cpu_percent(SAMPLING_SECONDS)
-    except (OSError, RuntimeError, psutil.Error):  # A container can hide the file.
+    read_load = BackgroundLoadReader()
+    time.sleep(SAMPLING_SECONDS)
+    cpu_fraction = read_load()
+    if cpu_fraction is None:
         return BackgroundLoad()
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    family_percent = 0.0
     busy = []
     for process in psutil.process_iter(["name", "cpu_percent"]):
         percent = process.info["cpu_percent"] or 0.0
-        if process.pid in family:
-            family_percent += percent
-        elif percent >= BUSY_PERCENT:
+        if process.pid not in family and percent >= BUSY_PERCENT:
             busy.append((percent, process.info["name"] or ""))
-    # The load of a process is in percent of one processor, the total load in percent of all processors.
-    cpu_fraction = (total_percent - family_percent / (psutil.cpu_count() or 1)) / 100
     busiest = tuple(redact_secrets(name)[:MAX_NAME_CHARACTERS] for _, name in sorted(busy, reverse=True)[:MAX_NAMES])
-    return BackgroundLoad(len(busy), round(min(1.0, max(0.0, cpu_fraction)), 3), busiest if names else None)
+    return BackgroundLoad(len(busy), round(cpu_fraction, 3), busiest if names else None)
 
 
 NETWORK_PATTERN = re.compile(

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from openmed_nb.devices.system_status import BackgroundLoadReader
 from openmed_nb.runbook.records.gathering import (
     LATENCY_SAMPLES,
     locate_storage,
@@ -150,26 +151,21 @@ def make_process(pid, name, percent):
     return SimpleNamespace(pid=pid, info={"name": name, "cpu_percent": percent})
 
 
-@pytest.mark.parametrize(
-    ("total_percent", "own_percent", "fraction"), [(50.0, 40.0, 0.4), (170.0, None, 1.0), (5.0, 40.0, 0.0)]
-)
-def test_background_load_names_the_busiest_other_processes_on_request(
-    monkeypatch, total_percent, own_percent, fraction
-):
-    """The load of this process is subtracted from the load of all four processors."""
+@pytest.mark.parametrize(("fraction", "load"), [(0.4, BackgroundLoad(2, 0.4)), (None, BackgroundLoad())])
+def test_background_load_names_the_busiest_other_processes_on_request(monkeypatch, fraction, load):
+    """This process is not one of them."""
     processes = [
-        make_process(os.getpid(), "python", own_percent),
+        make_process(os.getpid(), "python", 40.0),
         make_process(-1, "idle", 1.0),
         make_process(-2, "mail", 20.0),
         make_process(-3, "hf_token123456", 100.0),
         make_process(-4, None, None),
     ]
     monkeypatch.setattr(psutil, "process_iter", lambda _attributes: processes)
-    monkeypatch.setattr(psutil, "cpu_percent", lambda _seconds: total_percent)
-    monkeypatch.setattr(psutil, "cpu_count", lambda: 4)
+    monkeypatch.setattr(BackgroundLoadReader, "__call__", lambda _reader: fraction)
 
-    assert sample_background_load(names=False) == BackgroundLoad(2, fraction, None)
-    assert sample_background_load(names=True).names == ("***", "mail")
+    assert sample_background_load(names=False) == load
+    assert sample_background_load(names=True).names == (("***", "mail") if fraction else None)
 
 
 def test_measure_latency_counts_failures():
