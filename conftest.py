@@ -16,6 +16,9 @@ import pytest
 
 # The kernels that nbval starts inherit these; they are set before anything imports torch or huggingface_hub.
 os.environ.update(HF_HUB_OFFLINE="1", OPENMED_TORCH_DEVICE="cpu", HF_HUB_DISABLE_TELEMETRY="1")
+
+# Tests share the processor. Those of the check itself turn it on again.
+os.environ["OPENMED_NB_CHECK_LOAD"] = "0"
 os.environ.pop("OPENMED_DEVICE", None)
 
 # Tests run in several processes at the same time, on models so small that a second thread only waits.

@@ -252,7 +252,6 @@ WRONG = [
     ("worth_it", "all required metrics were measured", "data dominates"),
     ("worth_it", "forward dominates", "data dominates"),
     ("worth_it", "on cpu", "on mps"),
-    ("worth_it", "A GPU is worth using from", "No GPU is worth using, not even from"),
     ("worth_it", "this computer has no GPU", "this computer has a GPU"),
     ("worth_it", "notes like these per hour", "notes like these per day"),
     ("worth_it", "Comparable", "Not comparable"),

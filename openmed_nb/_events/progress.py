@@ -205,9 +205,14 @@ class TerminalOutput:
 OutputTarget: TypeAlias = CellOutput | TerminalOutput
 
 
+def is_disabled(variable: str, environ: Mapping[str, str]) -> bool:
+    """Return whether an environment variable has one of the values that disable a feature."""
+    return environ.get(variable, "").strip().lower() in DISABLED_VALUES
+
+
 def detect_output(environ: Mapping[str, str]) -> OutputTarget | None:
     """Return the output for progress lines, or ``None`` if the use is not interactive or lines are disabled."""
-    if environ.get(PROGRESS_VARIABLE, "").strip().lower() in DISABLED_VALUES:
+    if is_disabled(PROGRESS_VARIABLE, environ):
         return None
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()

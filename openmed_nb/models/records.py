@@ -118,7 +118,7 @@ class ValidationMetrics:
         reference_recall: Recall of the reference on gold entities, or ``None`` without gold entities.
         recall: Recall of the reduced dtype on gold entities, or ``None`` without gold entities.
         speedup: Speedup over float32 on the same device, from interleaved runs. It is 1 if the difference is not
-            significant, and ``None`` on a simulated device.
+            significant or the computer was busy, and ``None`` on a simulated device.
     """
 
     texts: Count

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
-from .._events.progress import DISABLED_VALUES, is_interactive
+from .._events.progress import is_disabled, is_interactive
 from .._utils.text import describe_names
 from .._utils.warning import warn
 from ..devices.backend import torch_import_error
@@ -138,9 +138,13 @@ class Preloader:
 
     def _start(self, _result: object) -> None:
         self._shell.events.unregister("post_run_cell", self._start)
-        is_disabled = os.environ.get(PRELOAD_VARIABLE, "").strip().lower() in DISABLED_VALUES
         has_kernel = hasattr(self._shell, "kernel")
-        if is_disabled or not self._is_enabled() or not has_kernel or not is_interactive(self._shell.get_parent()):
+        if (
+            is_disabled(PRELOAD_VARIABLE, os.environ)
+            or not self._is_enabled()
+            or not has_kernel
+            or not is_interactive(self._shell.get_parent())
+        ):
             return
         self._variables = _variables_read_at_import()
         SESSION.device_manager.on_torch_use = self._check

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from openmed_nb._utils.clock import use_clock
+from openmed_nb.devices.system_status import BackgroundLoadReader, SystemStatus
+from openmed_nb.runbook.bench import timing
 
 
 class FakeClock:
@@ -34,3 +36,16 @@ def clock() -> Iterator[FakeClock]:
     fake_clock = FakeClock()
     with use_clock(fake_clock):
         yield fake_clock
+
+
+@pytest.fixture
+def set_conditions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Function that sets the load and the thermal state that measurements read."""
+    monkeypatch.setenv(timing.CHECK_VARIABLE, "1")
+
+    def set_conditions(load: float | None = 0.1, thermal_state: str = "nominal") -> None:
+        monkeypatch.setattr(BackgroundLoadReader, "__call__", lambda _reader: load)
+        monkeypatch.setattr(timing, "read_system_status", lambda *_: SystemStatus(thermal_state=thermal_state))
+
+    set_conditions()
+    return set_conditions

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ..._events.activity import ProgressEvent
@@ -34,12 +34,12 @@ from ...devices.system_status import UtilizationReader, make_utilization_reader
 from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION
 from .timing import (
-    DATA,
-    DECODE,
     MIN_VALUES,
+    REPEAT_REMEDY,
     TRANSFER,
     Interval,
     PhaseTimes,
+    ReliabilityCheck,
     format_rate,
     interleave,
     median_interval,
@@ -63,8 +63,8 @@ CPU_ONLY_NOTICE = "Only the CPU was measured."
 # Minimum gain in speed over the CPU that justifies a second device (source: the runbook).
 MIN_SPEEDUP_GAIN = 0.22
 SECONDS_PER_HOUR = 3600
-# Phases of a step that run on the CPU, whatever the device.
-HOST_PHASES = (DATA, DECODE)
+# Maximum ratio of the ends of the interval of a step. Steps of texts vary with the lengths of the texts.
+MAX_INTERVAL_RATIO = 2
 
 # Seconds between two readings of the utilization. Each reading runs a command whose cost is not work of the device.
 SAMPLE_INTERVAL = 0.5
@@ -72,81 +72,23 @@ SAMPLE_INTERVAL = 0.5
 MIN_SAMPLES = 5
 
 
-@dataclass(frozen=True)
-class BreakEven(JsonMixin):
-    r"""Speed of the CPU, and the speed at which a GPU is worth using.
+def describe_cpu_speed(task: str, rows_per_second: float, low: float | None, high: float | None) -> str:
+    """Return the speed of the CPU per hour as a sentence, with two significant digits, which a repeated measurement shares.
 
-    The rule: a GPU is worth using if the work, from the text to the entities, is at least ``gain`` faster than on the CPU. The
-    default of ``gain`` is the gate ``speedup`` of a verdict, 0.22; its source is the runbook. Tokenizing and decoding stay on
-    the CPU. The forward pass, or the training step, alone therefore has to be faster than that (Amdahl's law).
-
-    Attributes:
+    Args:
         task: Task of the steps; ``"annotation"`` counts notes, any other task counts rows.
-        rows_per_second: Measured throughput on the CPU in notes or rows per second.
-        phase_fractions: Fraction of a step per phase on the CPU; empty if unknown.
-        gain: Minimum gain in speed over the CPU.
+        rows_per_second: Throughput in notes or rows per second.
+        low: Lower end of its confidence interval, or ``None`` if it is unknown.
+        high: Upper end of its confidence interval, or ``None`` if it is unknown.
 
     Example:
-        >>> even = BreakEven("annotation", 50.0, {"data": 0.1, "forward": 0.9})
-        >>> even.rows_per_hour, even.gpu_rows_per_hour, round(even.model_speedup, 2)
-        (180000.0, 219600.0, 1.25)
-        >>> print(*even.sentences, sep="\n")
-        The CPU annotates about 180,000 notes like these per hour.
-        A GPU is worth using from about 220,000 per hour, 1.22 times as many; the model alone must then be 1.25 times as fast.
-        >>> BreakEven("annotation", 50.0, {"data": 0.9, "forward": 0.1}).model_speedup
-        inf
+        >>> describe_cpu_speed("annotation", 50.0, 48.0, 53.0)
+        'The CPU annotates about 180,000 notes like these per hour (170,000 to 190,000).'
     """
-
-    task: str
-    rows_per_second: float
-    phase_fractions: Mapping[str, float] = field(default_factory=dict)
-    gain: float = MIN_SPEEDUP_GAIN
-
-    JSON_PROPERTIES = ("rows_per_hour", "gpu_rows_per_hour", "model_speedup")
-
-    @property
-    def rows_per_hour(self) -> float:
-        """Measured throughput on the CPU in notes or rows per hour."""
-        return SECONDS_PER_HOUR * self.rows_per_second
-
-    @property
-    def gpu_rows_per_hour(self) -> float:
-        """Throughput in notes or rows per hour at which a GPU is worth using."""
-        return (1 + self.gain) * self.rows_per_hour
-
-    @property
-    def model_speedup(self) -> float | None:
-        """Required speedup of the model alone; infinite if no GPU can be fast enough, and ``None`` without phases."""
-        if not self.phase_fractions:
-            return None
-        host_fraction = sum(self.phase_fractions.get(phase, 0.0) for phase in HOST_PHASES)
-        remaining = 1 / (1 + self.gain) - host_fraction
-        return (1 - host_fraction) / remaining if remaining > 0 else math.inf
-
-    @property
-    def sentences(self) -> tuple[str, str]:
-        """The speed of the CPU, and the speed that a GPU must reach."""
-        work = (
-            "annotates about {} notes like these" if self.task == ANNOTATION else "processes about {} rows like these"
-        )
-        worth_it = (
-            f"A GPU is worth using from about {_format_rate_per_hour(self.gpu_rows_per_hour)} per hour, "
-            f"{1 + self.gain:.3g} times as many"
-        )
-        model_speedup = self.model_speedup
-        if model_speedup is None:
-            condition = ""
-        elif math.isinf(model_speedup):
-            condition = "; no GPU can reach that, because most of the time is spent outside the model"
-        else:
-            condition = f"; the model alone must then be {model_speedup:.3g} times as fast"
-        rate = work.format(_format_rate_per_hour(self.rows_per_hour))
-        return f"The CPU {rate} per hour.", f"{worth_it}{condition}."
-
-
-def _format_rate_per_hour(rate: float) -> str:
-    """Return a rate with two significant digits; a repeated measurement differs in the others."""
-    return f"{float(f'{rate:.2g}'):,.0f}"
+    work = "annotates about {} notes" if task == ANNOTATION else "processes about {} rows"
+    rates = [float(f"{SECONDS_PER_HOUR * rate:.2g}") for rate in (rows_per_second, low, high) if rate is not None]
+    interval = f" ({' to '.join(f'{rate:,.0f}' for rate in rates[1:])})" if rates[1:] else ""
+    return f"The CPU {work.format(f'{rates[0]:,.0f}')} like these per hour{interval}."
 
 
 @dataclass(frozen=True)
@@ -161,6 +103,7 @@ class DeviceMetrics(JsonMixin):
         speedup: Speed relative to the CPU with its confidence interval; 1.22 is 22% faster. ``None`` for the CPU itself, and for
             a simulated device, which computes on the CPU.
         utilization: Utilization of the device by the workload, in [0, 1] and without idle load, or ``None`` if it is unknown.
+        throughput: Texts or rows per second with the confidence interval, or ``None`` if the interval is unknown.
     """
 
     device: str
@@ -169,6 +112,7 @@ class DeviceMetrics(JsonMixin):
     phase_times: PhaseTimes
     speedup: Interval | None = None
     utilization: float | None = None
+    throughput: Interval | None = None
 
     JSON_PROPERTIES = ("rows_per_second",)
 
@@ -200,7 +144,7 @@ class Comparison(StepReport):
     batch_tokens: int | None = None
 
     SCHEMA = "openmed_nb/comparison/1"
-    JSON_PROPERTIES = ("findings", "break_even")
+    JSON_PROPERTIES = ("findings",)
 
     def for_device(self, device: str) -> DeviceMetrics:
         """Return the measurements on a device.
@@ -216,7 +160,9 @@ class Comparison(StepReport):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings on the speed of each device and on the phases."""
+        """Findings on the speed of each device and on the phases; only one if the times are not reliable."""
+        if self.disturbance:
+            return (Finding("speed", WARNING, f"not measured: {self.disturbance}", REPEAT_REMEDY),)
         findings = [self._speed_finding(metrics) for metrics in self.devices[1:]]
         for metrics in self.devices:
             finding = metrics.phase_times.finding(f"time on {self.device_label(metrics.device)}", self.data_remedy)
@@ -240,18 +186,12 @@ class Comparison(StepReport):
         remedy = f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."
         return Finding(name, WARNING, f"no significant difference: {ratio}", remedy)
 
-    @property
-    def break_even(self) -> BreakEven | None:
-        """Speed at which a GPU is worth using, or ``None`` if another device than the CPU was measured."""
-        if len(self.devices) > 1:
-            return None
-        metrics = self.devices[0]
-        return BreakEven(self.task, metrics.rows_per_second, metrics.phase_fractions)
-
     def to_report(self) -> Report:
         """Return a report with the speed, the findings and the measurements."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
+        if self.disturbance:
+            title += ": not measured"
         method = f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."
         bars = []
         speed_rows = []
@@ -260,7 +200,7 @@ class Comparison(StepReport):
                 (
                     name,
                     f"{1000 * metrics.seconds:.2f}",
-                    f"{metrics.rows_per_second:,.1f}",
+                    str(metrics.throughput or format_rate(metrics.rows_per_second)),
                     str(metrics.speedup or ""),
                     "" if metrics.utilization is None else format_percent(metrics.utilization),
                 )
@@ -275,14 +215,19 @@ class Comparison(StepReport):
         )
         phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
         # A bar of a single device shows nothing.
-        chart = Chart("Throughput", tuple(bars) if len(bars) > 1 else ())
-        answer = (*self.break_even.sentences, CPU_ONLY_NOTICE) if self.break_even else ()
+        chart = Chart("Throughput", tuple(bars) if len(bars) > 1 and not self.disturbance else ())
+        answer: tuple[str, ...] = ()
+        if len(self.devices) == 1 and not self.disturbance:
+            cpu = self.devices[0]
+            low, high = (cpu.throughput.low, cpu.throughput.high) if cpu.throughput else (None, None)
+            answer = (describe_cpu_speed(self.task, cpu.rows_per_second, low, high), CPU_ONLY_NOTICE)
         return Report(
             title,
             (*answer, method),
             (findings_table("", self.findings),),
             metrics=(speeds, phases),
             charts=(chart,),
+            status=self.reliability_status,
         )
 
 
@@ -338,8 +283,9 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         The comparison. ``for_device("mps")`` has ``speedup`` with ``low``, ``median`` and ``high`` (1.22 is 22% faster). It
         also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
-        ``findings`` describes the results. If only the CPU was measured, ``break_even`` has its
-        ``rows_per_hour`` and the ``gpu_rows_per_hour`` from which a GPU is worth using, and the text states both.
+        ``findings`` describes the results. If only the CPU was measured, the text states its notes or rows per hour. If the
+        computer is busy or hot, or if the times vary too much, ``disturbance`` is the reason, and the findings and a verdict
+        treat the times as not measured.
 
     Raises:
         ConfigurationError: If the data or a number is invalid.
@@ -401,6 +347,7 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
 
     The measurement ends at about ``deadline``, a time of the clock.
     """
+    check = ReliabilityCheck()
     trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
     trials = _time_interleaved(workloads, rounds, trials_deadline)
     baseline = workloads[CPU]
@@ -420,8 +367,14 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         _device_metrics(workload, name, trials, phase_times[name], utilizations.get(name))
         for name, workload in workloads.items()
     )
+    intervals = [device.throughput for device in metrics if device.throughput]
+    varies = any(interval.high > MAX_INTERVAL_RATIO * interval.low for interval in intervals)
     return Comparison(
-        **baseline.report_fields, devices=metrics, rounds=len(trials[CPU]), batch_tokens=baseline.batch_tokens
+        **baseline.report_fields,
+        devices=metrics,
+        rounds=len(trials[CPU]),
+        batch_tokens=baseline.batch_tokens,
+        disturbance=check.find_disturbance(varies=varies),
     )
 
 
@@ -442,6 +395,7 @@ def _device_metrics(
         phase_times,
         None if device == CPU or get_device(device).is_simulated else median_interval(ratios),
         utilization,
+        median_interval([workload.rows / step_seconds for step_seconds in seconds]),
     )
 
 

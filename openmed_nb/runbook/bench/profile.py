@@ -37,7 +37,16 @@ from ...devices.registry import get_device
 from ...errors import ConfigurationError
 from ...session import SESSION
 from .fallbacks import Fallback, fallbacks
-from .timing import DATA, MAX_DATA_FRACTION, OperatorTime, PhaseTimes, Reason, Synchronization, repeat_measurement
+from .timing import (
+    DATA,
+    MAX_DATA_FRACTION,
+    OperatorTime,
+    PhaseTimes,
+    Reason,
+    ReliabilityCheck,
+    Synchronization,
+    repeat_measurement,
+)
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
 
 # Names of the findings.
@@ -63,6 +72,7 @@ WAIT_REMEDIES: Mapping[Reason, str] = {
     "copy": "Copy the tensor together with the batch before the step computes, or create it on the device.",
 }
 
+NOT_MEASURED = "not measured, because the times are not reliable"
 MAX_LOCATIONS = 3  # Locations in a finding.
 MAX_TABLE_OPERATORS = 12
 
@@ -142,12 +152,12 @@ class Profile(StepReport):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``."""
-        return (
-            self._data_finding(),
-            self._synchronization_finding(),
-            self._tiny_batch_finding(),
-            self._fallback_finding(),
-        )
+        data = self._data_finding()
+        tiny_batch = self._tiny_batch_finding()
+        if self.disturbance:
+            data = Finding(DATA_FINDING, NOT_APPLICABLE, NOT_MEASURED)
+            tiny_batch = Finding(TINY_BATCH, NOT_APPLICABLE, NOT_MEASURED)
+        return data, self._synchronization_finding(), tiny_batch, self._fallback_finding()
 
     @property
     def bottlenecks(self) -> tuple[str, ...]:
@@ -211,7 +221,7 @@ class Profile(StepReport):
     def to_report(self) -> Report:
         """Return a report with the bottlenecks and the measurements."""
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
-        step_time = f"A step takes {format_milliseconds(self.seconds)}."
+        step_time = self.not_measured or (f"A step takes {format_milliseconds(self.seconds)}.",)
         method = f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."
         waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
         # Metrics of a step.
@@ -245,7 +255,7 @@ class Profile(StepReport):
             start += seconds
         return Report(
             title,
-            (step_time, method),
+            (*step_time, method),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
@@ -254,7 +264,10 @@ class Profile(StepReport):
                 Table("Time of a step", ("metric", "value"), tuple(metrics), collapsed=True),
                 Table("Operators by self time", operator_columns, operator_rows, collapsed=True),
             ),
-            charts=(Chart("Time per phase, from the start to the end of a step", tuple(bars)),),
+            charts=()
+            if self.disturbance
+            else (Chart("Time per phase, from the start to the end of a step", tuple(bars)),),
+            status=self.reliability_status,
         )
 
     def _data_finding(self) -> Finding:
@@ -300,7 +313,18 @@ NUM_HOTSPOTS = 3  # Number of slowest operators that are compared.
 MIN_STOPPING_DAYS = 7  # The stopping rule applies if a step is no faster after this many days.
 MIN_CHANGE_FRACTION = 0.1  # Smaller changes also occur from run to run.
 # Fields in which two profiles must agree to be comparable.
-COMPARABLE_FIELDS = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
+COMPARABLE_FIELDS = (
+    "name",
+    "task",
+    "device",
+    "dtype",
+    "rows",
+    "row_shape",
+    "batch_tokens",
+    "workers",
+    "simulated",
+    "disturbance",
+)
 STOPPING_REMEDY = (
     "Stop optimizing. Move this workload, or accept the step time; "
     "print(nb.verdict(...).lanes) compares CPU, MPS, MLX and a remote pool."
@@ -529,6 +553,7 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     from .profile_watch import MAX_TRACED_STEPS, measure_launch_seconds, profile_operators, trace_steps
 
     SESSION.notify(ProgressEvent("Profiling", workload.name))
+    check = ReliabilityCheck()
     parsed_device = get_device(device)
     with workload.open_batches() as batches:
         batch = next(batches)
@@ -569,4 +594,5 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         fallbacks=entries,
         fallbacks_per_step=sum(entry.count for entry in entries) / MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
+        disturbance=check.find_disturbance(),
     )

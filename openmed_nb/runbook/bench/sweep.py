@@ -30,7 +30,16 @@ from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
 from ...training.curve import memory_exponent
-from .timing import Measured, format_rate, interleave, repeat_measurement
+from .timing import (
+    MAX_RATIO,
+    Measured,
+    Quartiles,
+    ReliabilityCheck,
+    format_rate,
+    interleave,
+    quartiles,
+    repeat_measurement,
+)
 from .workloads import (
     ANNOTATION,
     Benchmark,
@@ -86,21 +95,29 @@ class Point:
         throughput: Rows per second for the median step, or ``None`` if the batch does not fit in memory.
         memory: Peak memory of a step in bytes, or ``None`` if unknown.
         fits: Whether the batch fits in memory.
+        spread: First and third quartile of the throughput, or ``None`` if the batch does not fit in memory.
     """
 
     rows: int
     throughput: float | None = None
     memory: int | None = None
     fits: bool = True
+    spread: Quartiles | None = None
 
     @property
     def speed(self) -> float:
         """Throughput in rows per second, or 0 if the batch does not fit in memory."""
         return self.throughput or 0.0
 
+    @property
+    def varies(self) -> bool:
+        """Whether the quartiles of the throughput differ too much."""
+        return self.spread is not None and self.spread.high > MAX_RATIO * self.spread.low
+
     def with_timings(self, seconds: Sequence[float]) -> Point:
         """Return this point with the throughput of at least one timed step."""
-        return replace(self, throughput=self.rows / statistics.median(seconds))
+        speeds = [self.rows / step_seconds for step_seconds in seconds]
+        return replace(self, throughput=statistics.median(speeds), spread=quartiles(speeds))
 
 
 def select_fitting(points: Iterable[Point]) -> list[Point]:
@@ -136,8 +153,8 @@ class SweepReport(StepReport):
     Attributes:
         device: Name of the device.
         points: All measured sizes, sorted, including those that ran out of memory.
-        knee: Batch size over which no larger size gains more than 3%. ``None`` if not even one row fits, or if only
-            one size was measured although larger sizes may fit.
+        knee: Batch size over which no larger size gains more than 3%. ``None`` if not even one row fits, if only one size
+            was measured although larger sizes may fit, or if the times are not reliable.
         stop_code: Why no larger batch was measured: ``"throughput"`` (no improvement), ``"memory"`` (expected to come near the
             limit), ``"out of memory"``, ``"largest"`` (not requested) or ``"time"``.
         limit: Memory that a step may use in bytes, or ``None`` if unknown.
@@ -183,6 +200,8 @@ class SweepReport(StepReport):
         """Sentence that explains the knee, or why there is none."""
         if not select_fitting(self.points):
             return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
+        if self.disturbance:
+            return " ".join(self.not_measured)
         stop_reason = STOP_REASONS[self.stop_code]
         if not self.knee:
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
@@ -194,7 +213,9 @@ class SweepReport(StepReport):
         """Return a report with the knee and the measurements."""
         device = self.device_label(self.device)
         title = f"Batch sweep on {device}: no best batch size found"
-        if self.knee:
+        if self.disturbance:
+            title = f"Best batch size on {device}: not measured"
+        elif self.knee:
             may_be_larger = self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME}
             size = f"{'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
             title = f"Best batch size on {device}: {size}"
@@ -211,20 +232,25 @@ class SweepReport(StepReport):
             sentences.append(f"To set this batch size ({tokens}) yourself: {command}.")
         rows = []
         for point in self.points:
-            notes = {OUT_OF_MEMORY: not point.fits, "knee": point.rows == self.knee, "best": point == self.best}
+            notes = {
+                OUT_OF_MEMORY: not point.fits,
+                "knee": point.rows == self.knee,
+                "best": point == self.best and not self.disturbance,
+            }
             rows.append(
                 (
                     f"{point.rows:,}",
                     format_rate(point.throughput),
+                    " to ".join(map(format_rate, point.spread or ())),
                     format_bytes(point.memory),
                     ", ".join(note for note, applies in notes.items() if applies),
                 )
             )
-        columns = ("rows", "rows/s", "memory", "")
+        columns = ("rows", "rows/s", "quartiles", "memory", "")
         table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
         # A chart of a single size is a dot.
         charts = self.charts if len(select_fitting(self.points)) > 1 else ()
-        return Report(title, tuple(sentences), metrics=(table,), charts=charts)
+        return Report(title, tuple(sentences), metrics=(table,), charts=charts, status=self.reliability_status)
 
     @property
     def charts(self) -> tuple[Chart, ...]:
@@ -276,9 +302,9 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
 
     At the knee, no larger batch is more than 3% faster. The batch size is doubled until two doublings in a row improve
     throughput too little. Doubling also ends if memory is
-    expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected, and those near the
-    best are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not timed. The
-    first size is 1, or 2 in training, because BatchNorm cannot be trained on a single row.
+    expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected. Those near the best
+    and both ends are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not
+    timed. The first size is 1, or 2 in training, because BatchNorm cannot be trained on a single row.
 
     Args:
         model: Name of a model, a pipeline from :func:`load_pipeline`, a torch module, or a custom function that runs a step
@@ -295,7 +321,9 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
-        The report. Its ``knee`` is a number of rows, or ``None`` if not even one row fits or a single size was measured.
+        The report. Its ``knee`` is a number of rows, or ``None`` if not even one row fits, a single size was measured, or
+        the times are not reliable: other programs use more than a quarter of the processor cores, the computer is hot, or
+        repeated times differ by half or more. ``disturbance`` is the reason, and nothing is stored.
         ``batch_tokens`` is the knee in tokens for annotation: ``nb.annotate(notes, batch_tokens=sweep.batch_tokens)``.
         ``reason`` explains the knee in a sentence. ``points`` have ``rows``, ``throughput`` in rows per second,
         ``memory`` in bytes and ``fits``. ``limit`` is the memory limit in bytes.
@@ -345,21 +373,26 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     release_memory(device)
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
+    check = ReliabilityCheck()
     points, stop_code = search_sizes(measurement, max_rows, min_rows)
-    near_best = _remeasure_near_best(measurement, points)
+    remeasured = _remeasure(measurement, points)
     SESSION.notify(ProgressEvent("Sweeping", benchmark.name))
-    knee = _find_knee(near_best)
-    if len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}:
+    varies = any(point.varies for point in remeasured)
+    disturbance = check.find_disturbance(_largest_change(points, remeasured), varies)
+    rows_near_best = {point.rows for point in _select_near_best(points)}
+    knee = _find_knee(point for point in remeasured if point.rows in rows_near_best)
+    if disturbance or (len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}):
         knee = None
     workload = benchmark.fixed_shape_workload(min_rows)
     return SweepReport(
         **workload.report_fields,
         device=device,
-        points=_replace_points(points, near_best),
+        points=_replace_points(points, remeasured),
         knee=knee.rows if knee else None,
         stop_code=stop_code,
         limit=limit,
         length=workload.length,
+        disturbance=disturbance,
     )
 
 
@@ -411,16 +444,30 @@ def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple
     return tuple(by_rows[rows] for rows in sorted(by_rows))
 
 
-def _remeasure_near_best(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
-    """Measure the points near the best again in interleaved rounds, and return them, sorted by size.
-
-    The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
-    sizes alike, so only these measurements are compared. Every size that can be the knee is among them.
-    """
+def _select_near_best(points: Iterable[Point]) -> list[Point]:
+    """Return the points whose throughput is near the best. Every size that can be the knee is among them."""
     fitting_points = select_fitting(points)
     min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + NEAR_BEST_FRACTION)
-    near_best = [point for point in fitting_points if point.speed >= min_speed]
-    return measurement.measure_interleaved(near_best) if len(near_best) > 1 else near_best
+    return [point for point in fitting_points if point.speed >= min_speed]
+
+
+def _remeasure(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
+    """Measure both ends and the points near the best again in interleaved rounds, and return them, sorted by size.
+
+    The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
+    sizes alike, so only these measurements are compared. The ends show whether the speed of the computer changed since the
+    search.
+    """
+    points = select_fitting(points)
+    selected = select_fitting({*_select_near_best(points), *points[:1], *points[-1:]})
+    return measurement.measure_interleaved(selected) if len(selected) > 1 else selected
+
+
+def _largest_change(points: Iterable[Point], remeasured: Iterable[Point]) -> float:
+    """Return the ratio of the speed to that in the search for the size that changed most, or 1 if no size fits."""
+    speeds = {point.rows: point.speed for point in points}
+    ratios = [point.speed / speeds[point.rows] for point in remeasured]
+    return max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
 
 
 # Seconds of steps that warm up a shape after its first step. A single longer step is also enough.

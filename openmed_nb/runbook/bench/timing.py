@@ -1,4 +1,4 @@
-"""Timing helpers and results: repeated and interleaved measurements, confidence intervals, phases, operators and waits."""
+"""Timing helpers and results: repeated and interleaved measurements, their reliability and intervals, phases, operators and waits."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+from ..._events.progress import is_disabled
 from ..._render.display import OK, WARNING, Finding, JsonMixin, format_milliseconds, format_percent
 from ..._utils.clock import current_time
+from ...devices.machine import import_psutil
+from ...devices.system_status import BackgroundLoadReader, read_system_status
+from ...session import SESSION
 
 Name = TypeVar("Name")
 Measured = TypeVar("Measured")
@@ -231,6 +235,73 @@ def interleave(
         for name in names[first:] + names[:first]:
             measured[name].append(measures[name]())
     return measured
+
+
+# If ``0``, times are reported as reliable even on a busy computer.
+CHECK_VARIABLE = "OPENMED_NB_CHECK_LOAD"
+
+# Other processes may use this fraction of the processor cores. One process for each core takes at least half of them.
+MAX_BACKGROUND_FRACTION = 0.25
+
+# Maximum ratio of the quartiles of steps of one shape, and of a repeated speed to the first one. Sizes are compared by medians of
+# many steps, which tolerate the variation of a quiet computer. Sharing a processor core doubles a time.
+MAX_RATIO = 1.5
+
+REPEAT_REMEDY = "Close other programs, let the computer cool down, and measure again."
+
+
+class ReliabilityCheck:
+    """Check of the conditions of a measurement, from its creation to the end of the measurement."""
+
+    def __init__(self) -> None:
+        self._read_load = BackgroundLoadReader()
+
+    def find_disturbance(self, speed_ratio: float = 1.0, varies: bool = False) -> str:
+        """Return the reason why the times are not reliable, as a clause, or an empty string if none is known.
+
+        Args:
+            speed_ratio: Ratio of a repeated speed to the first one, of the option that changed most.
+            varies: Whether repeated times vary by more than the options that are compared.
+        """
+        if is_disabled(CHECK_VARIABLE, SESSION.environ):
+            return ""
+        manager = SESSION.device_manager
+        load = self._read_load() or 0.0
+        if load > MAX_BACKGROUND_FRACTION:
+            cores = import_psutil().cpu_count() or 1
+            return f"the computer is busy (other programs use {load * cores:.1f} of {cores} processor cores)"
+        if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
+            return "the computer is hot and has reduced its speed"
+        if not 1 / MAX_RATIO <= speed_ratio <= MAX_RATIO:
+            return f"the computer became {'faster' if speed_ratio > 1 else 'slower'} during the measurement"
+        if varies:
+            return "the times of the same step vary too much"
+        return ""
+
+
+class Quartiles(NamedTuple):
+    """First and third quartile of repeated measurements.
+
+    Attributes:
+        low: First quartile.
+        high: Third quartile.
+    """
+
+    low: float
+    high: float
+
+
+def quartiles(values: Sequence[float]) -> Quartiles:
+    """Return the quartiles of at least one value.
+
+    Example:
+        >>> quartiles([4.0]), quartiles([1.0, 2.0, 3.0])
+        (Quartiles(low=4.0, high=4.0), Quartiles(low=1.5, high=2.5))
+    """
+    if len(values) == 1:
+        return Quartiles(values[0], values[0])
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Quartiles(low, high)
 
 
 # A series of slow steps ends after MAX_SERIES_SECONDS, once it has MIN_REPEATS steps.

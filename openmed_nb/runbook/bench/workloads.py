@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import LOADING, ProgressEvent
-from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, Displayable
+from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable
 from ..._utils.clock import current_time
 from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
@@ -40,7 +40,17 @@ from ...training.curve import GROWTH_EPOCHS, MemoryCurve
 from ...training.epochs import epochs, function_name
 from ...training.guards import get_loss
 from ...training.steps import adamw
-from .timing import DATA, DECODE, FORWARD, MIN_REPEATS, REMEDIES, TRANSFER, PhaseTimes, repeat_measurement
+from .timing import (
+    DATA,
+    DECODE,
+    FORWARD,
+    MIN_REPEATS,
+    REMEDIES,
+    REPEAT_REMEDY,
+    TRANSFER,
+    PhaseTimes,
+    repeat_measurement,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -92,6 +102,8 @@ class StepReport(Displayable):
         workers: Number of loader workers.
         row_shape: Shape of a row, such as ``"3x224x224"``, or ``None`` for texts and for rows without a shape.
         simulated: Whether MPS was simulated. Measurements on ``"mps"`` then do not represent real MPS hardware.
+        disturbance: Why the times are not reliable, such as ``"the computer is busy (...)"``. Nothing is concluded from them.
+            Empty if they are reliable.
     """
 
     name: str
@@ -100,6 +112,7 @@ class StepReport(Displayable):
     workers: int = field(default=0, kw_only=True)
     row_shape: str | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
+    disturbance: str = field(default="", kw_only=True)
 
     # The title labels the simulated device itself, because the same report may also cover the CPU.
     SIMULATION_MARKERS = (SIMULATION_NOTICE, "")
@@ -109,6 +122,16 @@ class StepReport(Displayable):
         if self.simulated and get_device(device).can_be_simulated:
             return f"{device}{SIMULATED_SUFFIX}"
         return device
+
+    @property
+    def reliability_status(self) -> str:
+        """Warning if the times are not reliable, or an empty string."""
+        return WARNING if self.disturbance else ""
+
+    @property
+    def not_measured(self) -> tuple[str, ...]:
+        """Sentence that states why the times are not reliable, and one with the remedy; none if they are reliable."""
+        return (f"Not measured: {self.disturbance}.", REPEAT_REMEDY) if self.disturbance else ()
 
     @property
     def data_remedy(self) -> str:

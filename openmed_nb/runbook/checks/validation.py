@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from ...models.records import (
 )
 from ...models.registry import is_model_name
 from ...session import SESSION
-from ..bench.timing import interleave
+from ..bench.timing import REPEAT_REMEDY, ReliabilityCheck, interleave
 from .parity import check_texts, pair_from_files, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
@@ -70,11 +70,13 @@ class PrecisionVerdict(Displayable):
         parity: Comparison with the CPU in float32.
         reasons: Reasons for a rejection, or an empty tuple if the dtype is accepted.
         record: Validation record, or ``None`` if the dtype is rejected.
+        disturbance: Why the speedup could not be measured; empty if it was measured or is not needed.
     """
 
     parity: ParityReport
     reasons: tuple[RejectionReason, ...] = ()
     record: ValidationRecord | None = None
+    disturbance: str = ""
 
     JSON_PROPERTIES = ("accepted",)
 
@@ -107,6 +109,8 @@ class PrecisionVerdict(Displayable):
             if self.simulated:
                 condition = "under the simulation, where no speed is measured"
             reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
+            if self.disturbance:
+                reasons[1] = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
         required = f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities."
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
@@ -194,8 +198,11 @@ def validate_precision(
                 if get_device(target_device).is_accelerator:
                     float32_model = load_from_spec(spec.in_dtype("float32"), target_device).model
                     baseline = pair.candidate.with_model(float32_model)
+                check = ReliabilityCheck()
                 speedup = measure_speedup(baseline, pair.candidate, unique_texts)
-            verdict = judge(report, identity, speedup)
+                disturbance = check.find_disturbance()
+            # Without a reliable speedup, "auto" does not select the dtype.
+            verdict = replace(judge(report, identity, 1.0 if disturbance else speedup), disturbance=disturbance)
         store = record_store(SESSION.environ)
         if verdict.record:
             store.store(verdict.record)

@@ -190,7 +190,9 @@ METRICS = {
     "silent_errors": Metric("known silent errors detected", "names"),
     "doctor_failures": Metric("failed checks of nb.doctor()", "names"),
     "slow_conditions": Metric("conditions that affect timings", "names"),
+    "texts_per_second_low": Metric("throughput (texts or rows), lower bound", "rate"),
     "texts_per_second": Metric("throughput (texts or rows)", "rate"),
+    "texts_per_second_high": Metric("throughput (texts or rows), upper bound", "rate"),
     "num_texts": Metric("number of texts", "count"),
     "hours": Metric("time for all texts", "hours"),
     "no_gpu": Metric("no GPU on this computer", "boolean"),
@@ -442,6 +444,21 @@ def read_report(report: Any, _context: Context) -> ReportMetrics:
     return metrics
 
 
+# Metrics of a benchmark that a busy or hot computer does not change.
+TIMELESS_METRICS = frozenset(
+    {
+        "batch",
+        "batch_tokens",
+        "out_of_memory_at",
+        "headroom",
+        "synchronizations",
+        "fallback_operators",
+        "refused_operators",
+        "fallback_calls",
+    }
+)
+
+
 def _read_benchmark(
     report: Comparison | Profile | SweepReport,
     kind: str,
@@ -449,7 +466,10 @@ def _read_benchmark(
     batch_size: int | None,
     values: dict[str, Any],
 ) -> ReportMetrics:
-    """Return the values of a benchmark with its run settings."""
+    """Return the values of a benchmark with its run settings; without its times if they are not reliable."""
+    if report.disturbance:
+        values = {name: value for name, value in values.items() if name in TIMELESS_METRICS}
+        values["slow_conditions"] = (report.disturbance,)
     run = Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
     return ReportMetrics(kind, sanitize_path(report.name), device, report.simulated, values, run)
 
@@ -473,9 +493,12 @@ def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
 
 def _device_values(device: DeviceMetrics) -> dict[str, Any]:
     speedup = device.speedup
+    throughput = device.throughput
     return {
         "seconds": device.seconds,
         "texts_per_second": device.rows_per_second,
+        "texts_per_second_low": throughput and throughput.low,
+        "texts_per_second_high": throughput and throughput.high,
         "utilization": device.utilization,
         "speedup_low": speedup and speedup.low,
         "speedup": speedup and speedup.median,

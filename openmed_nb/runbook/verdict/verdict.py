@@ -22,7 +22,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
-from ..bench.comparison import BreakEven, Comparison
+from ..bench.comparison import Comparison, describe_cpu_speed
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
 from ..checks.parity_report import ParityReport
 from ..checks.validation import PrecisionVerdict
@@ -129,7 +129,7 @@ class Verdict(Displayable):
 
     SCHEMA = "openmed_nb/verdict/1"
     JSON_EXCLUDE = ("missing_requirements",)
-    JSON_PROPERTIES = ("recommendation", "is_conclusive", "simulated", "warnings", "not_known", "break_even")
+    JSON_PROPERTIES = ("recommendation", "is_conclusive", "simulated", "warnings", "not_known")
 
     evidence: Evidence
     gates: Gates
@@ -208,24 +208,15 @@ class Verdict(Displayable):
         return f"Not measured, and could change the verdict: {names}.{'' if is_suggested else f' {command}'}"
 
     @property
-    def break_even(self) -> BreakEven | None:
-        """Speed of the CPU, and the speed at which a GPU is worth using, by the gate of the speedup.
-
-        ``None`` for another device, or if the rate of the CPU is not known.
-        """
-        evidence = self.evidence
-        rate = evidence["texts_per_second"]
-        if self._case.on_accelerator or rate is None or rate <= 0:
-            return None
-        return BreakEven(evidence["task"] or ANNOTATION, rate, evidence["phase_fractions"] or {}, self.gates.speedup)
-
-    @property
     def answer(self) -> tuple[str, ...]:
-        """Speed, best batch size and duration on the CPU, and what a GPU must do, as sentences; empty for another device."""
+        """Speed, best batch size and duration on the CPU as sentences; empty for another device."""
         evidence = self.evidence
         if self._case.on_accelerator:
             return ()
-        sentences = [*(self.break_even.sentences if self.break_even else ())]
+        sentences = []
+        rates = [evidence[name] for name in ("texts_per_second", "texts_per_second_low", "texts_per_second_high")]
+        if rates[0] is not None and rates[0] > 0:
+            sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, *rates))
         if evidence["knee"]:
             at_least = "at least " if evidence["knee_gain"] is None else ""
             sentences.append(f"The best batch size is {at_least}{pluralize(evidence['knee'], 'row')}.")
@@ -317,8 +308,7 @@ def verdict(
         - ``missing_requirements``: relevant measurements that are missing.
         - ``is_conclusive``: whether none of them could change the verdict.
         - ``lanes``: comparison of CPU, MPS, MLX and a remote pool.
-        - ``break_even``: on the CPU, its notes per hour, and the notes per hour from which a GPU is worth using: the rate of
-          the CPU, increased by the gate ``speedup``, 22% by default (source: the runbook).
+        - ``answer``: on the CPU, its notes per hour, best batch size and duration as sentences.
 
         On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose.
 
@@ -326,8 +316,9 @@ def verdict(
         ConfigurationError: If an argument is not valid, an object is not a report, two reports have the same type, or reports
             are of different devices, models or tasks.
 
-    The decision matrix is part of ``print(nb.runbook.gates())``. Incorrect results take precedence, then memory, data, batch
-    size, fallbacks, and speed. Metrics that were not measured are never guessed.
+    Times of a report with a ``disturbance``, such as a busy computer, count as not measured. The decision matrix is part of
+    ``print(nb.runbook.gates())``. Incorrect results take precedence, then memory, data, batch size, fallbacks, and speed.
+    Metrics that were not measured are never guessed.
 
     Example:
         >>> cpu = verdict(Evidence(device="cpu", task="annotation", texts_per_second=50.0, no_gpu=True))

@@ -115,6 +115,16 @@ def test_model_with_identical_entities_is_accepted(load, keyword_model, dtype):
     assert [entity["word"] for entity in pipe(SURE[1])] == ["asthma mellitus"]
 
 
+@pytest.mark.real_computer
+def test_speedup_on_a_busy_computer_is_not_measured(keyword_model, set_conditions):
+    """The entities are validated, and "auto" does not select the dtype."""
+    set_conditions(load=0.6)
+    verdict = validate(keyword_model, SURE, "bfloat16")
+
+    assert (verdict.accepted, verdict.record.evidence.speedup) == (True, 1.0)
+    assert "busy" in verdict.disturbance in str(verdict)
+
+
 @pytest.mark.parametrize("texts", [[f"{number}. no history of asthma ." for number in range(60)], ["asthma . " * 60]])
 def test_repeated_words_are_inconclusive(keyword_model, texts):
     """Texts that differ in numbers count once."""

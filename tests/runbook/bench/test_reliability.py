@@ -1,0 +1,118 @@
+"""Tests of measurements on a busy, hot or changing computer, which recommend nothing."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import openmed_nb as nb
+from helpers.sample_reports import COMPARISON, PROFILE, SWEEP
+from openmed_nb.runbook.bench import timing
+from openmed_nb.runbook.verdict.rules import MEASURE
+
+LAYER = torch.nn.Linear(4, 4)
+ROWS = torch.ones(2, 4)
+BUSY = "the computer is busy (other programs use 1.2 of 2 processor cores)"
+
+
+@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [
+        ({}, ""),
+        ({"load": None}, ""),
+        ({"load": 0.6}, "busy"),
+        ({"thermal_state": "moderate"}, ""),
+        ({"thermal_state": "limited"}, "hot"),
+    ],
+)
+def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason):
+    """An unknown load is not a reason."""
+    set_conditions(**conditions)
+    sweep = nb.sweep(LAYER, ROWS, device="cpu", seconds=600, max_batch_size=2)
+    comparison = nb.compare(LAYER, ROWS, devices="cpu", seconds=1e-6)
+    profile = nb.runbook.profile(LAYER, ROWS, device="cpu", steps=1)
+
+    for report in (sweep, comparison, profile):
+        assert reason in report.disturbance in str(report)
+        assert bool(report.disturbance) == bool(reason) == ("ot measured" in str(report))
+    assert (sweep.knee is None) == ("rows like these" not in str(comparison)) == bool(reason)
+
+
+@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.parametrize("load", [0.6, 0.1])
+def test_busy_sweep_stores_nothing(set_conditions, load):
+    set_conditions(load)
+    before = nb.device("cpu").tuned_batch_tokens
+    report = nb.sweep("bundled_small", device="cpu", length=16, max_batch_size=2, seconds=600)
+
+    assert report.is_saved or nb.device("cpu").tuned_batch_tokens == before
+    assert (report.batch_tokens is None) == (load > 0.5)
+
+
+# Rows per second by rows.
+SPEEDS = {1: 89, 2: 151, 3: 200, 4: 251, 5: 310, 6: 364, 7: 385, 8: 410}
+
+
+@pytest.mark.usefixtures("set_conditions")
+@pytest.mark.parametrize(("factor", "reason"), [(1, ""), (4.6, "slower"), (0.4, "faster")])
+@pytest.mark.parametrize("seconds", [0.5, 1.2, 2.0, 2.4, 2.8])
+def test_sweep_detects_a_change_of_the_speed(clock, seconds, factor, reason):
+    """Regression: the knee was 8 rows although 6 rows had 364 rows per second, and 7 and 8 later had 80 and 91."""
+    clock.tick = 1e-6
+    change = clock() + seconds
+
+    def step(batch):
+        rows = len(batch)
+        clock.advance(rows / SPEEDS[rows] * (factor if clock() > change else 1))
+
+    report = nb.sweep(step, torch.ones, device="cpu", seconds=600, max_batch_size=8)
+
+    assert reason in report.disturbance
+    assert report.knee == (None if reason else 8)
+
+
+@pytest.mark.usefixtures("set_conditions")
+def test_sweep_of_unstable_steps_has_no_knee(clock):
+    seconds = itertools.cycle([1.0, 2.0, 4.0])
+    report = nb.sweep(
+        lambda batch: clock.advance(next(seconds) * len(batch)), torch.ones, device="cpu", seconds=600, max_batch_size=2
+    )
+
+    assert (report.knee, "vary too much" in report.disturbance) == (None, True)
+
+
+def test_verdict_of_unreliable_reports_is_to_measure():
+    """The reason is a condition of the verdict, and the memory of a sweep stays known."""
+    reports = (COMPARISON, replace(SWEEP, knee=None), replace(PROFILE, task="annotation"))
+    verdict = nb.verdict(*(replace(report, disturbance=BUSY) for report in reports))
+
+    assert verdict.recommendation == MEASURE
+    assert BUSY in str(verdict)
+    for name in ("speedup", "texts_per_second", "phase_fractions", "knee", "knee_gain", "tiny_batch"):
+        assert verdict.evidence[name] is None, name
+    assert verdict.evidence["out_of_memory_at"] == 64
+
+
+@pytest.mark.slow
+@pytest.mark.real_computer
+def test_real_load_is_detected(monkeypatch):
+    """Every processor core computes for a process that is not a child of this process."""
+    monkeypatch.setenv(timing.CHECK_VARIABLE, "1")
+    command = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
+    processes = [int(subprocess.check_output(["/bin/sh", "-c", command])) for _ in range(os.cpu_count() or 1)]
+    try:
+        sweep = nb.sweep(LAYER, ROWS, device="cpu", seconds=2, max_batch_size=4)
+        comparison = nb.compare(LAYER, ROWS, devices="cpu", seconds=1)
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+
+    assert "busy" in sweep.disturbance
+    assert "busy" in comparison.disturbance
+    assert sweep.knee is None
