@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from ._events.activity import ProgressEvent
 from ._utils.clock import current_time
 from ._utils.text import model_label, short_type_name
-from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
+from ._utils.validation import check_bool, check_choice, check_names, check_optional_integer, invalid_type
 from .annotation.inputs import NoteInputs, read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
@@ -37,7 +37,7 @@ from .annotation.results import AnnotatedText, Annotations, FingerprintedResult,
 from .annotation.resume import ResultsFile, changed_settings, run_settings
 from .devices.machine import format_device
 from .errors import ConfigurationError, RunInterrupted
-from .models.config import OpenMedConfig
+from .models.config import PIPELINE_OPTIONS, OpenMedConfig
 from .models.registry import is_model_name
 from .session import SESSION, Session
 
@@ -136,6 +136,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     """
     check_choice("on_error", on_error, ("raise", "record"))
     check_bool("show_text", show_text)
+    valid_options = sorted(PIPELINE_OPTIONS.union(annotate.__kwdefaults__ or ()))
+    check_names("an option of annotate()", arguments, valid_options, "Options")
     # Options that were passed, for a run that resumes this one.
     options = {
         "model": model,

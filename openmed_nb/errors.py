@@ -2,7 +2,8 @@
 
 OpenMedError
 ├── ConfigurationError            a setting that is unknown or cannot be used
-│   └── UnmatchedIdsError         ids of notes without exactly one partner
+│   ├── UnmatchedIdsError         ids of notes without exactly one partner
+│   └── PositionError             a position without a note
 ├── DeviceError
 │   ├── UnknownDeviceError        a name that is not a valid device
 │   ├── DeviceUnavailableError    a device that is not available on this machine
@@ -97,6 +98,10 @@ class UnmatchedIdsError(ConfigurationError):
     def __init__(self, message: str, remedy: str, unmatched: Sequence[object] = ()) -> None:
         super().__init__(message, remedy)
         self.unmatched = tuple(unmatched)
+
+
+class PositionError(ConfigurationError, IndexError):
+    """No note has this position."""
 
 
 class DeviceError(OpenMedError):

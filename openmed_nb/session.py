@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._events.activity import IMPORTING, LOADING, EventDispatcher, ProgressEvent
 from ._events.progress import ProgressBar
-from ._utils.text import describe_names, model_label
-from ._utils.validation import check_bool
+from ._utils.text import model_label
+from ._utils.validation import check_bool, check_names
 from .devices import backend
 from .devices.backend import TorchBackend
 from .devices.choice import DeviceChoice, DeviceList, Explanation
@@ -34,8 +34,8 @@ from .devices.request import (
     resolve_request,
     visible_variables,
 )
-from .errors import ConfigurationError, DeviceUnavailableError, OpenMedError
-from .models.config import OpenMedConfig, apply_overrides
+from .errors import DeviceUnavailableError, OpenMedError
+from .models.config import LOAD_OPTIONS, OpenMedConfig, apply_overrides
 
 if TYPE_CHECKING:
     from .models.loading import LoadedModel, LoadSpec
@@ -421,9 +421,7 @@ class Session:
         check_bool("force_reload", force_reload)
         with self.transaction():
             plan = self.load_plan(name, config, arguments)
-            if plan.options:
-                unknown = describe_names(plan.options)
-                raise ConfigurationError(f"load_model() does not accept {unknown}.", "Remove it.")
+            check_names("an option of load_model()", plan.options, sorted(LOAD_OPTIONS), "Options")
             return self.models.get(plan.spec, plan.device, plan.follows, force_reload)
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:
@@ -470,8 +468,7 @@ class Session:
             model_name = "bundled" if name is None else str(name)
             self.notify(ProgressEvent(LOADING, model_label(model_name)))
             plan = self.load_plan(model_name, OpenMedConfig(), arguments)
-            if plan.options:
-                raise ConfigurationError(f"Unknown option: {describe_names(plan.options)}.", "Remove it.")
+            check_names("an option of load_model()", plan.options, sorted(LOAD_OPTIONS), "Options")
             return replace(plan.spec, folder=model_folder(plan.spec)), plan.device
 
 

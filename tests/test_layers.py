@@ -13,11 +13,11 @@ HEAVY = {
     *("dask", "distributed", "asyncssh", "pandas"),
 }
 LAYERS = (
-    "_utils.lazy",
     "_utils.clock",
     "_utils.text",
     "errors",
     "_utils",
+    "_utils.lazy",
     "_render",
     "_utils.plain",
     "_events",

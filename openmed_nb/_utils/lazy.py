@@ -12,6 +12,8 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from .validation import suggest_one
+
 
 def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub next to its file."""
@@ -26,7 +28,8 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Calla
 
     def import_name(name: str) -> object:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            message = f"module {package!r} has no attribute {name!r}. {suggest_one(name, modules)}"
+            raise AttributeError(message.rstrip())
         path = modules[name]
         value = import_module(f".{name}", package) if path == "." else getattr(import_module(path, package), name)
         setattr(sys.modules[package], name, value)  # Further accesses do not call this function.

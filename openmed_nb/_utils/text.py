@@ -60,7 +60,7 @@ QUOTED_PATTERN = re.compile(r"""(?<!\w)(?:[bru]{1,2}(?=['"]))?(['"`])(.*?)\1(?!\
 QUOTATION_MARK_PATTERN = re.compile(r"""["`]|(?<!\w)'|'(?!\w)""")
 
 
-def _is_identifier(text: str) -> bool:
+def is_identifier(text: str) -> bool:
     """Return whether a text is short and without spaces, so that an error may contain it."""
     if len(text) <= MAX_SHOWN_CHARACTERS:
         return IDENTIFIER_PATTERN.fullmatch(text) is not None
@@ -87,9 +87,7 @@ def describe_value(value: Any) -> str:
         text = str.__str__(value) if isinstance(value, str) else str(value)
         noun = "string" if isinstance(value, str) else "path"
         described = (
-            repr(text)
-            if _is_identifier(text)
-            else f"a {noun} of {len(text):,} character{'' if len(text) == 1 else 's'}"
+            repr(text) if is_identifier(text) else f"a {noun} of {len(text):,} character{'' if len(text) == 1 else 's'}"
         )
     elif kind in {list, tuple, set, frozenset, dict}:
         described = f"a {kind.__name__} of {len(value):,} item{'' if len(value) == 1 else 's'}"
@@ -103,18 +101,18 @@ def describe_value(value: Any) -> str:
 
 
 def describe_names(names: Iterable[str]) -> str:
-    """Return names from a caller, such as unknown options, for an error.
+    """Return names from a caller, such as columns, for an error. A possible note is replaced.
 
     Example:
         >>> describe_names(["speed", "Has asthma."])
         'speed, …'
     """
-    return ", ".join(sorted({name if _is_identifier(name) else "…" for name in names}))
+    return ", ".join(dict.fromkeys(name if is_identifier(name) else "…" for name in names))
 
 
 def model_label(name: str) -> str:
     """Return the name of a model for progress events. A long name, or one with spaces, may be a note and is replaced."""
-    return name if _is_identifier(name) else "a model"
+    return name if is_identifier(name) else "a model"
 
 
 def describe_file(path: PurePath) -> str:
@@ -124,13 +122,13 @@ def describe_file(path: PurePath) -> str:
         >>> describe_file(PurePath("results.json")), describe_file(PurePath("Has asthma."))
         ("'results.json'", "'…'")
     """
-    return repr(path.name) if _is_identifier(path.name) else "'…'"
+    return repr(path.name) if is_identifier(path.name) else "'…'"
 
 
 def short_type_name(value: object) -> str:
     """Return the name of the type of a value. A name that may be a text is replaced."""
     name = type(value).__name__
-    return name if _is_identifier(name) else "a class with a long name"
+    return name if is_identifier(name) else "a class with a long name"
 
 
 def without_quotes(message: str) -> str:
@@ -148,7 +146,7 @@ def without_quotes(message: str) -> str:
         return f"{message[: marks[0][0]]}…{message[marks[-1][1] :]}"
 
     def replace_quoted(match: re.Match[str]) -> str:
-        return match[0] if _is_identifier(match[2]) else f"{match[1]}…{match[1]}"
+        return match[0] if is_identifier(match[2]) else f"{match[1]}…{match[1]}"
 
     return QUOTED_PATTERN.sub(replace_quoted, message)
 

@@ -15,7 +15,11 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from ..errors import ConfigurationError, OpenMedError
-from .text import describe_value, short_type_name
+from .text import describe_names, describe_value, is_identifier, short_type_name
+
+# Number of words that an error contains, and similarity of the words that it suggests, in [0, 1].
+MAX_SUGGESTIONS = 10
+MIN_SIMILARITY = 0.55
 
 
 def check_not_shadowed(module: ModuleType, attribute: str, error: type[OpenMedError] = ConfigurationError) -> None:
@@ -140,28 +144,64 @@ def check_number(
     return float(value)
 
 
-def closest_match(word: str, words: Iterable[str], cutoff: float = 0.4) -> str:
-    """Return the most similar word, or an empty string if no word is similar enough.
-
-    Example:
-        >>> closest_match("cuad", ["cpu", "cuda"]), closest_match("xyz", ["cpu", "cuda"])
-        ('cuda', '')
-    """
+def _closest_matches(word: str, words: Iterable[str]) -> list[str]:
+    """Return the similar words that an error may contain, the nearest first, without regard to case."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)), "")
+    names = {name.casefold(): name for name in words if is_identifier(name)}
+    return [
+        names[match] for match in difflib.get_close_matches(word.casefold(), names, MAX_SUGGESTIONS, MIN_SIMILARITY)
+    ]
 
 
-def suggest(word: str, words: Iterable[str]) -> str:
-    """Return the remedy for an invalid word: the most similar valid word, or the list of all valid words.
+def suggest_one(word: str, words: Iterable[str]) -> str:
+    """Return a question with the most similar word, or an empty string if no word is similar enough.
+
+    Example:
+        >>> suggest_one("CUAD", ["cpu", "cuda"]), suggest_one("xyz", ["cpu", "cuda"])
+        ("Did you mean 'cuda'?", '')
+    """
+    return "".join(f"Did you mean {match!r}?" for match in _closest_matches(word, words)[:1])
+
+
+def suggest(word: str, words: Iterable[str], noun: str = "Valid values") -> str:
+    """Return the remedy for an invalid word: the most similar valid word, and up to ten valid words, the nearest first.
+
+    Of more than ten valid words, it contains only those that are similar, if there are any.
+
+    Args:
+        word: The invalid word.
+        words: The valid words.
+        noun: Plural noun for the valid words.
 
     Example:
         >>> suggest("cuad", ["cpu", "cuda"]), suggest("xyz", ["cpu", "cuda"])
-        ("Did you mean 'cuda'?", 'Valid values: cpu, cuda.')
+        ("Did you mean 'cuda'? Valid values: cuda, cpu.", 'Valid values: cpu, cuda.')
     """
     valid_words = list(words)
-    suggestion = closest_match(word, valid_words)
-    return f"Did you mean {suggestion!r}?" if suggestion else f"Valid values: {', '.join(valid_words)}."
+    listed = _closest_matches(word, valid_words)
+    more = ", …" if len(valid_words) > MAX_SUGGESTIONS else ""
+    if not (listed and more):
+        listed += valid_words
+    distinct = list(dict.fromkeys(listed))[:MAX_SUGGESTIONS]
+    choices = f"{noun}: {describe_names(distinct)}{more}."
+    return f"{suggest_one(word, valid_words)} {choices}".lstrip()
+
+
+def check_names(subject: str, names: Iterable[str], valid_names: Iterable[str], noun: str = "Valid values") -> None:
+    """Raise an error for the first name that is not valid.
+
+    Example:
+        >>> check_names("an option of annotate()", ["batchsize"], ["batch_tokens", "batch_size"], "Options")
+        Traceback (most recent call last):
+        ...
+        openmed_nb.errors.ConfigurationError: 'batchsize' is not an option of annotate(). Did you mean 'batch_size'? \
+Options: batch_size, batch_tokens.
+    """
+    valid = list(valid_names)
+    for name in names:
+        if name not in valid:
+            raise ConfigurationError(f"{describe_value(name)} is not {subject}.", suggest(name, valid, noun))
 
 
 def check_choice(name: str, value: object, words: Iterable[str]) -> None:
@@ -171,7 +211,8 @@ def check_choice(name: str, value: object, words: Iterable[str]) -> None:
         >>> check_choice("library", "trainr", ["trainer", "lightning"])
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: Invalid value for library: 'trainr'. Did you mean 'trainer'?
+        openmed_nb.errors.ConfigurationError: Invalid value for library: 'trainr'. Did you mean 'trainer'? \
+Valid values: trainer, lightning.
     """
     valid_words = list(words)
     if not isinstance(value, str) or value not in valid_words:

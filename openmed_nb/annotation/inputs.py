@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from .._utils.text import short_type_name
-from .._utils.validation import invalid_type, is_hashable
+from .._utils.text import describe_value, short_type_name
+from .._utils.validation import invalid_type, is_hashable, suggest
 from ..errors import ConfigurationError
 from .matching import match_rows
 from .references import FileReference, get_row_index
@@ -158,8 +158,8 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
         message = f"{argument} requires a table, not {short_type_name(table)}."
         raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
     if name not in columns:
-        message = f"The table does not have the column of {argument}."
-        raise ConfigurationError(message, f"Pass the name of one of its {len(columns)} columns as {argument}.")
+        message = f"The table does not have the column {describe_value(name)} of {argument}."
+        raise ConfigurationError(message, suggest(name, map(str, columns), "Columns"))
     is_repeated = list(columns).count(name) > 1
     column: Any = None if is_repeated else table[name]
     if is_repeated or getattr(column, "ndim", 1) != 1:

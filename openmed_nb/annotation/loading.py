@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..models.config import OpenMedConfig, check_strategy, check_task
+from .._utils.validation import check_names
+from ..models.config import PIPELINE_OPTIONS, OpenMedConfig, check_strategy, check_task
 from ..session import SESSION, Session
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def create_pipeline(
     **arguments: Any,
 ) -> AnnotationPipeline:
     """Return a token-classification pipeline on the device of the configuration or the session."""
+    check_names("an option of load_pipeline()", arguments, sorted(PIPELINE_OPTIONS), "Options")
     with session.transaction():
         check_task(task)
         strategy = check_strategy(aggregation_strategy)

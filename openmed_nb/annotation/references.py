@@ -18,7 +18,8 @@ from numbers import Number
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from .._utils.text import short_type_name
+from .._utils.text import describe_file, describe_value, short_type_name
+from .._utils.validation import suggest_one
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 
@@ -29,7 +30,12 @@ _SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
 # Suffixes of tables, which have many notes.
 _TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".ndjson"})
 
-TABLE_REMEDY = "Read the table with pandas, and pass its column of texts, as in annotate(table, text_column='text')."
+TABLE_REMEDY = (
+    "Read it with pandas, as in table = pd.read_csv('notes.csv'), with sep=';', encoding='cp1252' if Excel saved it. "
+    "Then pass annotate(table, text_column='text')."
+)
+
+_FILES_REMEDY = "Pass paths of existing files, such as Path('notes') / '*.txt'."
 
 # A character class with one letter or digit is useless in a pattern, but common in a name: ``note[1].txt`` never matches
 # ``note1.txt``.
@@ -232,10 +238,8 @@ def warn_if_file_name(text: str, index: int) -> bool:
     """Warn if a text looks like a file name, and return whether a warning was issued."""
     if len(text) > _MAX_NAME_LENGTH or not _FILE_NAME_PATTERN.fullmatch(text):
         return False
-    remedy = "Pass paths to annotate the contents of files, such as Path('notes') / '*.txt'."
-    if is_table(text):
-        remedy = TABLE_REMEDY
-    warn(f"Text {index} looks like a file name, but is processed as text. {remedy}")
+    remedy = TABLE_REMEDY if is_table(text) else _FILES_REMEDY
+    warn(f"Text {index} looks like a file name ({describe_value(text)}), but is processed as text. {remedy}")
     return True
 
 
@@ -255,8 +259,7 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
     matched: set[str] = set()  # Files of patterns; a file that is named itself is read as often as it is named.
     for pattern in patterns:
         path = os.path.abspath(os.path.expanduser(pattern))
-        name = os.path.basename(path)
-        subject = repr(name) if re.fullmatch(r"\S{1,40}", name) else "The given path"
+        subject = describe_file(PurePath(path))
         exists = os.path.lexists(path)
         try:
             matches = [path] if exists else _find_matches(path)
@@ -267,12 +270,28 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
             return ConfigurationError(
                 f"{subject} on {host} {'is' if exists else 'also matches'} a table.", TABLE_REMEDY
             )
-        if os.path.isdir(path) or not matches:
-            message = f"{subject} {'is a folder' if matches else 'was not found'} on {host}."
-            return ConfigurationError(message, "Pass paths of existing files, such as Path('notes') / '*.txt'.")
+        if not matches:
+            return _not_found_error(path, host)
+        if os.path.isdir(path):
+            return ConfigurationError(f"{subject} is a folder on {host}.", _FILES_REMEDY)
         paths += [match for match in matches if exists or match not in matched]
         matched.update(matches)
     return tuple(map(FileReference.from_path, paths))
+
+
+def _not_found_error(path: str, host: str) -> ConfigurationError:
+    """Return the error for a path or pattern without files: its first part that does not exist, and a similar folder."""
+    root, name = os.path.split(path)
+    is_folder = False
+    while not os.path.isdir(root):
+        root, name = os.path.split(root)
+        is_folder = True
+    remedy = _FILES_REMEDY
+    if is_folder:
+        with os.scandir(root) as entries:
+            remedy = suggest_one(name, [entry.name for entry in entries if entry.is_dir()]) or remedy
+    message = f"{describe_file(PurePath(name))} was not found in the folder {describe_file(PurePath(root))} on {host}."
+    return ConfigurationError(message, remedy)
 
 
 def _find_matches(pattern: str) -> list[str]:

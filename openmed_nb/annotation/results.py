@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._utils.text import describe_value, shorten
 from .._utils.validation import (
+    check_bool,
     check_choice,
     check_integer,
+    check_names,
     check_number,
     invalid_value,
     is_finite_number,
@@ -30,7 +32,7 @@ from .._utils.validation import (
     suggest,
 )
 from .._utils.warning import warn
-from ..errors import ConfigurationError, InvalidTextError, OpenMedError, UnmatchedIdsError
+from ..errors import ConfigurationError, InvalidTextError, OpenMedError, PositionError, UnmatchedIdsError
 from ..session import SESSION
 from .context import (
     ALL,
@@ -738,7 +740,14 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         return len(self.results)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.results[index if isinstance(index, slice) else self._locate(index)]
+        if isinstance(index, slice):
+            return self.results[index]
+        position = self._locate(index)
+        try:
+            return self.results[position]
+        except IndexError:
+            message = f"{describe_value(position)} is not the position of one of the {pluralize(len(self), 'note')}."
+            raise PositionError(message, f"Pass a position below {len(self):,}; the first is 0.") from None
 
     def __iter__(self) -> Iterator[list[Entity]]:
         return iter(self.results)
@@ -1180,16 +1189,17 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         for label in labels:
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
+        check_names("a context of entities", context, CONTEXT_COLUMNS, "Contexts")
         for name, value in context.items():
-            if name not in self.results.context or not isinstance(value, str if name in CONTEXT_VALUES else bool):
-                message = (
-                    f"Invalid context filter; the entities have {', '.join(self.results.context) or 'no context'}."
-                )
+            if name not in self.results.context:
+                message = f"The entities do not have the context {name!r}."
                 raise ConfigurationError(
                     message, "Add the context first: found.with_context('all').filter(negated=False)."
                 )
             if name in CONTEXT_VALUES:
                 check_choice(name, value, CONTEXT_VALUES[name])
+            else:
+                check_bool(name, value)
         if not (labels or context or min_score):
             return self
         _warn_unknown_labels(labels, self.results.labels, self.known_labels)

@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from .._utils.text import describe_value, short_type_name
+from .._utils.validation import check_names
 from .._utils.warning import warn
 from ..devices.request import DeviceRequest, parse_device_argument
 from ..errors import ConfigurationError
@@ -71,6 +72,24 @@ DTYPE_ALIASES = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16"
 
 # Settings that arguments of a load override.
 OVERRIDABLE_SETTINGS = {"dtype", *SETTING_TYPES} - {"default_org"}
+
+# Options of load_model(), and of load_pipeline(): its own ones, and those of transformers' pipeline.
+LOAD_OPTIONS = OVERRIDABLE_SETTINGS | {"device", "torch_dtype", "trust_remote_code"}
+PIPELINE_OPTIONS = LOAD_OPTIONS | {
+    "aggregation_strategy",
+    "batch_size",
+    "batch_tokens",
+    "binary_output",
+    "delimiter",
+    "ignore_labels",
+    "is_split_into_words",
+    "num_workers",
+    "offset_mapping",
+    "stride",
+    "task",
+    "transformers_boundaries",
+    "truncation",
+}
 
 TASKS = ("token-classification", "ner")
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -161,10 +180,7 @@ Use 'hf', or the openmed package.
             _check_type("remote_code_allowed", model, (str,))
         object.__setattr__(self, "remote_code_allowed", allowed)
         dtype = normalize_dtype(self.dtype)
-        if dtype not in DTYPES:
-            raise ConfigurationError(
-                f"{describe_value(dtype)} is not a valid dtype.", f"Use one of {', '.join(DTYPES)}."
-            )
+        check_names("a valid dtype", [dtype], DTYPES)
         object.__setattr__(self, "dtype", dtype)
 
     @classmethod
@@ -219,9 +235,7 @@ def check_strategy(strategy: str | None) -> str:
     if strategy is None:
         return DEFAULT_STRATEGY
     name = str(getattr(strategy, "value", strategy)).lower()
-    if name not in STRATEGIES:
-        message = f"{describe_value(strategy)} is not a valid aggregation strategy."
-        raise ConfigurationError(message, f"Use one of {', '.join(STRATEGIES)}.")
+    check_names("a valid aggregation strategy", [name], STRATEGIES)
     return name
 
 

@@ -33,7 +33,7 @@ from traitlets import Bool, Enum, Unicode, observe
 
 from .._render.values import Displayable, Json, Report, Table, pluralize, to_plain_data
 from .._utils.text import describe_file, describe_value, parser_problem, short_type_name
-from .._utils.validation import check_path, closest_match
+from .._utils.validation import check_path, suggest_one
 from ..devices.choice import DeviceList, gpu_reasons_table
 from ..devices.machine import DEFAULT_SIMULATED_MEMORY
 from ..errors import MagicError, OpenMedError
@@ -202,9 +202,8 @@ def parse_line(magic: Callable[..., object], line: str) -> argparse.Namespace:
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
         raise _usage_error(magic, f"%{magic.__name__} received an option without its value.")
     if flags := [word for word in unknown if word.startswith("-")]:
-        match = closest_match(flags[0], options, cutoff=0.6)
-        remedy = f"Did you mean {match}?" if match else ""
-        if not match and magic.__name__ == "openmed_ner":  # The word may be part of a note, such as "-HIV".
+        remedy = suggest_one(flags[0], options)
+        if not remedy and magic.__name__ == "openmed_ner":  # The word may be part of a note, such as "-HIV".
             remedy = "Write -- before a text that starts with a dash."
         raise _usage_error(magic, f"%{magic.__name__} received an unknown option.", remedy)
     if unknown:  # The words may be part of a note, so the error must not quote them.
@@ -510,10 +509,7 @@ class OpenMedMagics(Magics):
                 raise MagicError(f"{name} accepts either --from or a text, not both.", "Remove one of them.")
             if variable not in self.shell.user_ns:
                 candidates = [candidate for candidate in self.shell.user_ns if not candidate.startswith("_")]
-                match = closest_match(variable, candidates)
-                remedy = (
-                    f"Did you mean {match}?" if match else "Use a variable that contains a text or a list of texts."
-                )
+                remedy = suggest_one(variable, candidates) or "Use a variable that contains a text or a list of texts."
                 raise MagicError(f"Undefined variable: {describe_value(variable)}.", remedy)
             return self.shell.user_ns[variable]
         if cell is not None and text:  # The words may be part of a note, so the error must not quote them.

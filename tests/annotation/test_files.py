@@ -203,7 +203,11 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         ("name", "problem"),
-        [("", "is a folder on"), ("*.md", "was not found on"), ("Mr Smith has HIV", "The given path was not found")],
+        [
+            ("", "is a folder on"),
+            ("*.md", "'\\*.md' was not found in the folder"),
+            ("Mr Smith has HIV", "'…' was not found"),
+        ],
     )
     def test_path_without_files_is_refused(self, folder, found_in, name, problem):
         with pytest.raises(ConfigurationError, match=problem) as caught:

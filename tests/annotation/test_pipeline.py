@@ -182,7 +182,7 @@ class TestBuilding:
     )
     def test_build_pipeline_rejects_options(self, pipe_of, keyword_model, options, words_of):
         """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
-        with pytest.raises(ConfigurationError, match=r"options|stride"):
+        with pytest.raises(ConfigurationError, match=r"option|stride"):
             pipe_of(keyword_model, **options)
         assert words_of(pipe_of(keyword_model)) == WORDS
 

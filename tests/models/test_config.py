@@ -7,8 +7,6 @@ from transformers.pipelines.token_classification import AggregationStrategy
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig, apply_overrides, check_strategy, check_task
 
-TYPES = "float32, float16, bfloat16, int8, auto"
-
 REJECTED = [
     *({"backend": backend} for backend in ("", "HF", "mlx", "tensorflow", 5, [])),
     *({"dtype": dtype} for dtype in ("float64", torch.float64, "int4", torch.int32, "", None, 5, float)),
@@ -21,7 +19,7 @@ REJECTED = [
 @pytest.mark.parametrize("settings", REJECTED, ids=str)
 def test_config_rejects_invalid_settings(settings):
     (name,) = settings
-    words = {"backend": "is not a backend of openmed_nb", "dtype": TYPES}.get(name, f"for '{name}'")
+    words = {"backend": "is not a backend of openmed_nb", "dtype": "is not a valid dtype"}.get(name, f"for '{name}'")
     with pytest.raises(ConfigurationError, match=words) as caught:
         OpenMedConfig(**settings)
     assert "hf_abc" not in str(caught.value)
@@ -52,7 +50,7 @@ def test_check_strategy():
     strategies = (None, "SIMPLE", "none", "max", AggregationStrategy.AVERAGE)
     assert [check_strategy(strategy) for strategy in strategies] == ["first", "simple", "none", "max", "average"]
     for strategy in ("", "last", 5, ["first"], False):
-        with pytest.raises(ConfigurationError, match="none, simple, first, average, max"):
+        with pytest.raises(ConfigurationError, match="is not a valid aggregation strategy"):
             check_strategy(strategy)
 
 

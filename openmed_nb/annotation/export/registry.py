@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.plain import temporary_folder
-from ..._utils.text import describe_file, describe_names
+from ..._utils.text import describe_file, describe_names, describe_value
 from ..._utils.validation import check_bool, check_choice, check_path, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
@@ -106,8 +106,8 @@ def save_annotations(path: Any, found: Any) -> None:
     savers = {suffix: form.save for form in FORMATS.values() if form.save for suffix in form.suffixes}
     suffix = target.suffix.lower()
     if suffix not in savers:
-        message = "The file name does not have a suffix of a format of save()."
-        raise ConfigurationError(message, suggest("", savers))
+        message = f"The suffix {describe_value(suffix)} of the file is not a format of save()."
+        raise ConfigurationError(message, suggest(suffix, savers, "Suffixes"))
     _write_atomically(target, savers[suffix], found)
 
 
@@ -173,7 +173,8 @@ def read_annotations(
     source = check_path(path, "path")
     check_bool("predictions", predictions)
     if not source.exists():
-        raise ConfigurationError("The file of annotations does not exist.", "Pass the path of an existing file.")
+        message = f"The file of annotations {describe_file(source)} does not exist."
+        raise ConfigurationError(message, "Pass the path of an existing file.")
     if format is not None:
         check_choice("format", format, [key for key, form in FORMATS.items() if form.read])
     counts: Counter[str] = Counter()

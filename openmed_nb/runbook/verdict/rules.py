@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..._render.display import Displayable, JsonMixin, Report, Table
-from ..._utils.text import describe_value
-from ..._utils.validation import suggest
+from ..._utils.validation import check_names
 from ...devices.registry import get_device
-from ...errors import ConfigurationError
 from ...training.curve import GROWING, INSUFFICIENT_DATA
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.parity_report import TOLERANCES
@@ -622,9 +620,7 @@ def gates(**changed: float) -> Gates:
         >>> gates(speed=0.3)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: There is no gate 'speed'. Did you mean 'speedup'?
+        openmed_nb.errors.ConfigurationError: 'speed' is not a gate. Did you mean 'speedup'? Gates: speedup, ….
     """
-    for name in changed:
-        if name not in GATES:
-            raise ConfigurationError(f"There is no gate {describe_value(name)}.", suggest(name, GATES))
+    check_names("a gate", changed, GATES, "Gates")
     return Gates(**changed)

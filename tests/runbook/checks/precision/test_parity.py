@@ -215,7 +215,7 @@ class TestArguments:
         cases = [
             (str(keyword_model), {"dtype": "float64"}, "'float64' is not a valid dtype"),
             (str(keyword_model), {"dtype": "int8", "device": "mps"}, "mps"),
-            (str(keyword_model), {"stride": 8}, "Unknown option: stride"),
+            (str(keyword_model), {"stride": 8}, "'stride' is not an option"),
             (pipe, {"dtype": "bfloat16"}, "does not accept dtype"),
             ([NOTE], {}, "Pass the name of a model, or a pipeline"),
         ]

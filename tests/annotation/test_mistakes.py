@@ -1,0 +1,83 @@
+"""Mistakes of a first day: each message contains the name that the user typed, and the next step."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import openmed_nb as nb
+from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning
+
+TABLE = pd.DataFrame({"note_id": [1, 2], "text": ["She has asthma.", "Well."], "ward": [3, 4]})
+COLUMNS = {"text_column": "text", "id_column": "note_id"}
+
+
+def annotate(texts=TABLE, **options):
+    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
+
+
+def load(**options):
+    return nb.load_pipeline("bundled_small", device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return annotate(TABLE["text"].tolist())
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    """A folder of notes, and a CSV file of Excel."""
+    monkeypatch.chdir(tmp_path)
+    Path("notes_2024").mkdir()
+    Path("notes.csv").write_text("id;text\n1;Fièvre", "cp1252")
+
+
+MISTAKES = {
+    "column of ids": (lambda _: annotate(text_column="text", id_column="noteid"), "'noteid'", "'note_id'? Columns: note_id, "),
+    "column of texts": (lambda _: annotate(text_column="report"), "'report'", "Columns: note_id, text, ward."),
+    "name of a column": (lambda _: annotate(text_column=["text"]), "text_column: list", "name of a column"),
+    "option of annotate": (lambda _: annotate(text_colum="text"), "'text_colum'", "Did you mean 'text_column'?"),
+    "option of a pipeline": (lambda _: load(batchsize=3), "'batchsize'", "Options: batch_size, batch_tokens, …"),
+    "option of a model": (lambda _: nb.load_model("bundled_small", devise="cpu"), "'devise'", "Did you mean 'device'?"),
+    "strategy": (lambda _: load(aggregation_strategy="frist"), "'frist'", "'first'? Valid values: first, none, "),
+    "dtype": (lambda _: load(dtype="flaot16"), "'flaot16'", "Did you mean 'float16'?"),
+    "label": (lambda found: found.filter("diseas"), "'diseas'", "Did you mean 'disease'?"),
+    "context": (lambda found: found.filter(negatd=False), "'negatd'", "Did you mean 'negated'?"),
+    "missing context": (lambda found: found.filter(negated=False), "'negated'", "found.with_context("),
+    "format": (lambda found: found.export("bratt", "x"), "'bratt'", "Did you mean 'brat'?"),
+    "suffix": (lambda found: found.save("x.xls"), "'.xls'", "Suffixes: .jsonl, "),
+    "folder": (lambda _: annotate(Path("notes_2025") / "*.txt"), "'notes_2025'", "Did you mean 'notes_2024'?"),
+    "path of a table": (lambda _: annotate(Path("notes.csv")), "'notes.csv'", "sep=';', encoding='cp1252'"),
+    "name of a table": (lambda _: annotate("notes.csv"), "'notes.csv'", "sep=';', encoding='cp1252'"),
+    "gold": (lambda _: nb.read_annotations("gold.json"), "'gold.json'", "path of an existing file"),
+    "position": (lambda found: found[999], "999 is not", "below 2"),
+    "function": (lambda _: nb.anotate, "'anotate'", "Did you mean 'annotate'?"),
+    "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_named_with_the_next_step(found, mistake):
+    call, thing, step = MISTAKES[mistake]
+    with pytest.raises((OpenMedError, OpenMedWarning, AttributeError)) as caught:
+        call(found)
+    message = str(caught.value)
+    assert (thing in message, step in message) == (True, True), message
+    assert len(message) < 300
+
+
+def test_names_with_spaces_are_not_in_errors():
+    """They may be a note."""
+    table = TABLE.rename(columns={"ward": "Mr Zyxwv has HIV"})
+    for options in ({"Mr Zyxwv has HI": 1}, {"text_column": "Mr Zyxwv has HI"}):
+        with pytest.raises(ConfigurationError) as caught:
+            annotate(table, **options)
+        assert "Zyxwv" not in str(caught.value)
+
+
+def test_position_error_ends_loops_over_positions(found):
+    """Sequences of Python rely on an IndexError."""
+    assert found.index([]) == 1
+    with pytest.raises(IndexError):
+        found[-3]
