@@ -26,6 +26,7 @@ from .._utils.validation import (
     check_integer,
     check_names,
     check_number,
+    invalid_type,
     invalid_value,
     is_finite_number,
     is_hashable,
@@ -655,6 +656,7 @@ def _rows(values: Mapping[Any, Any], limit: int | None = None) -> tuple[tuple[st
 # Names of annotations that completion lists. The others belong to the package.
 _DOCUMENTED_NAMES = (
     "at",
+    "by_patient",
     "device",
     "errors",
     "export",
@@ -934,6 +936,63 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             raise ConfigurationError(message, "Rename the column.")
         others = others.take([rows[note] for note in frame[NOTE_COLUMN]]).set_axis(frame.index)
         return pd.concat([frame, others], axis=1)
+
+    def by_patient(self, groups: pd.Series | Sequence[Any]) -> pd.DataFrame:
+        """Return a DataFrame with one row per patient and disease, for counts of patients instead of mentions.
+
+        Entities that are negated, or of a relative, are not counted. If the entities have no context, the English rules determine
+        it; see :meth:`with_context`. Use :meth:`filter` first to select labels, or to leave out uncertain entities.
+
+        Args:
+            groups: The patient of each note, such as the column of the table that you annotated, or another group such as the ward.
+                Its rows are matched as those of a table in :meth:`to_frame`, also by an index with the name of the ids. A list
+                belongs to a list of notes.
+
+        Returns:
+            A DataFrame with the group under the name of the column (``group`` if it has none), ``span_text`` in lower case, and
+            the numbers of ``mentions`` and ``notes``. Each note counts, also if its id occurs twice. Notes without a group do not
+            count, with a warning.
+
+        Raises:
+            ConfigurationError: If ``groups`` is not a column, if the entities have only a part of the context, or as for
+                :meth:`with_context`.
+            UnmatchedIdsError: If a note does not have exactly one group.
+
+        Example:
+            >>> import pandas as pd
+            >>> from openmed_nb import annotate
+            >>> notes = pd.DataFrame({"note": ["Has asthma.", "Asthma is stable.", "No asthma."], "patient": ["p1", "p1", "p2"]})
+            >>> found = annotate(notes, "bundled_small", device="cpu", text_column="note")
+            >>> found.by_patient(notes["patient"]).to_dict("records")
+            [{'patient': 'p1', 'span_text': 'asthma', 'mentions': 2, 'notes': 2}]
+        """
+        import pandas as pd
+
+        if not isinstance(groups, (pd.Series, list, tuple)):
+            raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as table['patient'].")
+        column = pd.Series(groups)
+        required = {"negated", "experiencer"}
+        if self.results.context and not required <= self.results.context.keys():
+            message = f"The entities have only the context {', '.join(self.results.context)}."
+            raise ConfigurationError(message, "Use found.with_context('negated', 'experiencer').")
+        table = column.to_frame("group")
+        if self._has_own_ids and column.index.name == self.id_name:
+            table = table.reset_index()
+        column = column.take(self._note_keys.find_rows(table))
+        num_missing = int(column.isna().sum())
+        if num_missing:
+            warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
+        found = self if self.results.context else self.with_context(*required)
+        found = found.filter(negated=False, experiencer="patient")
+        rows: list[tuple[Any, str, int]] = []
+        texts = map(raise_if_error, self._read_texts())
+        for note, (group, text) in enumerate(zip(column.tolist(), texts, strict=True)):
+            words = [(text or "")[span.start : span.end].lower() for span in found.note_spans(note)]
+            rows += [(group, " ".join(word.split()), note) for word in words]
+        frame = pd.DataFrame(rows, columns=["group", "span_text", "note"])
+        counts = frame.groupby(["group", "span_text"])["note"].agg(mentions="size", notes="nunique").reset_index()
+        is_free = column.name is not None and column.name not in counts.columns
+        return counts.rename(columns={"group": column.name}) if is_free else counts
 
     def to_frame_with_ids(self) -> pd.DataFrame:
         """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""

@@ -191,3 +191,51 @@ class TestScores:
         asthma = GoldText("2", "She has asthma.", (GoldSpan(8, 14, "DISEASE"),))
         gold = GoldTexts((asthma, GoldText("10", None, ())))
         assert annotate(tmp_path / "*.txt").score(gold).total.strict.f1 == 1.0
+
+
+class TestPatients:
+    NOTES = pd.DataFrame({
+        "note": [
+            "She has asthma. Asthma is stable.", "She has asthma. Asthma is stable.", "No asthma. Known gout.",
+            "Her mother had asthma. She has GOUT.", None, "Known gout.", "Known asthma.", "",
+        ],
+        "note_id": [1, 2, 3, 3, 4, 5, 6, 7],
+        "patient": ["p1", "p1", "p1", "p2", "p2", "p2", None, "p3"],
+    })  # fmt: skip
+
+    def test_by_patient_counts_as_pandas_does(self):
+        """Copied notes, a repeated id, and missing texts and patients. Denied diseases and those of relatives do not count."""
+        with pytest.warns(OpenMedWarning, match="1 id occurs more than once"):
+            found = annotate(self.NOTES, text_column="note", id_column="note_id")
+        with pytest.warns(OpenMedWarning, match="1 note has no group"):
+            counts = found.by_patient(self.NOTES["patient"])
+        # The words of each note that count, in pandas alone.
+        words = self.NOTES.assign(
+            word=[["asthma"] * 2, ["asthma"] * 2, ["gout"], ["gout"], [], ["gout"], ["asthma"], []]
+        )
+        words = words.reset_index().explode("word").dropna(subset=["word"])
+        expected = words.groupby(["patient", "word"])["index"].agg(["size", "nunique"]).reset_index()
+        assert list(counts.columns) == ["patient", "span_text", "mentions", "notes"]
+        assert counts.to_numpy().tolist() == expected.to_numpy().tolist()
+        assert counts["span_text"].value_counts().to_dict() == {"gout": 2, "asthma": 1}
+
+    def test_by_patient_matches_by_id_or_not_at_all(self):
+        notes = self.NOTES.iloc[[0, 2, 5]]
+        found = annotate(notes, text_column="note", id_column="note_id")
+        expected = found.by_patient(notes["patient"]).to_numpy().tolist()
+        others = self.NOTES.drop(index=3).set_index("note_id")["patient"].iloc[::-1]
+        assert found.by_patient(others).to_numpy().tolist() == expected
+        with pytest.raises(UnmatchedIdsError) as caught:
+            found.by_patient(self.NOTES.set_index("note_id")["patient"])
+        assert caught.value.unmatched == (3,)
+        for groups in (["p1", "p1", "p2"], notes["patient"].reset_index(drop=True)):
+            with pytest.raises(UnmatchedIdsError):
+                found.by_patient(groups)
+
+    def test_by_patient_needs_both_kinds_of_context(self):
+        found = annotate(NOTES[:1])
+        with pytest.raises(ConfigurationError, match="only the context negated"):
+            found.with_context().by_patient(["p1"])
+        with pytest.raises(ConfigurationError, match="groups: str"):
+            found.by_patient("patient")
+        assert found.with_context("all").filter(uncertain=True).by_patient(["p1"]).empty
