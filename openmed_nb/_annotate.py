@@ -464,10 +464,10 @@ class _AnnotationRun:
         """Annotate the texts. With ``on_error="raise"``, raise the first error after storing the results before it."""
 
         def on_progress(count: int, fraction: float) -> None:
-            """Report the completed fraction of a chunk with the given number of texts."""
+            """Report the completed fraction of a chunk with the given number of texts, which are counted with its end."""
             if current_time() - self._notified_at >= MIN_EVENT_SECONDS:
                 size = sum(pending.size for pending in islice(self.inputs.pending, count))
-                self._notify(int(fraction * count), int(fraction * size))
+                self._notify(int(fraction * size))
 
         try:
             if self.inputs.known is not None:
@@ -524,16 +524,15 @@ class _AnnotationRun:
             )
         self.results.extend(fingerprints, chunk)
 
-    def _notify(self, num_further: int = 0, further_size: int = 0) -> None:
-        """Report the number of completed texts and their approximate number of characters.
+    def _notify(self, further_size: int = 0) -> None:
+        """Report the number of texts with a result, as an interrupt does, and the approximate number of characters.
 
         Args:
-            num_further: Number of completed texts that are not in the results yet.
-            further_size: Their approximate number of characters.
+            further_size: Approximate number of characters that are processed, but not in the results yet.
         """
         self._notified_at = current_time()
         # Texts to retry are read before their first row exists.
-        count = max(0, len(self.rows) - len(self.inputs.retries)) + num_further
+        count = max(0, len(self.rows) - len(self.inputs.retries))
         name = f"{model_label(self.model)} on {self.source.device}"
         size = self._completed_size + further_size
         self.session.notify(ProgressEvent("Annotating", name, count, self.inputs.count, "note", size, self._total_size))

@@ -22,6 +22,7 @@ from openmed_nb._events.progress import (
     is_interactive,
 )
 from openmed_nb._utils.clock import use_clock
+from openmed_nb.errors import RunInterrupted
 from openmed_nb.session import SESSION
 
 
@@ -36,11 +37,11 @@ def text_event(done, total=300):
         (ProgressLine(ProgressEvent(LOADING, "bundled"), 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
         (
             ProgressLine(text_event(99), 83, eta_seconds=41.8),
-            "Annotating: bundled on cpu ███░░░░░░░ text 100 of 300, 1:23, about 41 s left",
+            "Annotating: bundled on cpu ███░░░░░░░ 99 of 300 texts, 1:23, about 41 s left",
         ),
         (
             ProgressLine(text_event(60, 61), 83, eta_seconds=0.4),
-            "Annotating: bundled on cpu █████████░ text 61 of 61, 1:23",
+            "Annotating: bundled on cpu █████████░ 60 of 61 texts, 1:23",
         ),
         (ProgressLine(text_event(300), 4000, "finished"), "Done in 1:06:40"),
         (ProgressLine(text_event(120, None), 61), "Annotating: bundled on cpu, 120 texts, 1:01"),
@@ -54,7 +55,7 @@ def test_line_html_has_progress_element():
     shown = ProgressLine(ProgressEvent("Comparing", "<b>", 5, 20, "turn"), 12, "stopped")._repr_html_()
 
     bar = '<progress max="1" value="0.250" aria-label="Comparing: &lt;b&gt;"></progress>'
-    assert shown == f"<div>Comparing: &lt;b&gt; {bar} turn 6 of 20, stopped after 12 s</div>"
+    assert shown == f"<div>Comparing: &lt;b&gt; {bar} 5 of 20 turns, stopped after 12 s</div>"
 
 
 def make_history(*events):
@@ -79,12 +80,19 @@ def test_eta_ignores_first_step():
 
 def test_eta_uses_size_of_items():
     events = (
-        (step, ProgressEvent("Annotating", "bundled", 10 * step, 40, "text", 100 * step, 1300)) for step in range(4)
+        (2 * step, ProgressEvent("Annotating", "bundled", 10 * step, 40, "text", 100 * step, 1300)) for step in range(4)
     )
-    line = make_history(*events).snapshot(3.0)
+    line = make_history(*events).snapshot(6.0)
 
-    assert line.eta_seconds == pytest.approx(10.0)  # By texts it would be a second.
-    assert "██░░░░░░░░ text 31 of 40" in str(line)
+    assert line.eta_seconds == pytest.approx(20.0)  # By texts it would be two seconds.
+    assert "██░░░░░░░░ 30 of 40 texts" in str(line)
+
+
+@pytest.mark.parametrize(("seconds", "total"), [(1.6, 40), (9, 1100)])
+def test_eta_is_unknown_before_five_seconds_and_three_percent(seconds, total):
+    """Early estimates were wrong by a factor of ten."""
+    events = ((seconds * step, text_event(10 * step, total)) for step in range(4))
+    assert make_history(*events).snapshot(3 * seconds).eta_seconds is None
 
 
 def test_annotate_reports_completed_characters():
@@ -102,11 +110,26 @@ def test_annotate_reports_completed_characters():
     assert (of_list[0].size_done, of_list[-1].size_done) == (0, of_list[-1].size)
     assert of_list[-1].size == sum(len(note) + 1 for note in notes)
     assert [event.size_done for event in of_list] == sorted(event.size_done for event in of_list)
-    # Each batch sends an event, in which both the counter and the size have moved, and not only each chunk of texts.
-    assert len({event.completed for event in of_list}) > 5
+    # Each batch sends an event in which the size has moved. The counter has the texts that an interrupt keeps.
     assert len({event.size_done for event in of_list}) > 10
     assert [event.completed for event in of_list] == sorted(event.completed for event in of_list)
     assert {event.size for event in events} == {None}
+
+
+def test_interrupt_names_the_displayed_count():
+    def interrupted_notes():
+        yield from ["She has asthma. " * 40] * 400
+        raise KeyboardInterrupt
+
+    events = []
+    stop = SESSION.subscribe(events.append)
+    try:
+        with use_clock(itertools.count().__next__), pytest.raises(RunInterrupted) as caught:
+            nb.annotate(interrupted_notes(), "bundled_small", device="cpu")
+    finally:
+        stop()
+    counts = [event.completed for event in events if event and event.operation == "Annotating"]
+    assert counts[-1] == caught.value.done > 0
 
 
 def test_annotate_limits_events_of_batches():

@@ -40,7 +40,7 @@ class ProgressEvent:
         >>> str(ProgressEvent("Moving to mps", "bundled", 1, 3))
         'Moving to mps: bundled (2 of 3)'
         >>> str(ProgressEvent("Comparing", "bundled", 2, 20, "round"))
-        'Comparing: bundled (round 3 of 20)'
+        'Comparing: bundled (2 of 20 rounds)'
         >>> str(ProgressEvent("Annotating", "bundled", 7, None, "text"))
         'Annotating: bundled (7 texts)'
         >>> str(ProgressEvent(LOADING, "bundled"))
@@ -72,10 +72,14 @@ class ProgressEvent:
 
     @property
     def counter(self) -> str:
-        """Position of the current item, or the number of completed items; empty for a single item."""
+        """Number of completed items; position of the current item if they have no unit; empty for a single item."""
         if self.total is None or (self.total > 1 and self.completed >= self.total):
             return pluralize(self.completed, self.unit) if self.unit else f"{self.completed:,}"
-        return f"{self.unit} {self.completed + 1:,} of {self.total:,}".lstrip() if self.total > 1 else ""
+        if self.total == 1:
+            return ""
+        if self.unit:
+            return f"{self.completed:,} of {pluralize(self.total, self.unit)}"
+        return f"{self.completed + 1:,} of {self.total:,}"
 
     @property
     def fraction(self) -> float | None:
@@ -196,7 +200,7 @@ class EventDispatcher:
             >>> list(dispatcher.track("Reading", "notes", "ab", "note"))
             ['a', 'b']
             >>> events
-            ['Reading: notes (note 1 of 2)', 'Reading: notes (note 2 of 2)', 'Reading: notes (2 notes)']
+            ['Reading: notes (0 of 2 notes)', 'Reading: notes (1 of 2 notes)', 'Reading: notes (2 notes)']
         """
         total = len(items)
         for completed, item in enumerate(items):

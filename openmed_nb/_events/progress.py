@@ -41,6 +41,9 @@ BAR_WIDTH = 10  # Number of characters of the bar in a text.
 BLOCKING_OPERATIONS = (IMPORTING, RELEASING)  # Operations that hold the interpreter lock.
 FINISHED = "finished"  # Outcome of an operation that did not fail.
 MIN_STEPS_FOR_ETA = 3  # The first step is a warm-up, and two more steps are measured.
+# An estimate from less of the work is wrong by a factor of ten.
+MIN_FRACTION_FOR_ETA = 0.03
+MIN_SECONDS_FOR_ETA = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,11 @@ class ProgressLine:
 
     Example:
         >>> print(ProgressLine(ProgressEvent("Comparing", "bundled", 7, 20, "round"), 12.6, eta_seconds=18))
-        Comparing: bundled ███░░░░░░░ round 8 of 20, 12 s, about 18 s left
+        Comparing: bundled ███░░░░░░░ 7 of 20 rounds, 12 s, about 18 s left
         >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 300, 300, "text"), 75.2, "finished"))
         Done in 1:15
         >>> print(ProgressLine(ProgressEvent("Annotating", "bundled", 40, 300, "text"), 9.5, "stopped"))
-        Annotating: bundled █░░░░░░░░░ text 41 of 300, stopped after 9.5 s
+        Annotating: bundled █░░░░░░░░░ 40 of 300 texts, stopped after 9.5 s
     """
 
     event: ProgressEvent
@@ -139,7 +142,7 @@ class ProgressHistory:
     """Events of an operation and their times, from which the remaining time is estimated.
 
     The first step of a series is not representative: it includes the warm-up, and a first batch is small. The remaining time
-    is therefore estimated from the following steps, once there are two of them.
+    is therefore estimated from the following steps, once there are two of them, after 5 seconds and 3% of the work.
 
     Args:
         time: Start time of the operation.
@@ -160,9 +163,13 @@ class ProgressHistory:
         event = series.event
         eta_seconds = None
         if event.total_size and series.steps >= MIN_STEPS_FOR_ETA and not outcome:
-            _, second, last = series.samples
+            first, second, last = series.samples
             measured = last.event.completed_size - second.event.completed_size
-            if measured > 0:
+            is_early = (
+                time - first.time < MIN_SECONDS_FOR_ETA
+                or last.event.completed_size < MIN_FRACTION_FOR_ETA * event.total_size
+            )
+            if measured > 0 and not is_early:
                 remaining = event.total_size - last.event.completed_size
                 remaining_seconds = remaining * (last.time - second.time) / measured
                 eta_seconds = max(0.0, remaining_seconds - (time - last.time))

@@ -304,8 +304,8 @@ def test_progress_counts_texts(pipe, home, tmp_path):
 
     name = f"Annotating: {type(pipe.model).__name__} on {format_device(home)}"
     messages = collect_messages([LONG] * 50)
-    assert (messages[0], messages[-1]) == (f"{name} (note 1 of 50)", f"{name} (50 notes)")
+    assert (messages[0], messages[-1]) == (f"{name} (0 of 50 notes)", f"{name} (50 notes)")
     assert len(messages) > 3
     assert collect_messages(iter(TEXTS)) == [f"{name} (0 notes)", f"{name} (5 notes)"]
     collect_messages(TEXTS[:3], resume=tmp_path / "run.jsonl")
-    assert collect_messages(TEXTS, resume=tmp_path / "run.jsonl") == [f"{name} (note 4 of 5)", f"{name} (5 notes)"]
+    assert collect_messages(TEXTS, resume=tmp_path / "run.jsonl") == [f"{name} (3 of 5 notes)", f"{name} (5 notes)"]

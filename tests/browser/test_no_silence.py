@@ -131,7 +131,7 @@ def test_line_shows_an_operation_until_it_ends(server, new_page, write, picture,
     outputs = front.page.locator(".jp-OutputArea-output")
     expect(outputs).to_have_text(
         [
-            "Comparing: bundled  turn 8 of 20, 12 s, about 18 s left",
+            "Comparing: bundled  7 of 20 turns, 12 s, about 18 s left",
             "Done in 12 s",
         ]
     )

@@ -144,7 +144,7 @@ def test_unmet_criterion_stops_and_all_steps_of_its_stage_run_again(bring_up):
     assert (slow.steps[-1].outcome, slow.steps[-1].status, slow.exit_code) == ("not met", "failed", 1)
     assert slow.verdict.startswith("No, stopped at compare: The criterion of the stage throughput is not met: ")
     assert "Rollback: Keep the previous batch size" in slow.steps[-1].remedy
-    assert str(list(filter(None, events))[-1]) == "Bringing up: model (step 5 of 8)"
+    assert str(list(filter(None, events))[-1]) == "Bringing up: model (4 of 8 steps)"
     assert fixed_steps == ["sweep", "compare", "memory", "fallbacks", "logbook"]
     assert fixed.notes == ("Kept from a previous run: 3 steps.",)
     assert (fixed.missing_steps, fixed.exit_code) == ((), 0)

@@ -217,7 +217,7 @@ def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
     restarted = run_steps(tmp_path, "succeed", quick=False)
 
     assert second.outcome_for("succeed") == first.outcome_for("succeed")
-    assert events == ["Reporting: fail (step 2 of 2)", "Reporting: this computer (2 steps)"]
+    assert events == ["Reporting: fail (1 of 2 steps)", "Reporting: this computer (2 steps)"]
     assert second.notes == ("Kept from a previous run: 1 step.",)
     assert restarted.notes == ("Restarted: the computer, its software or an argument changed.",)
     assert (restarted.exit_code, restarted.missing_steps) == (0, ())
