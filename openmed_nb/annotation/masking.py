@@ -55,7 +55,9 @@ RULE_TIMEOUT_SECONDS = 1.0
 # The end of a possessive, such as "'s", which stays in the text.
 _POSSESSIVE = re.compile(r"(?<=[^\s'\u2019])(?:['\u2019]s|(?<=s)['\u2019])\Z", re.IGNORECASE)
 
+# Sources of a masked span: an entity, a word that the model labeled only in part, or a match of a rule.
 MODEL = "model"
+PARTIAL = "partial"
 RULE = "rule"
 
 # A replacement for all labels, or a mapping of labels to replacements.
@@ -87,7 +89,8 @@ class MaskedSpan:
         end: End of the span in the original text.
         masked_start: Start of the replacement in the masked text.
         masked_end: End of the replacement in the masked text.
-        source: ``"model"``, or ``"rule"`` for a match of a regular expression.
+        source: ``"model"``; ``"partial"`` for a word that the model labeled only in part, so that it is not an entity; or
+            ``"rule"`` for a match of a regular expression.
     """
 
     label: str
@@ -129,8 +132,8 @@ class MaskedText(Displayable):
         title_suffix, sentences = self.limits
         title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
         if not self.show_text:
-            return Report(title, (*sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
-        sentences = (*sentences, *long_text_sentence(self.text))
+            return Report(title, (*_partial_sentence(self.spans), *sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
+        sentences = (*_partial_sentence(self.spans), *sentences, *long_text_sentence(self.text))
         return Report(title, sentences, segments=tuple(self._segments()), status=WARNING)
 
     def _segments(self) -> Iterator[TextSegment]:
@@ -143,6 +146,13 @@ class MaskedText(Displayable):
                 yield TextSegment(self.text[span.masked_start : span.masked_end], span.label)
             position = span.masked_end
         yield TextSegment(self.text[position:MAX_SHOWN_TEXT_CHARACTERS])
+
+
+def _partial_sentence(spans: Iterable[MaskedSpan]) -> tuple[str, ...]:
+    """Return the number of masked words that are not entities, as a sentence, or an empty tuple."""
+    count = len([span for span in spans if span.source == PARTIAL])
+    words = pluralize(count, "of them is a word", "of them are words")
+    return (f"{words} that the model labeled only in part.",) if count else ()
 
 
 def long_text_sentence(text: str) -> tuple[str, ...]:
@@ -174,7 +184,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
 
     @property
     def counts(self) -> dict[tuple[str, str], int]:
-        """Number of replacements by label and source, which is ``"model"`` or ``"rule"``."""
+        """Number of replacements by label and source; see :class:`MaskedSpan`."""
         counts = Counter((span.label, span.source) for masked in self for span in masked.spans)
         return dict(sorted(counts.items()))
 
@@ -219,6 +229,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
             name = note_name(index, self.keys.ids if self.keys.row_index is None else self.keys.row_index)
             segments += [TextSegment(f"{name}: ", starts_text=True), *text_segments, TextSegment("\n")]
         title_suffix, sentences = self.limits
+        sentences = (*_partial_sentence(span for masked in self for span in masked.spans), *sentences)
         title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
         if len(self) > MAX_DISPLAYED_TEXTS:
             sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
@@ -267,7 +278,7 @@ class LabeledSpan(NamedTuple):
         end: End in characters.
         label: Label of the span.
         continues: Whether the span is merged with an adjacent preceding span of the same label.
-        source: ``"model"`` or ``"rule"``.
+        source: As for :class:`MaskedSpan`.
     """
 
     start: int

@@ -49,6 +49,7 @@ from .masking import (
     HIDDEN_TEXT_NOTICE,
     IS_MISSING,
     MAX_SHOWN_TEXT_CHARACTERS,
+    PARTIAL,
     REPLACEMENT,
     LabeledSpan,
     MaskedText,
@@ -155,7 +156,7 @@ def _masked_span(entity: Mapping[str, Any]) -> LabeledSpan:
 def masked_spans(entities: Iterable[Mapping[str, Any]], dropped: Iterable[DroppedSpan]) -> list[LabeledSpan]:
     """Return the spans that masking replaces: the entities and the dropped spans."""
     spans = [_masked_span(entity) for entity in entities]
-    return spans + [LabeledSpan(span.start, span.end, span.label, continues=True) for span in dropped]
+    return spans + [LabeledSpan(span.start, span.end, span.label, continues=True, source=PARTIAL) for span in dropped]
 
 
 # The entities of a text, or an error.

@@ -90,6 +90,8 @@ def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architect
     assert [(span.label, span.start, span.end) for span in found.results.dropped[0]] == [("NAME", 5, 9)]
     assert found.mask()[0].text == "cc: ([NAME] [NAME]"
     assert found.show(0).mask().text == "cc: ([NAME] [NAME]"
+    assert found.mask().counts == {("NAME", "model"): 1, ("NAME", "partial"): 1}
+    assert all("1 of them is a word" in str(masked) for masked in (found.mask(), found.mask()[0]))
 
 
 def test_token_of_another_label_inside_an_entity_is_masked_by_its_own(architectures):
