@@ -129,11 +129,12 @@ class MaskedText(Displayable):
             return Report("Nothing masked", (self.error,), status=WARNING)
         if self.missing:
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
-        title_suffix, sentences = self.limits
+        title_suffix, limits = self.limits
+        sentences = (*_partial_sentence(self.spans), *limits)
         title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
         if not self.show_text:
-            return Report(title, (*_partial_sentence(self.spans), *sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
-        sentences = (*_partial_sentence(self.spans), *sentences, *long_text_sentence(self.text))
+            return Report(title, (*sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
+        sentences = (*sentences, *long_text_sentence(self.text))
         return Report(title, sentences, segments=tuple(self._segments()), status=WARNING)
 
     def _segments(self) -> Iterator[TextSegment]:

@@ -972,10 +972,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         if not isinstance(groups, (pd.Series, list, tuple)):
             raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as table['patient'].")
         column = pd.Series(groups)
-        required = {"negated", "experiencer"}
-        if self.results.context and not required <= self.results.context.keys():
-            message = f"The entities have only the context {', '.join(self.results.context)}."
-            raise ConfigurationError(message, "Use found.with_context('negated', 'experiencer').")
         table = column.to_frame("group")
         if self._has_own_ids and column.index.name == self.id_name:
             table = table.reset_index()
@@ -983,7 +979,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         num_missing = int(column.isna().sum())
         if num_missing:
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
-        found = self if self.results.context else self.with_context(*required)
+        found = self if self.results.context else self.with_context("negated", "experiencer")
         found = found.filter(negated=False, experiencer="patient")
         rows: list[tuple[Any, str, int]] = []
         texts = map(raise_if_error, self._read_texts())
@@ -1253,9 +1249,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         for name, value in context.items():
             if name not in self.results.context:
                 message = f"The entities do not have the context {name!r}."
-                raise ConfigurationError(
-                    message, "Add the context first: found.with_context('all').filter(negated=False)."
-                )
+                raise ConfigurationError(message, "Add the context first, with found.with_context('all').")
             if name in CONTEXT_VALUES:
                 check_choice(name, value, CONTEXT_VALUES[name])
             else:

@@ -234,7 +234,7 @@ class TestPatients:
 
     def test_by_patient_needs_both_kinds_of_context(self):
         found = annotate(NOTES[:1])
-        with pytest.raises(ConfigurationError, match="only the context negated"):
+        with pytest.raises(ConfigurationError, match="not have the context 'experiencer'"):
             found.with_context().by_patient(["p1"])
         with pytest.raises(ConfigurationError, match="groups: str"):
             found.by_patient("patient")

@@ -44,7 +44,7 @@ MISTAKES = {
     "dtype": (lambda _: load(dtype="flaot16"), "'flaot16'", "Did you mean 'float16'?"),
     "label": (lambda found: found.filter("diseas"), "'diseas'", "Did you mean 'disease'?"),
     "context": (lambda found: found.filter(negatd=False), "'negatd'", "Did you mean 'negated'?"),
-    "missing context": (lambda found: found.filter(negated=False), "'negated'", "found.with_context("),
+    "missing context": (lambda found: found.filter(negated=False), "'negated'", "found.with_context('all')"),
     "format": (lambda found: found.export("bratt", "x"), "'bratt'", "Did you mean 'brat'?"),
     "suffix": (lambda found: found.save("x.xls"), "'.xls'", "Suffixes: .jsonl, "),
     "folder": (lambda _: annotate(Path("notes_2025") / "*.txt"), "'notes_2025'", "Did you mean 'notes_2024'?"),
