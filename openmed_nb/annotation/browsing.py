@@ -142,7 +142,11 @@ class NoteListing:
             status += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
         state: dict[str, Any] = {
             "title": entities_headline(self._label_counts, self.found.known_labels, len(self.found)),
-            "details": [origin_details(self.found.model, self.found.device), *self.found.filters],
+            "details": [
+                origin_details(self.found.model, self.found.device),
+                *self.found.language_notice,
+                *self.found.filters,
+            ],
             "count": count,
             "total": len(self.found),
             "position": self.position,

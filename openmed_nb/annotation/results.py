@@ -34,6 +34,7 @@ from .._utils.validation import (
 )
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, PositionError, UnmatchedIdsError
+from ..models.registry import BUNDLED
 from ..session import SESSION
 from .context import (
     ALL,
@@ -45,6 +46,7 @@ from .context import (
     create_context_finder,
 )
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
+from .language import is_other_language
 from .masking import (
     HIDDEN_TEXT_NOTICE,
     IS_MISSING,
@@ -94,6 +96,9 @@ if TYPE_CHECKING:
 # Maximum number of displayed table rows and characters of a text.
 MAX_TABLE_ROWS = 10
 MAX_TEXT_CHARACTERS = 2000
+
+# Number of notes whose language is checked.
+NUM_CHECKED_NOTES = 20
 
 # Columns of numbers of a ResultStore. Only tokens that are not aggregated have an index.
 _NUMBERS = ("score", "index", "start", "end")
@@ -469,11 +474,12 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         counts = Counter(entity_span(entity)[2] for entity in entities)
         context = Counter(tuple(labels) for labels in map(context_labels, entities) if labels)
         title = self.title or entities_headline(counts, found.known_labels, context=context)
-        report = Report(title, found.filters, details=details)
+        notices = (*found.language_notice, *found.filters)
+        report = Report(title, notices, details=details)
         if not found.show_text:
-            return replace(report, sentences=(*found.filters, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
+            return replace(report, sentences=(*notices, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
         segments = found.note_segments(0, self.text, entities, MAX_SHOWN_TEXT_CHARACTERS)
-        return replace(report, sentences=(*found.filters, *long_text_sentence(self.text)), segments=tuple(segments))
+        return replace(report, sentences=(*notices, *long_text_sentence(self.text)), segments=tuple(segments))
 
     def __str__(self) -> str:
         # The table contains the scores, which highlighted text does not show.
@@ -1287,14 +1293,26 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             seconds=self.seconds,
         )
 
+    @cached_property
+    def language_notice(self) -> tuple[str, ...]:
+        """The number of notes that are not in English, as a sentence, if the model reads English only."""
+        if self.model not in BUNDLED:
+            return ()
+        texts = islice(self.iter_note_texts(), NUM_CHECKED_NOTES)
+        count = len([text for text in texts if text and is_other_language(text[:MAX_TEXT_CHARACTERS])])
+        notes = pluralize(count, "note is", "notes are")
+        sample = f" (of the first {NUM_CHECKED_NOTES})" if len(self) > NUM_CHECKED_NOTES else ""
+        sentence = f"{notes} mostly not in English{sample}. The model {self.model} reads English only."
+        return (sentence,) if count else ()
+
     def to_report(self) -> Report:
         """Return the counts, and the first texts with highlighted entities."""
         summary = self.summary().to_report()
         report = replace(summary, tables=summary.tables[:2])
+        sentences = [*self.language_notice, *summary.sentences]
         if not self.show_text:
-            return replace(report, sentences=(*summary.sentences, HIDDEN_TEXT_NOTICE))
+            return replace(report, sentences=(*sentences, HIDDEN_TEXT_NOTICE))
         num_shown = len(self.preview_texts)
-        sentences = [*summary.sentences]
         if num_shown < len(self):
             hint = "" if self.texts is None else f" Use found.at({num_shown}) to see another one."
             sentences.append(f"Showing {num_shown} of {len(self):,} notes.{hint}")

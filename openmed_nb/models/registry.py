@@ -18,7 +18,7 @@ from ..devices.request import mask_secrets
 from ..errors import ModelDownloadError, ModelError, UnknownModelError
 from .config import OpenMedConfig
 
-# The models in this package, which work offline.
+# The models in this package, which work offline and read English only.
 BUNDLED_FOLDER = Path(__file__).parent / "bundled"
 BUNDLED = {"bundled": BUNDLED_FOLDER / "disease", "bundled_small": BUNDLED_FOLDER / "disease_small"}
 
