@@ -131,7 +131,6 @@ class TestWithContext:
     @pytest.mark.parametrize(
         "context",
         [
-            {"negatd": True},
             {"negated": "no"},
             {"experiencer": True},
             {"temporality": "historicl"},
@@ -141,8 +140,6 @@ class TestWithContext:
     def test_filter_rejects_context_that_entities_never_have(self, found, context):
         with pytest.raises(ConfigurationError):
             found.with_context("all").filter(**context)
-        with pytest.raises(ConfigurationError, match="with_context"):
-            found.filter(negated=False)
 
 
 class TestDisplay:

@@ -299,7 +299,6 @@ def test_filters_are_reported_and_unknown_labels_are_a_warning():
     [
         ((5,), {}),
         *(((), {"min_score": score}) for score in (2, -0.1, "high", 10**400)),
-        ((), {"negated": True}),
     ],
 )
 def test_filter_rejects_invalid_arguments(labels, options):
