@@ -60,11 +60,13 @@ def test_panel_shows_changes_of_a_typed_cell(front):
 def test_last_of_several_waiting_clicks_decides(front):
     """Clicks on another device and then on the previous device during a cell keep the previous device."""
     front.run("%openmed_device --simulate mps")
+    notice = front.region("Device").locator(".openmed-controls").get_by_text("Waiting for the running cell")
     with front.running_cell():
         front.device_button("cpu").click()
         front.device_button("mps").click()
-        front.page.wait_for_timeout(500)
+        expect(notice).to_be_visible()
 
+    expect(notice).to_have_count(0)
     front.expect_kernel(DEVICE, ("mps", "the panel"))
     front.expect_pressed("mps")
     expect(front.panel.locator(".mod-active")).to_have_count(1)

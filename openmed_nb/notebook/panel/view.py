@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from anywidget import AnyWidget
 from ipywidgets import HTML, Box, Button, HBox, Textarea, VBox, Widget
-from traitlets import Unicode, dlink
+from traitlets import Int, Unicode, dlink
 
 from ..._render.display import (
     SIMULATED_SUFFIX,
@@ -194,7 +194,8 @@ class TextBox(Textarea):
 class Shortcut(AnyWidget):
     """An invisible widget: Ctrl+Enter or Cmd+Enter in the text box of its panel clicks the button of a CSS class.
 
-    The listener is on the window, because JupyterLab handles Ctrl+Enter on the document, where it runs the cell. It has to be
+    It also shows a notice next to a button whose click the kernel has not received, which a running cell can delay until its end.
+    The listeners are on the window, because JupyterLab handles Ctrl+Enter on the document, where it runs the cell. They have to be
     removed with the view.
     """
 
@@ -209,13 +210,36 @@ class Shortcut(AnyWidget):
         event.target.dispatchEvent(new Event("change", { bubbles: true }));
         panel.querySelector(`.${model.get("button")}`)?.click();
       }
+      const notice = document.createElement("span");
+      notice.className = "openmed-activity";
+      notice.role = "status";
+      let timer;
+      function onClick({ target }) {
+        const controls = target.closest(".jupyter-button")?.closest(".openmed-controls");
+        if (!controls || !el.closest(".openmed-panel")?.contains(controls)) return;
+        clearTimeout(timer);
+        notice.textContent = "";
+        controls.append(notice);
+        timer = setTimeout(() => { notice.textContent = model.get("notice"); }, 400);
+      }
+      model.on("change:num_clicks", () => {
+        clearTimeout(timer);
+        notice.remove();
+      });
       window.addEventListener("keydown", onKeyDown, true);
-      return () => window.removeEventListener("keydown", onKeyDown, true);
+      window.addEventListener("click", onClick, true);
+      return () => {
+        clearTimeout(timer);
+        window.removeEventListener("keydown", onKeyDown, true);
+        window.removeEventListener("click", onClick, true);
+      };
     }
     export default { render };
     """
 
     button = Unicode().tag(sync=True)
+    notice = Unicode(CLICK_PENDING_NOTICE).tag(sync=True)
+    num_clicks = Int().tag(sync=True)
 
 
 class Region(VBox):
@@ -268,7 +292,8 @@ class PanelView(StaticReprMixin, VBox):
         self.annotate = self._button("Annotate", tooltip, partial(model.annotate_deferred, lambda: self.text.value))
         self.annotate.add_class(ANNOTATE_CLASS)
         # Hidden in a box, because a front end without anywidget displays an error in place of the shortcut.
-        shortcut = self._make(HBox, [self._make(Shortcut, button=ANNOTATE_CLASS)], name="shortcut")
+        self._shortcut = self._make(Shortcut, button=ANNOTATE_CLASS)
+        shortcut = self._make(HBox, [self._shortcut], name="shortcut")
         self.annotation = self._make(HTML)
         self.regions = (
             Region("Device", self._make, [self.devices, reset], after=[self.table]),
@@ -320,6 +345,7 @@ class PanelView(StaticReprMixin, VBox):
 
     def _run_click(self, operation: Callable[[], None], control: Widget) -> None:
         """Run the operation of a control, and record the region of the control, which displays the result."""
+        self._shortcut.num_clicks += 1
         self._region = next(region for region in self.regions if control in iter_widgets(region))
         operation()
 
