@@ -172,8 +172,10 @@ class Scores(Displayable):
             )
         if self.num_failed:
             sentences.append(f"{pluralize(self.num_failed, 'text')} failed; gold entities there count as missed.")
-        rows = [_row("all", scheme, getattr(self.total, scheme)) for scheme in SCHEMES]
-        rows += [_row(label, "strict", scores.strict) for label, scores in self.labels.items()]
+        # With one label, the scores of this label are those of all labels.
+        name = next(iter(self.labels)) if len(self.labels) == 1 else "all"
+        rows = [_row(name, scheme, getattr(self.total, scheme)) for scheme in SCHEMES]
+        rows += [_row(label, "strict", scores.strict) for label, scores in self.labels.items() if label != name]
         columns = ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "found")
         return Report(title, tuple(sentences), (Table("Scores", columns, tuple(rows)),))
 

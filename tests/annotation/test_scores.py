@@ -181,6 +181,11 @@ def annotations():
     return nb.annotate(["She has asthma.", "No complaints.", None], "bundled_small", device="cpu", progress=False)
 
 
+def test_report_has_one_row_per_match_for_the_only_label(annotations):
+    (table,) = annotations.score([[(8, 14, "DISEASE")], [], []]).to_report().tables
+    assert [row[:2] for row in table.rows] == [("DISEASE", "strict"), ("DISEASE", "partial"), ("DISEASE", "type")]
+
+
 @pytest.mark.parametrize(
     "gold",
     [
