@@ -54,7 +54,7 @@ found.summary()"""
 BROWSER = """import pandas as pd
 
 table = pd.read_csv("data/notes.csv")
-found = nb.annotate(table, text_column="text", id_column="note_id", progress=False)
+found = nb.annotate(table, text_column="text", id_column="note_id", progress=False).with_context()
 found"""
 REVIEW = """import tempfile
 

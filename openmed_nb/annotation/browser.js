@@ -62,15 +62,19 @@ function render({ model, el }) {
     element("label", {}, boxes[index], chip(name, color), count.toLocaleString("en"))));
   const score = element("input", { type: "range", min: 0, max: 1, step: 0.01 });
   const scoreValue = element("span");
+  const context = element("select", { onchange: () => filter() });
+  context.append(...["", ...Object.keys(state.contexts).filter((name) => state.contexts[name])].map((value) =>
+    element("option", { value, textContent: value ? `${value} (${state.contexts[value].toLocaleString("en")})` : "all" })));
+  const contextField = element("label", { hidden: context.length === 1 }, "Context", context);
   const filter = () => {
     const hidden = boxes.filter((box) => !box.checked).map((box) => box.value);
-    send("filter", { hidden, min_score: score.valueAsNumber });
+    send("filter", { hidden, min_score: score.valueAsNumber, context: context.value });
   };
   score.oninput = () => { scoreValue.textContent = score.valueAsNumber.toFixed(2); };
   score.onchange = filter;
   const title = element("p", { className: "openmed-title" });
   const details = element("div", { className: "openmed-details" });
-  const filters = element("div", { className: "openmed-filters" }, searchField, labels,
+  const filters = element("div", { className: "openmed-filters" }, searchField, labels, contextField,
     element("label", {}, "Minimum score", element("span", {}, score, scoreValue)));
 
   // A select with one row would be a menu.
@@ -138,6 +142,7 @@ function render({ model, el }) {
       if (document.activeElement !== search) search.value = state.query ?? "";
       score.value = state.min_score;
       scoreValue.textContent = state.min_score.toFixed(2);
+      context.value = state.context;
       state.labels.forEach(({ shown }, index) => { boxes[index].checked = shown; });
     }
     title.textContent = state.title;

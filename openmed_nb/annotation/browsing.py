@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from .._utils.text import short_type_name
 from .._utils.validation import check_number
 from ..errors import ConfigurationError, OpenMedError
 from .boundaries import whole_words
+from .context import CONTEXT_LABELS
 from .gold import GoldSpan
 from .inputs import NOTE_COLUMN
 from .presentation import displayable, entities_headline, note_name, origin_details
@@ -32,6 +34,9 @@ NUM_LISTED = 100
 # Label of a missed entity if the labels of the model are not known.
 DEFAULT_LABEL = "ENTITY"
 
+# Selects the entities without a context label.
+NO_CONTEXT = "no context"
+
 TEXTS_NOT_SEARCHED = "Only the entities were searched in notes whose text is not stored: {:,}."
 
 
@@ -43,6 +48,7 @@ class NoteListing:
         query: Searched text, or an empty string.
         hidden_labels: Labels that are not displayed.
         min_score: Minimum score of a displayed entity.
+        context: Context label of the displayed entities, ``NO_CONTEXT``, or an empty string for all entities.
         matches: Indices of the notes in the list.
         position: Position of the displayed note in the list.
         alert: Error of the last action, or an empty string.
@@ -53,6 +59,7 @@ class NoteListing:
         self.query = ""
         self.hidden_labels: frozenset[str] = frozenset()
         self.min_score = 0.0
+        self.context = ""
         self.position = 0
         self.matches = np.arange(0)
         self.alert = ""
@@ -62,6 +69,11 @@ class NoteListing:
         self._words = columns["word"]
         self._scores = columns["score"]
         self._label_counts = Counter(self._labels)
+        self._contexts = {
+            label: columns[name] == value for label, (name, value) in CONTEXT_LABELS.items() if name in columns
+        }
+        if self._contexts:
+            self._contexts[NO_CONTEXT] = ~np.logical_or.reduce([*self._contexts.values()])
         self._hits: np.ndarray | None = None
         self._num_unsearched = 0
         self._unavailable = {**dict.fromkeys(found.errors, "error"), **dict.fromkeys(found.missing, "missing")}
@@ -75,10 +87,12 @@ class NoteListing:
     def update(self) -> None:
         """Apply the search and the filters. The same note stays displayed if it is still in the list."""
         displayed = self.note
-        is_shown = (self._scores >= self.min_score) & ~np.isin(self._labels, [*self.hidden_labels])
-        self._counts = np.bincount(self._notes[is_shown], minlength=len(self.found))
+        self._is_shown = (self._scores >= self.min_score) & ~np.isin(self._labels, [*self.hidden_labels])
+        if self.context:
+            self._is_shown &= self._contexts[self.context]
+        self._counts = np.bincount(self._notes[self._is_shown], minlength=len(self.found))
         listed = np.ones(len(self.found), bool) if self._hits is None else self._hits.copy()
-        if self.hidden_labels or self.min_score:
+        if self.hidden_labels or self.min_score or self.context:
             listed &= self._counts > 0
         self.matches = np.flatnonzero(listed)
         positions = np.flatnonzero(self.matches == displayed)
@@ -131,6 +145,7 @@ class NoteListing:
             min_score = check_number("min_score", event["min_score"], 1)
             self.hidden_labels = frozenset(event["hidden"]) & self._label_counts.keys()
             self.min_score = min_score
+            self.context = event["context"] if event["context"] in self._contexts else ""
             self.update()
 
     def state(self) -> dict[str, Any]:
@@ -165,6 +180,8 @@ class NoteListing:
                 {"name": label, "count": total, "color": label_color(label), "shown": label not in self.hidden_labels}
                 for label, total in self._label_counts.items()
             ],
+            "context": self.context,
+            "contexts": {label: int(has_label.sum()) for label, has_label in self._contexts.items()},
             "review": None,
         }
         if self.note is None:
@@ -180,11 +197,8 @@ class NoteListing:
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
         """Return the entities of a note that are displayed."""
-        return [
-            entity
-            for entity in self.found.results[index]
-            if entity["score"] >= self.min_score and entity[self.found.results.key] not in self.hidden_labels
-        ]
+        first = int(np.searchsorted(self._notes, index))
+        return [*itertools.compress(self.found.results[index], self._is_shown[first:])]
 
     def detail(self, index: int) -> str:
         """Return the number of displayed entities of a note, or why it has none."""

@@ -18,32 +18,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._utils.text import describe_value
-from .._utils.validation import check_choice, invalid_value
+from .._utils.validation import check_bool, check_choice, check_names, invalid_value
 from ..errors import ConfigurationError
 from .boundaries import LINE_END, find_line_ends
 
 # Selects all columns.
 ALL = "all"
 
-# Values of columns of strings.
-CONTEXT_VALUES: Mapping[str, tuple[str, ...]] = {
+# Values of each column. Findings without a cue have the first one.
+CONTEXT_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "negated": (False, True),
+    "uncertain": (False, True),
     "temporality": ("recent", "historical", "hypothetical"),
     "experiencer": ("patient", "family", "other"),
 }
 
-# Values of a column for findings without a cue. Displayed texts do not mark them.
-_USUAL_VALUES: Mapping[str, bool | str] = {
-    "negated": False,
-    "uncertain": False,
-    "temporality": "recent",
-    "experiencer": "patient",
+# Column and value of each label of displayed texts.
+CONTEXT_LABELS: Mapping[str, tuple[str, bool | str]] = {
+    "negated": ("negated", True),
+    "uncertain": ("uncertain", True),
+    "historical": ("temporality", "historical"),
+    "hypothetical": ("temporality", "hypothetical"),
+    "family": ("experiencer", "family"),
+    "other person": ("experiencer", "other"),
 }
 
 # Suffix of the columns with the cue that decided on a value.
 CUE_SUFFIX = "_by"
 
 # Names of the columns of values.
-CONTEXT_COLUMNS = tuple(_USUAL_VALUES)
+CONTEXT_COLUMNS = tuple(CONTEXT_VALUES)
 
 # Positions of a cue: before all findings of the rest of a clause; next to one finding or to findings that "and" joins; after its
 # findings; after a finding, or else next to the following one; at the end of a clause, before another one; or as the heading of the lines below it.
@@ -148,13 +152,21 @@ ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]
 
 def context_labels(entity: Mapping[str, Any]) -> dict[str, str]:
     """Return the context labels of an entity, each with the cue that decided, or an empty string if the cue is not known."""
-    labels = {}
-    for column, usual_value in _USUAL_VALUES.items():
-        value = entity.get(column, usual_value)
-        if value != usual_value:
-            label = column if value is True else value
-            labels["other person" if label == "other" else label] = entity.get(column + CUE_SUFFIX, "")
-    return labels
+    labels = CONTEXT_LABELS.items()
+    return {label: entity.get(name + CUE_SUFFIX, "") for label, (name, value) in labels if entity.get(name) == value}
+
+
+def check_context_values(columns: Iterable[str], values: Mapping[str, Any]) -> None:
+    """Raise an error if values of context are not valid, or if the entities do not have their columns."""
+    check_names("a context of entities", values, CONTEXT_COLUMNS, "Contexts")
+    for name, value in values.items():
+        if name not in columns:
+            message = f"The entities do not have the context {name!r}."
+            raise ConfigurationError(message, "Add the context first, with found.with_context('all').")
+        if False in CONTEXT_VALUES[name]:
+            check_bool(name, value)
+        else:
+            check_choice(name, value, CONTEXT_VALUES[name])
 
 
 def context_mark(entity: Mapping[str, Any], with_cues: bool = False) -> str:
@@ -205,10 +217,11 @@ def create_context_finder(columns: Sequence[str], language: str = "en", cues: An
 def _column_value(state: _State, name: str) -> bool | str:
     """Return the value of a column of a finding, or the cue that decided on it."""
     column = name.removesuffix(CUE_SUFFIX)
-    value = state.get(column, _Value(_USUAL_VALUES[column]))
+    usual_value = CONTEXT_VALUES[column][0]
+    value = state.get(column, _Value(usual_value))
     if name == column:
         return value.value
-    return "" if value.value == _USUAL_VALUES[column] else value.words
+    return "" if value.value == usual_value else value.words
 
 
 @functools.cache
@@ -481,7 +494,7 @@ def _create_openmed_finder(selected: Sequence[str], language: str) -> ContextFin
             (values,) = assert_context(text[start:stop], [span], language=language)
             for name in selected:
                 value = values[_OPENMED_AXES[name]]
-                context[name].append(value if name in CONTEXT_VALUES else value == name)
+                context[name].append(value == name if False in CONTEXT_VALUES[name] else value)
         return context
 
     return find_context

@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._utils.text import describe_value, shorten
 from .._utils.validation import (
-    check_bool,
-    check_choice,
     check_integer,
-    check_names,
     check_number,
     invalid_type,
     invalid_value,
@@ -39,8 +36,8 @@ from ..session import SESSION
 from .context import (
     ALL,
     CONTEXT_COLUMNS,
-    CONTEXT_VALUES,
     CUE_SUFFIX,
+    check_context_values,
     context_labels,
     context_mark,
     create_context_finder,
@@ -1251,15 +1248,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         for label in labels:
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
-        check_names("a context of entities", context, CONTEXT_COLUMNS, "Contexts")
-        for name, value in context.items():
-            if name not in self.results.context:
-                message = f"The entities do not have the context {name!r}."
-                raise ConfigurationError(message, "Add the context first, with found.with_context('all').")
-            if name in CONTEXT_VALUES:
-                check_choice(name, value, CONTEXT_VALUES[name])
-            else:
-                check_bool(name, value)
+        check_context_values(self.results.context, context)
         if not (labels or context or min_score):
             return self
         _warn_unknown_labels(labels, self.results.labels, self.known_labels)

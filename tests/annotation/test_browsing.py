@@ -43,8 +43,8 @@ def search(query):
     return {"action": "search", "query": query}
 
 
-def filtered(*hidden, min_score=0):
-    return {"action": "filter", "hidden": hidden, "min_score": min_score}
+def filtered(*hidden, min_score=0, context=""):
+    return {"action": "filter", "hidden": hidden, "min_score": min_score, "context": context}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,19 @@ def test_displayed_note_is_escaped_and_has_the_entities_that_filters_leave():
     assert html.count("<mark") == 1
     assert "&lt;b&gt;" in html
     assert "&#13;\nThen" in html
+
+
+def test_context_filter_leaves_entities_with_the_label():
+    listing = NoteListing(nb.annotate(["Asthma, no flu.", "Has gout."], "bundled_small", device="cpu").with_context())
+    contexts = listing.state()["contexts"]
+    assert contexts == {"negated": 1, "no context": 2}
+    listing.handle(filtered(context="negated"))
+    assert listing.matches.tolist() == [0]
+    assert [entity["word"] for entity in listing.displayed_entities(0)] == ["flu"]
+    listing.handle(filtered(context="no context"))
+    assert listing.matches.tolist() == [0, 1]
+    listing.handle(filtered(context="family"))
+    assert listing.state()["context"] == ""
 
 
 def test_rows_are_a_window_around_the_displayed_note():
