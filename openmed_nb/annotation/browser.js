@@ -10,16 +10,25 @@ function element(tag, properties = {}, ...children) {
 
 // Replace the children of an element, and keep the focus on the control with the same key.
 function redraw(parent, children) {
-  const key = parent.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const focused = parent.getRootNode().activeElement;
+  const key = parent.contains(focused) ? focused.dataset.key : null;
   parent.replaceChildren(...children);
   if (key) parent.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
-function chip(name, color) {
-  const mark = element("span", { className: "openmed-chip", textContent: name });
+function chip(name, color, context = "") {
+  const mark = element("span", { className: "openmed-chip", textContent: context ? `${name}, ${context}` : name });
+  mark.classList.toggle("openmed-context", Boolean(context));
   mark.style.backgroundColor = color;
   return mark;
 }
+
+// The keys of a review, and those of the columns of context. "u" undoes, so "c" is the key of "uncertain".
+const KEYS = {
+  a: "all right, next note", x: "entity is wrong", Space: "next note", u: "undo", "↑ ↓": "select an entity", "← →": "change the note",
+  m: "type a missed entity",
+};
+const CONTEXT_KEYS = { negated: "n", uncertain: "c", temporality: "t", experiencer: "e" };
 
 // Return the number of characters of the note before a point of the document. Labels are in "small", and are not part of the note.
 function offset(note, node, position) {
@@ -32,7 +41,6 @@ function offset(note, node, position) {
 }
 
 function render({ model, el }) {
-  el.addEventListener("keydown", (event) => event.stopPropagation());
   let pending = 0; // Number of actions that the kernel has not handled.
   const send = (action, values = {}) => {
     pending += 1;
@@ -77,6 +85,8 @@ function render({ model, el }) {
   const filters = element("div", { className: "openmed-filters" }, searchField, labels, contextField,
     element("label", {}, "Minimum score", element("span", {}, score, scoreValue)));
 
+  const main = element("div", { className: "openmed-main" });
+  const activeElement = () => el.getRootNode().activeElement;
   // A select with one row would be a menu.
   const list = element("select", { size: Math.max(2, Math.min(state.total, 12)), ariaLabel: "Notes" });
   list.onchange = () => send("move", { position: Number(list.value) });
@@ -98,12 +108,18 @@ function render({ model, el }) {
     missed.value = "";
     selection = null;
   });
-  const allRight = button("All right", () => send("all right"));
-  const finish = button("", () => send("finish", { finished: !state.review.finished }), { className: "openmed-finish" });
+  const accept = button("", () => send("accept"), { className: "openmed-accept", ariaKeyShortcuts: "A" });
+  const undo = button("Undo", () => send("undo"), { ariaKeyShortcuts: "U" });
+  const reopen = button("Not reviewed", () => send("finish", { finished: false }));
   const notice = element("p");
   const review = element("div", { className: "openmed-review" }, entities,
     element("div", { className: "openmed-pager" }, element("label", {}, "Missed entity", missed), element("label", {}, "Label", label), add),
-    element("div", { className: "openmed-pager" }, allRight, finish), notice);
+    element("div", { className: "openmed-pager" }, accept, undo, reopen), notice);
+  // After a click with a mouse, Space is the key of the review again instead of that of the button.
+  review.addEventListener("click", ({ detail, target }) => {
+    if (detail && target.matches("button")) (target.closest("fieldset") ?? main).focus();
+  });
+  const keys = element("ul", { className: "openmed-keys", ariaLabel: "Keys" });
 
   // A selection in the note fills in the missed entity.
   const select = () => {
@@ -117,25 +133,95 @@ function render({ model, el }) {
   };
   document.addEventListener("selectionchange", select);
 
+  let selected = 0; // Index of the entity that keys change.
+  const selectEntity = (index) => {
+    selected = Math.max(0, Math.min(index, entities.children.length - 1));
+    [...entities.children].forEach((row, number) => { row.ariaCurrent = number === selected; });
+    const { start, end } = state.review.entities[selected] ?? {};
+    const offsets = new RegExp(`characters ${start} to ${end}\\b`);
+    note.querySelectorAll("[title]").forEach((shown) => shown.classList.toggle("openmed-selected", offsets.test(shown.title)));
+  };
+  const moveSelection = (step) => {
+    selectEntity(selected + step);
+    entities.children[selected]?.focus();
+  };
+  const mark = (entity, right, context = {}) => {
+    if (entity) send("mark", { start: entity.start, end: entity.end, label: entity.label, right, context });
+  };
   const entityRow = (entity, index) => {
-    const { start, end, label: name } = entity;
-    const mark = (right) => send("mark", { start, end, label: name, right });
-    const row = element("fieldset", {}, element("legend", {}, entity.text, " ", chip(name, entity.color)));
+    const key = `${entity.start} ${entity.end} ${entity.label}`;
+    const row = element("fieldset", { tabIndex: -1 }, element("legend", {}, entity.text, " ", chip(entity.label, entity.color, entity.context_mark)));
+    row.dataset.key = key;
+    row.addEventListener("focusin", () => selectEntity(index));
+    const append = (name, control) => {
+      control.dataset.key = `${key} ${name}`;
+      row.append(control.matches("button") ? control : element("label", {}, ...(control.matches("select") ? [name, control] : [control, name])));
+    };
     if (entity.missed) {
-      row.append("Missed ", button("Remove", () => mark(null), { ariaLabel: `Remove ${entity.text}` }));
+      row.append("Missed");
+      append("Remove", button("Remove", () => mark(entity, null), { ariaLabel: `Remove ${entity.text}` }));
     } else {
-      for (const [text, right] of [["Right", true], ["Wrong", false]]) {
-        const radio = element("input", { type: "radio", name: `${model.model_id ?? ""}${index}`, checked: entity.right === right });
-        radio.dataset.key = `${start} ${end} ${name} ${text}`;
-        radio.onchange = () => mark(right);
-        row.append(element("label", {}, radio, text));
+      for (const [name, right] of [["Right", true], ["Wrong", false]]) {
+        const pressed = entity.right === right;
+        append(name, button(name, () => mark(entity, pressed ? null : right), { ariaPressed: pressed }));
+      }
+    }
+    for (const [column, values] of entity.right === false ? [] : Object.entries(state.review.context_values)) {
+      const value = entity.context[column] ?? values[0]; // A missed entity has no context until it is marked.
+      if (typeof value === "boolean") {
+        append(column, element("input", { type: "checkbox", checked: value, onchange: () => mark(entity, true, { [column]: !value }) }));
+      } else {
+        const choice = element("select", { onchange: () => mark(entity, true, { [column]: choice.value }) });
+        choice.append(...values.map((name) => element("option", { textContent: name, selected: name === value })));
+        append(column, choice);
       }
     }
     return row;
   };
 
+  const actions = {
+    a: () => accept.click(),
+    x: () => {
+      const entity = state.review.entities[selected];
+      mark(entity, entity?.missed ? null : false);
+    },
+    " ": () => send("next"),
+    u: () => undo.click(),
+    m: () => missed.focus(),
+    enter: () => { if (missed.value) add.click(); },
+    arrowup: () => moveSelection(-1),
+    arrowdown: () => moveSelection(1),
+    arrowleft: () => previous.click(),
+    arrowright: () => next.click(),
+  };
+  for (const [column, values] of Object.entries(state.review?.context_values ?? {})) {
+    actions[CONTEXT_KEYS[column]] = () => {
+      const entity = state.review.entities[selected];
+      if (entity && entity.right !== false) mark(entity, true, { [column]: values[(values.indexOf(entity.context[column] ?? values[0]) + 1) % values.length] });
+    };
+  }
+  el.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    const { key, target } = event;
+    if (!state.review || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    if (target.matches("input[type=text]")) {
+      if (key !== "Escape" && (key !== "Enter" || target !== missed)) return;
+      if (key === "Enter") add.click();
+      main.focus();
+    } else {
+      const isNative = target.matches("select") && (target !== list || key.startsWith("Arrow"));
+      const action = actions[key.toLowerCase()];
+      if (!action || isNative || (target.matches("button, input") && [" ", "Enter"].includes(key))) return;
+      // A key that is held down marks one note.
+      if (!event.repeat || key.startsWith("Arrow")) action();
+    }
+    event.preventDefault();
+  });
+
   let drawn = null;
   const draw = () => {
+    const hadFocus = el.contains(activeElement());
+    if (model.get("state").note !== state.note) selected = 0;
     state = model.get("state");
     searchField.hidden = state.query === null;
     if (pending <= 1) { // Otherwise, the user has changed a filter since.
@@ -168,13 +254,23 @@ function render({ model, el }) {
       redraw(entities, state.review.entities.map(entityRow));
       const chosen = label.value;
       label.replaceChildren(...state.review.labels.map((name) => element("option", { textContent: name, selected: name === chosen })));
-      allRight.disabled = state.review.unmarked === 0;
-      finish.disabled = state.review.unmarked > 0;
-      finish.textContent = state.review.finished ? "Reviewed. Undo" : "This note is reviewed";
+      const all = state.review.entities.some(({ right }) => right === false) ? "Others" : "All";
+      accept.textContent = state.review.unmarked ? `${all} right, next` : "Reviewed, next";
+      reopen.hidden = !state.review.finished;
       notice.textContent = state.review.notice;
+      selectEntity(selected);
     }
+    // Keys would be commands of the notebook if the focus was lost.
+    if (hadFocus && (!el.contains(activeElement()) || activeElement().disabled)) main.focus();
   };
-  el.append(title, details, filters, element("div", { className: "openmed-columns" }, list, element("div", {}, pager, alert, note, review)));
+  const keyNames = { ...KEYS };
+  for (const column of Object.keys(state.review?.context_values ?? {})) keyNames[CONTEXT_KEYS[column]] = column;
+  keys.append(...Object.entries(keyNames).map(([key, text]) => element("li", {}, element("kbd", { textContent: key }), ` ${text}`)));
+  keys.hidden = state.review === null;
+  main.tabIndex = state.review ? 0 : -1;
+  if (state.review) Object.assign(main, { role: "group", ariaLabel: "Review" });
+  main.append(pager, alert, note, review);
+  el.append(title, details, filters, element("div", { className: "openmed-columns" }, list, main, keys));
   draw();
   model.on("change:state", draw);
   model.on("msg:custom", () => {

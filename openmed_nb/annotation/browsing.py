@@ -18,7 +18,7 @@ from .._utils.text import short_type_name
 from .._utils.validation import check_number
 from ..errors import ConfigurationError, OpenMedError
 from .boundaries import whole_words
-from .context import CONTEXT_LABELS
+from .context import CONTEXT_LABELS, context_mark
 from .gold import GoldSpan
 from .inputs import NOTE_COLUMN
 from .presentation import displayable, entities_headline, note_name, origin_details
@@ -221,8 +221,7 @@ class ReviewListing(NoteListing):
         super().__init__(review.found)
         self.review = review
         self.matches = np.array([*map(review.position_of, review.notes)], np.int64)
-        is_reviewed = [review.is_reviewed(note) for note in review.notes]
-        self.position = 0 if all(is_reviewed) else is_reviewed.index(False)
+        self._show_next(0)
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Apply what a user did, or raise an error."""
@@ -235,14 +234,22 @@ class ReviewListing(NoteListing):
         if action == "mark":
             span = GoldSpan(event["start"], event["end"], event["label"])
             if span in self._spans(note):
-                self.review.mark(note, *span, event["right"])
-        elif action == "all right":
-            for span in self.review.unmarked_spans(note):
-                self.review.mark(note, *span)
+                self.review.mark(note, *span, event["right"], **event["context"])
+        elif action == "accept":
+            self.review.accept(note)
         elif action == "add":
             self._add_missed(note, event)
         elif action == "finish":
             self.review.finish(note, event["finished"])
+        elif action == "undo":
+            self.position = self.review.notes.index(self.review.undo())
+        if action in {"accept", "next"}:
+            self._show_next(self.review.notes.index(note) + 1)
+
+    def _show_next(self, start: int) -> None:
+        """Display the first note from a position on that is not reviewed, or the note at this position if all are reviewed."""
+        is_left = [not self.review.is_reviewed(note) for note in self.review.notes]
+        self.position = (start + int(np.argmax(np.roll(is_left, -start)))) % len(is_left)
 
     def _add_missed(self, note: Any, event: Mapping[str, Any]) -> None:
         """Add a selected span, or the first whole words that equal a typed text and are not an entity yet."""
@@ -268,17 +275,16 @@ class ReviewListing(NoteListing):
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
         """Return the entities of the model and the missed entities of a note."""
         note = self.review.note_at(index)
-        missed = [
-            {"entity_group": span.label, "score": 1.0, "start": span.start, "end": span.end}
+        entities = dict(zip(self.review.entities[note], self.found.results[index], strict=True))
+        contexts = self.review.contexts(note)
+        return [
+            {"entity_group": span.label, "score": 1.0, **span._asdict(), **entities.get(span, {}), **contexts[span]}
             for span in self._spans(note)
-            if span not in self.review.entities[note]
         ]
-        return [*self.found.results[index], *missed]
 
     def detail(self, index: int) -> str:
-        """Return the number of entities of a note, and whether it is reviewed."""
-        detail = super().detail(index)
-        return f"{detail}, reviewed" if self.review.is_reviewed(self.review.note_at(index)) else detail
+        """Return the number of entities of a note, or that it is reviewed."""
+        return "✓ reviewed" if self.review.is_reviewed(self.review.note_at(index)) else super().detail(index)
 
     def state(self) -> dict[str, Any]:
         """Return the content of the widget as JSON-compatible data."""
@@ -287,6 +293,7 @@ class ReviewListing(NoteListing):
         index = review.position_of(note)
         text = self._read_text(index)
         marks = review.marked_spans(note)
+        contexts = review.contexts(note)
         entities = {*review.entities[note]}
         state = super().state()
         state["title"] = ""
@@ -302,9 +309,12 @@ class ReviewListing(NoteListing):
                     "color": label_color(span.label),
                     "right": marks.get(span),
                     "missed": span not in entities,
+                    "context": contexts[span],
+                    "context_mark": context_mark(contexts[span]),
                 }
                 for span in self._spans(note)
             ],
+            "context_values": review.context_values,
             "finished": review.is_reviewed(note),
             "unmarked": len(review.unmarked_spans(note)),
         }

@@ -156,7 +156,7 @@ def context_labels(entity: Mapping[str, Any]) -> dict[str, str]:
     return {label: entity.get(name + CUE_SUFFIX, "") for label, (name, value) in labels if entity.get(name) == value}
 
 
-def check_context_values(columns: Iterable[str], values: Mapping[str, Any]) -> None:
+def check_context_values(columns: Iterable[str], values: Mapping[str, object]) -> None:
     """Raise an error if values of context are not valid, or if the entities do not have their columns."""
     check_names("a context of entities", values, CONTEXT_COLUMNS, "Contexts")
     for name, value in values.items():

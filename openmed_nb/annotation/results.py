@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from .export.registry import ExportReport
     from .gold import GoldSpan, GoldText
     from .review import Review
-    from .scores import ScoredSpan, Scores
+    from .scores import SchemeScores, ScoredSpan, Scores
 
 
 # Maximum number of displayed table rows and characters of a text.
@@ -1367,7 +1367,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             The scores by label and in total: strict (boundaries and label), partial (boundaries, and an overlap counts as half)
             and type (label, with an overlap), as in SemEval 2013 and nervaluate. Also the number of gold characters outside of
             all entities, and the missed and added entities, each with ``show()``. Only texts with gold are scored, except that a
-            table contains all notes.
+            table contains all notes. Against a review, also the scores of the context, such as ``scores.context["negated"]``, of
+            the entities with the boundaries of a true entity.
 
         Raises:
             ConfigurationError: If ``gold`` is not valid or belongs to other texts, or if the results are not entities.
@@ -1386,8 +1387,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         seed = check_integer("seed", seed, 0)
         ids = self._gold_ids
+        context: dict[str, SchemeScores] = {}
         if isinstance(gold, Review):
-            gold = gold.gold_of(self)
+            review = gold
+            gold = review.gold_of(self)
+            context = review.score_context(self, seed)
             ids = None
         elif self._is_own_frame(gold):
             ids = None
@@ -1407,7 +1411,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         predicted = {index: None if index in self.results.errors else self.note_spans(index) for index in aligned}
         _warn_different_labels(texts, {*self.results.labels, *(self.known_labels or ())})
         expected_spans = {index: text.spans for index, text in aligned.items()}
-        return score_spans(self.model, predicted, expected_spans, self._show_span, seed)
+        return replace(score_spans(self.model, predicted, expected_spans, self._show_span, seed), context=context)
 
     def _is_own_frame(self, gold: Any) -> bool:
         """Return whether a DataFrame has the index of :meth:`to_frame`, so that its positions are those of the same notes.

@@ -13,6 +13,7 @@ import numpy as np
 from .._render.display import Report, pluralize
 from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
+from .context import CONTEXT_LABELS, CONTEXT_VALUES, check_context_values
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
 from .inputs import NOTE_COLUMN
 from .json_lines import LineFile
@@ -22,7 +23,7 @@ from .presentation import LiveNotes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .scores import Scores
+    from .scores import SchemeScores, Scores
 
 FORMAT = "openmed_nb review, 1"
 
@@ -37,19 +38,29 @@ _COLUMNS: Mapping[str, type] = {
 }
 
 SAMPLE_NOTICE = "The notes are a random sample. Add the missed entities, too: recall cannot be measured from the found entities alone."
-NOT_SAVED_NOTICE = 'The review is not saved. To save it, pass a file name: found.review("review.jsonl").'
+NOT_SAVED_NOTICE = (
+    "The review is not saved, and is lost when the kernel stops. "
+    'To save each mark at once, pass a file name: found.review("review.jsonl").'
+)
+
+
+# Values of an entity by column of context.
+Context = Mapping[str, bool | str]
 
 
 class NoteMarks(NamedTuple):
     """The marks of a note.
 
     Attributes:
-        spans: Whether each marked span is a true entity.
+        spans: Values of the columns of context of each true entity, or ``None`` for an entity that is wrong.
         finished: Whether the user marked the note as reviewed.
     """
 
-    spans: Mapping[GoldSpan, bool]
+    spans: Mapping[GoldSpan, Context | None]
     finished: bool
+
+
+_NO_MARKS = NoteMarks({}, False)
 
 
 class Review(LiveNotes):
@@ -64,6 +75,7 @@ class Review(LiveNotes):
             a random sample, too.
         seed: Seed of the sample.
         entities: Entities of the model in each of these notes.
+        context_values: Values of each column of context of the reviewed annotations, which the user can correct.
     """
 
     JSON_PROPERTIES = ("num_notes", "num_reviewed")
@@ -87,7 +99,11 @@ class Review(LiveNotes):
         self._positions = {self._names[position]: position for position in positions}
         self.notes: tuple[Any, ...] = tuple(self._positions)
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
+        self.context_values: dict[str, tuple[bool | str, ...]] = {
+            name: values for name, values in CONTEXT_VALUES.items() if name in found.results.context
+        }
         self._marks: dict[int, NoteMarks] = {}
+        self._history: list[tuple[int, NoteMarks]] = []  # Marks of a note before each change.
         header = {"format": FORMAT, "notes": found.results.text_fingerprint(), "seed": self.seed}
         self._file = None if path is None else LineFile(path, "path", "review", header)
         self._read_file()
@@ -128,7 +144,8 @@ class Review(LiveNotes):
 
         The columns are ``note_index`` (position of the text), the ids if ids were passed, ``entity_group``, ``span_text`` (the characters of the
         note), ``start``, ``end`` and ``mark``: ``"right"``, ``"wrong"``, or ``"missed"`` for an entity that the model missed. Paths of
-        files and the index of a Series are those of :meth:`Annotations.to_frame`.
+        files and the index of a Series are those of :meth:`Annotations.to_frame`. If the annotations have context, its corrected
+        values follow; they are ``None`` for a wrong entity.
 
         Raises:
             ConfigurationError: If pandas is not installed.
@@ -137,8 +154,7 @@ class Review(LiveNotes):
             >>> from openmed_nb import annotate
             >>> found = annotate({"a7": "Has asthma."}, "bundled_small", device="cpu")
             >>> review = found.review()
-            >>> review.mark("a7", 4, 10, "DISEASE", right=True)
-            >>> review.finish("a7")
+            >>> review.accept("a7")
             >>> review.to_frame()[["note_id", "span_text", "mark"]].values.tolist()
             [['a7', 'asthma', 'right']]
         """
@@ -151,14 +167,16 @@ class Review(LiveNotes):
                     if not is_right:  # Neither the model nor the user claims this entity.
                         continue
                     mark = "missed"
-                rows.append((position, span.label, text[span.start : span.end], span.start, span.end, mark))
+                values = self.note_marks(note).spans[span] or {}
+                context = [values.get(name) for name in self.context_values]
+                rows.append((position, span.label, text[span.start : span.end], span.start, span.end, mark, *context))
         columns: dict[str, np.ndarray] = {}
-        for index, (name, dtype) in enumerate(_COLUMNS.items()):
-            columns[name] = np.array([row[index] for row in rows], dtype)
+        for index, name in enumerate([*_COLUMNS, *self.context_values]):
+            columns[name] = np.array([row[index] for row in rows], _COLUMNS.get(name, object))
         return self.found.to_keyed_frame(columns)
 
     def score(self, *, seed: int = 0) -> Scores:
-        """Return the scores of the entities in the reviewed notes; see :meth:`Annotations.score`.
+        """Return the scores of the entities in the reviewed notes, and of their context; see :meth:`Annotations.score`.
 
         The intervals describe all notes only if the reviewed notes are a random sample, so review them in the order of the list.
 
@@ -171,6 +189,29 @@ class Review(LiveNotes):
         scores: Scores = self.found.score(self, seed=seed)
         return scores
 
+    def score_context(self, found: Any, seed: int) -> dict[str, SchemeScores]:
+        """Return the scores of each context label over the entities of results that have the boundaries of a true entity."""
+        from .scores import score_spans
+
+        predicted: dict[int, list[GoldSpan]] = {}
+        expected: dict[int, list[GoldSpan]] = {}
+        for note, position in self._reviewed_notes():
+            predicted[position] = []
+            expected[position] = []
+            contexts = {span[:2]: values for span, values in self.note_marks(note).spans.items() if values}
+            for entity in found.results[position]:
+                boundaries = (entity["start"], entity["end"])
+                values = contexts.get(boundaries, {})
+                for label, (name, value) in CONTEXT_LABELS.items():
+                    if name not in values or name not in entity:  # Only one side has this column.
+                        continue
+                    if entity[name] == value:
+                        predicted[position].append(GoldSpan(*boundaries, label))
+                    if values[name] == value:
+                        expected[position].append(GoldSpan(*boundaries, label))
+        scores = score_spans(found.model, predicted, expected, found.show, seed)
+        return {label: of_label.strict for label, of_label in scores.labels.items()}
+
     def gold_of(self, found: Any) -> GoldTexts:
         """Return the true entities if results belong to the same notes, of which at least one is reviewed."""
         if found.results.text_fingerprint() != self.found.results.text_fingerprint():
@@ -181,7 +222,9 @@ class Review(LiveNotes):
         # The notes are the same, in the same order.
         return GoldTexts(tuple(text._replace(id=None) for text in self.gold))
 
-    def mark(self, note: Any, start: int, end: int, label: str, right: bool | None = True) -> None:
+    def mark(
+        self, note: Any, start: int, end: int, label: str, right: bool | None = True, **context: bool | str
+    ) -> None:
         """Mark a span of a note.
 
         Args:
@@ -191,9 +234,21 @@ class Review(LiveNotes):
             label: Label of the span.
             right: ``True`` for a true entity, also for one that the model missed. ``False`` for an entity of the model that is
                 wrong. ``None`` removes the mark.
+            context: Correct values of columns of the reviewed annotations, such as ``negated=True``. The others remain unchanged.
 
         Raises:
-            ConfigurationError: If the note is not in the sample, the span is not in its text, or the file cannot be written.
+            ConfigurationError: If the note is not in the sample, the span is not in its text, the annotations do not have this
+                context, or the file cannot be written.
+
+        Example:
+            >>> from openmed_nb import annotate
+            >>> found = annotate(["Asked about asthma, never had it.", "No flu."], "bundled_small", device="cpu").with_context()
+            >>> review = found.review()
+            >>> review.mark(0, 12, 18, "DISEASE", negated=True)
+            >>> review.accept(0), review.accept(1)
+            (None, None)
+            >>> review.score().context["negated"].recall
+            0.5
         """
         if right is not None:
             check_bool("right", right)
@@ -205,14 +260,43 @@ class Review(LiveNotes):
             raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
         if re.search(r"[\ud800-\udfff]", span.label):
             raise ConfigurationError("The label contains an unpaired surrogate.", "Pass printable characters.")
+        check_context_values(self.context_values, context)
+        if context and not right:
+            raise ConfigurationError("Only a right entity has a context.", "Remove the context, or pass right=True.")
         self._read_file()
-        marks = {**self.marked_spans(note)}
+        marks = {**self.note_marks(note).spans}
         if right is None:
             marks.pop(span, None)
         else:
-            marks[span] = right
+            marks[span] = {**self.contexts(note).get(span, {}), **context} if right else None
         finished = self.is_reviewed(note) and (right is not None or span not in self.entities[note])
-        self._save(position, NoteMarks(marks, finished))
+        self._change(note, NoteMarks(marks, finished))
+
+    def accept(self, note: object) -> None:
+        """Mark the entities of a note that have no mark as right, and the note as reviewed.
+
+        Args:
+            note: Id or position of the note, one of :attr:`notes`.
+
+        Raises:
+            ConfigurationError: If the note is not in the sample, or if the file cannot be written.
+        """
+        self._read_file()
+        marks = self.note_marks(note).spans
+        right = {span: values for span, values in self.contexts(note).items() if marks.get(span, values) is not None}
+        self._change(note, NoteMarks({**marks, **right}, True))
+
+    def undo(self) -> object:
+        """Restore the marks before the last change of this review, and return the note.
+
+        Raises:
+            ConfigurationError: If nothing was changed, or if the file cannot be written.
+        """
+        if not self._history:
+            raise ConfigurationError("There is no mark to undo.", "Mark an entity first.")
+        self._save(*self._history[-1])
+        position, _ = self._history.pop()
+        return self.note_at(position)
 
     def finish(self, note: Any, finished: bool = True) -> None:
         """Mark a note as reviewed.
@@ -226,17 +310,15 @@ class Review(LiveNotes):
                 written.
         """
         check_bool("finished", finished)
-        position = self.position_of(note)
         self._read_file()
         if finished and (unmarked := self.unmarked_spans(note)):
             message = f"{pluralize(len(unmarked), 'entity is', 'entities are')} not marked."
             raise ConfigurationError(message, "Mark each of them as right or wrong.")
-        self._save(position, NoteMarks(self.marked_spans(note), finished))
+        self._change(note, self.note_marks(note)._replace(finished=finished))
 
-    def is_reviewed(self, note: Any) -> bool:
+    def is_reviewed(self, note: object) -> bool:
         """Return whether a note is reviewed and all of its entities are marked."""
-        position = self.position_of(note)
-        return position in self._marks and self._marks[position].finished and not self.unmarked_spans(note)
+        return self.note_marks(note).finished and not self.unmarked_spans(note)
 
     def to_report(self) -> Report:
         """Return the progress of the review."""
@@ -248,12 +330,26 @@ class Review(LiveNotes):
 
         return BrowserView(ReviewListing(self))
 
-    def marked_spans(self, note: Any) -> Mapping[GoldSpan, bool]:
-        """Return whether each marked span of a note is a true entity."""
-        position = self.position_of(note)
-        return self._marks[position].spans if position in self._marks else {}
+    def note_marks(self, note: object) -> NoteMarks:
+        """Return the marks of a note."""
+        return self._marks.get(self.position_of(note), _NO_MARKS)
 
-    def unmarked_spans(self, note: Any) -> list[GoldSpan]:
+    def marked_spans(self, note: object) -> Mapping[GoldSpan, bool]:
+        """Return whether each marked span of a note is a true entity."""
+        return {span: values is not None for span, values in self.note_marks(note).spans.items()}
+
+    def contexts(self, note: object) -> dict[GoldSpan, Context]:
+        """Return the context of each entity: the marked values, or else those of the results."""
+        position = self.position_of(note)
+        entities = zip(self.entities[note], self.found.results[position], strict=True)
+        contexts: dict[GoldSpan, Context] = {
+            span: {name: entity[name] for name in self.context_values} for span, entity in entities
+        }
+        for span, values in self.note_marks(note).spans.items():
+            contexts[span] = {**contexts.get(span, {}), **(values or {})}
+        return contexts
+
+    def unmarked_spans(self, note: object) -> list[GoldSpan]:
         """Return the entities of a note without a mark."""
         marks = self.marked_spans(note)
         return [span for span in self.entities[note] if span not in marks]
@@ -275,20 +371,33 @@ class Review(LiveNotes):
         """Return the number of reviewed notes as a sentence."""
         return f"{self.num_reviewed:,} of {pluralize(self.num_notes, 'note')} reviewed."
 
-    def _save(self, note: int, marks: NoteMarks) -> None:
+    def _change(self, note: object, marks: NoteMarks) -> None:
+        """Save the marks of a note, so that the change can be undone."""
+        previous = self.note_marks(note)
+        if marks != previous:
+            position = self.position_of(note)
+            self._save(position, marks)
+            self._history.append((position, previous))
+
+    def _save(self, position: int, marks: NoteMarks) -> None:
         """Append the marks of a note to the file, and store them."""
         if self._file is not None:
-            right = [span for span, is_right in marks.spans.items() if is_right]
-            wrong = [span for span, is_right in marks.spans.items() if not is_right]
-            self._file.append([{"note": note, "right": right, "wrong": wrong, "finished": marks.finished}])
-        self._marks[note] = marks
+            right = [span for span, values in marks.spans.items() if values is not None]
+            context = [marks.spans[span] for span in right]
+            wrong = [span for span, values in marks.spans.items() if values is None]
+            line = {"note": position, "right": right, "context": context, "wrong": wrong, "finished": marks.finished}
+            self._file.append([line])
+        self._marks[position] = marks
 
     def _read_file(self) -> None:
         """Read the marks in the file, which another kernel may have changed."""
         lines = [] if self._file is None else list(self._file.read())
         if self._file is not None and not lines:  # The file is new, or somebody has removed it.
-            for note, marks in list(self._marks.items()):
-                self._save(note, marks)
+            for position, marks in list(self._marks.items()):
+                self._save(position, marks)
         for line in lines:
-            spans = {GoldSpan(*span): name == "right" for name in ("right", "wrong") for span in line[name]}
+            # The lines of an older file have no context.
+            contexts = line.get("context", [{}] * len(line["right"]))
+            spans: dict[GoldSpan, Context | None] = dict.fromkeys(GoldSpan(*span) for span in line["wrong"])
+            spans.update((GoldSpan(*span), values) for span, values in zip(line["right"], contexts, strict=True))
             self._marks[line["note"]] = NoteMarks(spans, line["finished"])

@@ -144,6 +144,8 @@ class Scores(Displayable):
             them.
         missed: Gold entities that do not overlap a predicted entity.
         added: Predicted entities that do not overlap a gold entity.
+        context: Scores of each context label, such as ``negated``, over the predicted entities with the boundaries of a gold
+            entity whose context is known.
     """
 
     model: str
@@ -155,6 +157,7 @@ class Scores(Displayable):
     uncovered_characters: int
     missed: tuple[ScoredSpan, ...]
     added: tuple[ScoredSpan, ...]
+    context: dict[str, SchemeScores] = field(default_factory=dict)
 
     JSON_EXCLUDE = ("missed", "added")
 
@@ -176,6 +179,7 @@ class Scores(Displayable):
         name = next(iter(self.labels)) if len(self.labels) == 1 else "all"
         rows = [_row(name, scheme, getattr(self.total, scheme)) for scheme in SCHEMES]
         rows += [_row(label, "strict", scores.strict) for label, scores in self.labels.items() if label != name]
+        rows += [_row(label, "context", scores) for label, scores in self.context.items()]
         columns = ("label", "match", "precision", "recall", "F1", "95% interval", "gold", "found")
         return Report(title, tuple(sentences), (Table("Scores", columns, tuple(rows)),))
 

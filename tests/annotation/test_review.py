@@ -1,5 +1,6 @@
 """Reviews: a random sample of notes, marks that become gold, and the file that continues."""
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.annotation.browsing import ReviewListing
 from openmed_nb.annotation.gold import GoldSpan
+from openmed_nb.annotation.json_lines import append_checksum, to_json_line
 from openmed_nb.errors import ConfigurationError
 
 TEXT = "She has asthma 🩺 and knee pain.\r\nNo flu."
@@ -118,6 +120,58 @@ def test_score_counts_reviewed_notes_only_and_other_results_of_them(found):
     assert found.filter(min_score=1).score(review).total.strict.recall == 0
     with pytest.raises(ConfigurationError, match="other notes"):
         annotate(NOTES[1:]).score(review)
+
+
+def test_accept_marks_the_rest_as_right_and_undo_restores_each_change(found, path):
+    review = found.review(path, sample=None)
+    wrong, *others = review.entities[3]
+    review.mark(3, *wrong, right=False)
+    review.accept(3)
+    review.accept(3)  # A key that is pressed twice changes nothing.
+    assert review.is_reviewed(3)
+    assert review.marked_spans(3) == {wrong: False, **dict.fromkeys(others, True)}
+    assert review.undo() == 3
+    assert found.review(path, sample=None).marked_spans(3) == {wrong: False}
+    review.undo()
+    assert review.marked_spans(3) == {}
+    with pytest.raises(ConfigurationError, match="undo"):
+        review.undo()
+
+
+def test_corrected_context_is_scored_and_saved(path):
+    notes = ["Asked about asthma, never had it.", "No flu. Has gout.", "No migraine."]
+    found = annotate(notes).with_context("negated", "experiencer")
+    review = found.review(path, sample=None)
+    asthma = review.entities[0][0]
+    review.mark(0, *asthma, negated=True)
+    review.mark(1, *review.entities[1][1], right=False)
+    for note in (0, 1):
+        review.accept(note)
+    again = found.review(path, sample=None)
+    assert again.score() == review.score()
+    scores = again.score().context
+    assert [*scores] == ["negated"]
+    assert (scores["negated"].precision, scores["negated"].recall) == (1, 0.5)
+    assert scores["negated"].f1_interval.low < scores["negated"].f1 < scores["negated"].f1_interval.high
+    assert again.to_frame()["negated"].tolist() == [True, True, None]
+    assert annotate(notes).score(again).context == {}
+    for context, right in (({"uncertain": True}, True), ({"experiencer": "nurse"}, True), ({"negated": True}, False)):
+        with pytest.raises(ConfigurationError):
+            review.mark(0, *asthma, right=right, **context)
+
+
+def test_file_of_an_older_review_has_no_context_until_it_is_accepted(path):
+    found = annotate(["No flu."]).with_context()
+    found.review(path).accept(0)
+    header, line = path.read_bytes().splitlines(keepends=True)
+    values = json.loads(line)
+    del values["context"], values["checksum"]
+    path.write_bytes(header + append_checksum(to_json_line(values)))
+    review = found.review(path)
+    assert review.is_reviewed(0)
+    assert review.score().context == {}
+    review.accept(0)
+    assert review.score().context["negated"].recall == 1
 
 
 def test_file_continues_without_texts(found, path):
@@ -241,9 +295,12 @@ def test_clicks_change_the_review(found):
     assert "not marked" in listing.state()["alert"]
     # The front end may send a click before it has received the next note.
     click(action="move", position=1)
-    click(action="all right")
-    click(action="move", position=0)
+    click(action="accept")
+    assert listing.note == review.notes[1]
     assert review.marked_spans(review.notes[1]) == {}
+    click(action="move", position=0)
+    assert listing.state()["rows"][0][1] == "✓ reviewed"
+    click(action="finish", finished=False)
     assert listing.state()["review"]["unmarked"] == 0
     click(**missed, text="knee ", start=start - 1, end=start + 5)
     click(**missed, text="No", start=None, end=None)
@@ -253,12 +310,15 @@ def test_clicks_change_the_review(found):
     state = listing.state()
     assert state["alert"] == ""
     assert state["review"]["finished"]
-    assert state["rows"][0][1].endswith(", reviewed")
     added = [(entity["text"], entity["label"]) for entity in state["review"]["entities"] if entity["missed"]]
     assert added == [("knee", "DISEASE"), ("No", "DISEASE")]
     assert "No<" in state["html"]
-    click(action="mark", start=start, end=start + 4, label="DISEASE", right=None)
+    click(action="mark", start=start, end=start + 4, label="DISEASE", right=None, context={})
     assert "knee" not in [entity["text"] for entity in listing.state()["review"]["entities"]]
+    click(action="next")
+    click(action="undo")
+    assert listing.note == note
+    assert "knee" in [entity["text"] for entity in listing.state()["review"]["entities"]]
 
 
 def test_typed_entity_is_added_at_the_next_whole_word():

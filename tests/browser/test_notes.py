@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 import openmed_nb as nb
 from helpers import front_ends, page_measures
-from openmed_nb.annotation.browsing import FOLDER, NoteListing
+from openmed_nb.annotation.browsing import FOLDER, NoteListing, ReviewListing
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +22,17 @@ found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
 review = found.review("review.jsonl", sample=None)
 review.notes = (7, 5, 9)
 """
+SHOW = """state => {
+  const listeners = {};
+  window.sent = [];
+  const send = async (event) => {
+    sent.push(event);
+    state = await handle(event);
+    Object.values(listeners).forEach((listener) => listener());
+  };
+  const model = { get: () => state, send, on: (name, listener) => { listeners[name] = listener; } };
+  browser.render({ model, el: document.querySelector(".openmed-notes") });
+}"""
 SELECT = """(note, word) => {
   const walker = document.createTreeWalker(note.querySelector('[dir]'), NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
@@ -88,31 +99,78 @@ def test_notes_are_found_by_keyboard(front, notes):
     assert front.cell_types() == cells
 
 
-def test_enter_searches_once(new_page):
-    """Enter causes two events, and a search reads all notes."""
+@pytest.fixture(scope="module")
+def show(new_page):
+    """A function that shows the widget of a listing on one page, without a kernel, and returns the page."""
     page = new_page()
+    listings = []
+
+    def handle(event):
+        listings[-1].handle(event)
+        return listings[-1].state()
+
+    page.expose_function("handle", handle)
     script = (FOLDER / "browser.js").read_text("utf-8").replace("export default", "window.browser =")
-    page.add_script_tag(content=f"{{ {script} }}")
-    page.evaluate(
-        """state => {
-          window.sent = [];
-          browser.render({ model: { get: () => state, send: (event) => sent.push(event), on() {} }, el: document.body });
-        }""",
-        NoteListing(nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)).state(),
-    )
+
+    def show(listing):
+        listings.append(listing)
+        page.set_content('<div class="openmed-notes"></div>')
+        page.add_style_tag(path=FOLDER / "browser.css")
+        page.add_script_tag(content=f"{{ {script} }}")
+        page.evaluate(SHOW, listing.state())
+        return page
+
+    return show
+
+
+def test_enter_searches_once(show):
+    """Enter causes two events, and a search reads all notes."""
+    page = show(NoteListing(nb.annotate(["She has asthma."], "bundled_small", device="cpu", progress=False)))
     page.get_by_role("searchbox").focus()
     page.keyboard.type("asthma")
     page.keyboard.press("Enter")
     assert page.evaluate("sent") == [{"action": "search", "note": 0, "query": "asthma"}]
 
 
+def test_twenty_notes_are_reviewed_with_few_keys(show):
+    """One key accepts a note, two more mark a wrong entity, one corrects a context; typed letters are no keys."""
+    notes = [f"{number}. She has asthma and gout, no flu." for number in range(20)]
+    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False).with_context()
+    review = found.review()
+    page = show(ReviewListing(review))
+    pressed = []
+
+    def press(*keys):
+        for key in keys:
+            page.keyboard.press(key)
+            pressed.append(key)
+            page.wait_for_function("!document.querySelector('[aria-busy]')")
+
+    page.locator(".openmed-note").click()
+    press("n")
+    for number in range(19):
+        press(*(["ArrowDown", "x"] if number % 4 == 0 else []), "a")
+    press("m")
+    page.keyboard.type("and a Xuan", delay=1)
+    press("Escape", "x", "u", "a")
+    assert len(pressed) <= 60
+    assert review.num_reviewed == 20
+    assert page.get_by_role("listbox").locator("option", has_text="✓").count() == 20
+    first, last = review.notes[0], review.notes[-1]
+    assert [*review.marked_spans(first).values()] == [True, False, True]
+    negated = review.to_frame().query("note_index == @first")["negated"]
+    assert negated.tolist() == [True, None, True]
+    assert [*review.marked_spans(last).values()] == [True, True, True]
+    assert page_measures.findings(page, ".openmed-notes", page_measures.GRAVE) == []
+
+
 def test_review_becomes_gold(front):
     """Clicks, a selection behind an emoji and a typed word become gold with the offsets of Python, and are saved."""
     review = front.page.locator(".openmed-notes").last
-    finish = review.get_by_role("button", name="This note is reviewed")
-    expect(finish).to_be_disabled()
-    review.get_by_role("group", name="asthma").get_by_role("radio", name="Wrong").check()
-    expect(finish).to_be_enabled()
+    cells = front.cell_types()
+    review.locator(".openmed-note").click()
+    front.page.keyboard.press("x")
+    expect(review.get_by_role("button", name="Wrong")).to_have_attribute("aria-pressed", "true")
     review.locator(".openmed-note").evaluate(SELECT, "slowly")
     expect(review.get_by_label("Missed entity")).to_have_value("slowly")
     review.get_by_role("button", name="Add").click()
@@ -121,12 +179,17 @@ def test_review_becomes_gold(front):
     review.get_by_role("button", name="Add").click()
     expect(review.get_by_role("button", name="Remove Note 7")).to_be_visible()
     review.get_by_role("button", name="Remove Note 7").click()
-    finish.click()
-    expect(status(review)).to_contain_text("1 entity, reviewed. 1 of 3 notes reviewed.")
+    review.get_by_role("button", name="Reviewed, next").click()
+    expect(status(review)).to_contain_text("Note 5: 0 entities. 1 of 3 notes reviewed.")
+    for key, shown in (("a", "Note 9: 1 entity. 2"), ("u", "Note 5: 0 entities. 1"), ("Space", "Note 9: 1 entity. 1")):
+        front.page.keyboard.press(key)
+        expect(status(review)).to_contain_text(shown)
+    assert front.cell_types() == cells
     start = f"Note 7 🩺\r\nhas {PAYLOAD} asthma, walks slowly.".index("slowly")
     saved = front.server.notebooks / f"{front.label}.jsonl"
-    last = json.loads(saved.read_text("utf-8").splitlines()[-1])
-    assert (last["note"], last["right"], last["finished"]) == (7, [[start, start + 6, "DISEASE"]], True)
+    lines = map(json.loads, saved.read_text("utf-8").splitlines()[1:])
+    marks = {line["note"]: line for line in lines}[7]
+    assert (marks["right"], marks["finished"]) == ([[start, start + 6, "DISEASE"]], True)
     assert "slowly" not in saved.read_text("utf-8")
     front.expect_kernel("review.gold.texts[0].spans[0][:2]", (start, start + 6))
     front.expect_kernel("review.score().total.strict.recall", 0.0)
