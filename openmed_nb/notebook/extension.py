@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from types import MethodType
+from types import MethodType, TracebackType
 
 from IPython import get_ipython
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 
 from .._utils.text import describe_error
+from ..devices.machine import distribution_of
 from ..devices.request import ACCEPTED_SPELLINGS
 from ..errors import ConfigurationError
 from ..models.config import STRATEGIES
@@ -36,7 +37,9 @@ def load(shell: InteractiveShell) -> None:
     SESSION.start()
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(_openmed_matcher)
-    shell.input_transformers_cleanup.append(ensure_cell_body)
+    shell.input_transformers_cleanup.append(prepare_cell)
+    if not shell.custom_exceptions:  # IPython keeps one handler, which may belong to another extension.
+        shell.set_custom_exc(_HANDLED_ERRORS, _show_missing_package)
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -69,18 +72,46 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
         if configurable is keep or not isinstance(configurable, OpenMedMagics)
     ]
     with contextlib.suppress(ValueError):  # Neither is registered before the first load.
-        shell.input_transformers_cleanup.remove(ensure_cell_body)
+        shell.input_transformers_cleanup.remove(prepare_cell)
         shell.Completer.custom_matchers.remove(_openmed_matcher)
+    if shell.custom_exceptions is _HANDLED_ERRORS:
+        shell.set_custom_exc((), None)
 
 
-def ensure_cell_body(lines: list[str]) -> list[str]:
-    """Return the lines of a cell, with an empty line appended to a ``%%openmed_ner`` without a body.
+def prepare_cell(lines: list[str]) -> list[str]:
+    """Return the lines of a cell, changed where IPython would print a message that does not help.
 
-    IPython rejects a cell magic without a body before it calls the magic, although ``--from`` needs no body.
+    IPython rejects a cell magic without a body before it calls the magic, although ``--from`` needs no body. It also
+    prints two lines when a cell that loads this extension runs again.
     """
     if len(lines) == 1 and lines[0].startswith("%%openmed_ner"):
         return [f"{lines[0].rstrip()}\n", "\n"]
+    if lines and lines[0].strip() == "%load_ext openmed_nb":
+        return ["\n", *lines[1:]]
     return lines
+
+
+_HANDLED_ERRORS = (ModuleNotFoundError,)
+
+
+def _show_missing_package(
+    shell: InteractiveShell,
+    error_class: type[ModuleNotFoundError],
+    error: ModuleNotFoundError,
+    traceback: TracebackType,
+    tb_offset: int | None = None,
+) -> None:
+    """Show the command that installs a missing package of the extra ``notebooks``, and any other error as IPython does."""
+    from packaging.requirements import Requirement
+
+    distribution = distribution_of("openmed_nb")
+    requirements = map(Requirement, (distribution and distribution.requires) or ())
+    if error.name in {requirement.name for requirement in requirements if "notebooks" in str(requirement.marker)}:
+        remedy = "In the folder that contains README.md, run: python -m pip install '.[notebooks]'"
+        missing = ConfigurationError(f"{error.name} is not installed.", remedy)
+        shell.showtraceback((ConfigurationError, missing, traceback))
+    else:
+        shell.showtraceback((error_class, error, traceback), tb_offset=tb_offset)
 
 
 PARSERS = {name: magic.parser for name, magic in vars(OpenMedMagics).items() if hasattr(magic, "parser")}

@@ -14,6 +14,7 @@ def state():
         "matchers": [str(one) for one in shell.Completer.custom_matchers],
         "events": {name: len(calls) for name, calls in shell.events.callbacks.items()},
         "environment": dict(os.environ),
+        "handled errors": str(shell.custom_exceptions),
         "inputs": [len(shell.input_transformers_cleanup), len(shell.input_transformers_post)],
         "variables": sorted(name for name in shell.user_ns if not name.startswith("_")),
     }
@@ -52,8 +53,8 @@ def fresh(run_ipython):
 
 
 def test_loading_and_unloading_say_nothing(kernel):
-    """Loading twice, reloading three times and unloading show nothing at all."""
-    lines = ["%unload_ext openmed_nb", "%load_ext openmed_nb", *["%reload_ext openmed_nb"] * 3]
+    """Unloading, loading twice and reloading three times show nothing at all."""
+    lines = ["%unload_ext openmed_nb", *["%load_ext openmed_nb\n1;"] * 2, *["%reload_ext openmed_nb"] * 3]
     replies = [kernel.run(line) for line in lines]
 
     assert [(reply.status, reply.shown, reply.streams) for reply in replies] == [("ok", [], {})] * len(lines)
@@ -98,7 +99,7 @@ def test_unloading_leaves_what_others_do_to_cells(shell):
     def others(lines):
         return lines
 
-    others.__qualname__ = "ensure_cell_body"
+    others.__qualname__ = "prepare_cell"
     shell.input_transformers_cleanup.append(others)
     try:
         shell.run_line_magic("unload_ext", "openmed_nb")
@@ -131,6 +132,26 @@ print("openmed_nb" in get_ipython().extension_manager.loaded, choice.device)
     process = run_ipython(code, profile=LAZY)
 
     assert (process.stdout, process.returncode) == ("False\nTrue cpu\n", 0), process.stderr
+
+
+def test_missing_package_is_one_line_with_its_remedy(kernel):
+    """The import of a package of the extra ``notebooks`` names the command; any other error keeps its traceback."""
+    replies = [kernel.run(f"import sys\nsys.modules[{name!r}] = None\nimport {name}") for name in ("dask", "wave")]
+
+    assert [reply.error[0] for reply in replies] == ["ConfigurationError", "ModuleNotFoundError"]
+    assert "[notebooks]" in replies[0].error[1]
+    assert [len(reply.error[2]) == 1 for reply in replies] == [True, False]
+    kernel.run("del sys.modules['dask'], sys.modules['wave']")
+
+
+def test_errors_that_another_extension_handles_stay_its_own(shell):
+    shell.set_custom_exc((OSError,), print)
+    try:
+        shell.run_line_magic("reload_ext", "openmed_nb")
+        assert shell.custom_exceptions == (OSError,)
+    finally:
+        shell.set_custom_exc((), None)
+        shell.run_line_magic("reload_ext", "openmed_nb")
 
 
 def test_reload_ends_the_override(kernel):
