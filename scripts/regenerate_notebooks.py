@@ -1,9 +1,12 @@
 """Run every notebook and store its outputs: offline, on the CPU, without widget state, timings or versions.
 
-python scripts/regenerate_notebooks.py
+python scripts/regenerate_notebooks.py [NAME...]
 
-An output that differs from the stored one only in what nbval leaves out, such as sizes in memory and pictures, is kept as
-it was, so that a second run changes nothing. CI compares the stored outputs with new ones through nbval.
+Without the start of a name, such as 05, all notebooks run. An output that differs from the stored one only in what nbval leaves
+out, such as sizes in memory and pictures, is kept unchanged, so that a second run changes nothing. CI compares the stored
+outputs with new ones through nbval.
+
+The metadata are those that JupyterLab writes. A notebook that is opened in the same version of Python is not marked as changed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import functools
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -61,16 +65,20 @@ def regenerate(path: Path) -> None:
     for before, cell in zip(stored.cells, notebook.cells, strict=True):
         if cell.cell_type == "code" and compared(before.outputs) == compared(cell.outputs):
             cell.outputs = before.outputs
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL})
+    language = notebook.metadata["language_info"]  # Of the kernel that ran the cells.
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": language})
     nbformat.write(notebook, path)
 
 
 def main() -> None:
-    """Regenerate all notebooks in the order of their numbers."""
+    """Regenerate the notebooks in the order of their numbers."""
+    names = tuple(sys.argv[1:])
     os.environ.update(VARIABLES)
     os.environ.pop("OPENMED_DEVICE", None)
     with tempfile.TemporaryDirectory() as folder:
         for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb")):
+            if names and not path.name.startswith(names):
+                continue
             # A notebook must not use stored data of the user or of another notebook.
             os.environ["OPENMED_NB_DATA"] = str(Path(folder, path.stem))
             regenerate(path)
