@@ -68,8 +68,9 @@ def server(
     chromium: str,  # noqa: ARG001 - without a browser no server is started
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
-    """The Jupyter server, with a folder for notebooks."""
+    """The Jupyter server, with a folder for notebooks and their data."""
     with jupyter_server.serving(tmp_path_factory.mktemp("jupyter")) as running:
+        shutil.copytree(SHIPPED.parent / "data", running.notebooks / "data")
         yield running
 
 
