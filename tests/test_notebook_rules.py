@@ -28,6 +28,10 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 MAX_CELLS = 12
+MAX_LINES = 15
+ONCE_OR_STATE = re.compile(r"print\(warning\.message\)|%openmed_(device|doctor)( --reset)?$", re.MULTILINE)
+"""Cells that show warnings of the first use, or the state of the session."""
+
 SKIPPING = re.compile(r"nbval[-_](skip|ignore[-_]output|raises[-_]exception)|raises-exception", re.IGNORECASE)
 ABSOLUTE = re.compile(r"(?<![\w./:<])(/(home|root|Users|tmp|work|opt|usr|var|private|content)/|[A-Z]:\\)")
 
@@ -94,8 +98,9 @@ def test_cells_were_run_from_the_top(notebook):
     assert all(cell.source.strip() for cell in notebook.cells)
 
 
-def test_notebook_has_a_title_and_at_most_a_dozen_code_cells(notebook):
+def test_notebook_has_a_title_and_at_most_a_dozen_short_code_cells(notebook):
     assert len(code_cells(notebook)) <= MAX_CELLS
+    assert [cell.source for cell in code_cells(notebook) if len(cell.source.splitlines()) > MAX_LINES] == []
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")
 
@@ -139,6 +144,29 @@ def test_widget_state_and_timings_are_not_saved(notebook):
     """The file holds neither widget state nor the times of a run, which differ each time it is made."""
     assert "widgets" not in notebook.metadata
     assert not [cell.source for cell in notebook.cells if "execution" in cell.metadata]
+
+
+def test_metadata_are_those_that_jupyter_writes(notebook):
+    """JupyterLab adds no metadata, so that a notebook is not marked as changed when it is opened in the same Python."""
+    assert {*notebook.metadata} == {"kernelspec", "language_info"}
+    assert notebook.metadata.language_info.name == "python"
+    assert notebook.nbformat_minor == 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_second_run_in_one_kernel_repeats_the_outputs(notebook, helper):
+    """Run All works a second time without a restart. Its outputs are the same, where they do not report the session's past."""
+    sources = [cell.source for cell in code_cells(notebook)]
+    twice = new_notebook(cells=[new_code_cell(source) for source in (*sources, *sources)])
+    resources = {"metadata": {"path": ROOT / "notebooks"}}
+    NotebookClient(twice, kernel_name="python3", timeout=None, resources=resources).execute()
+    compared = helper(ROOT / "scripts" / "regenerate_notebooks.py").compared
+    texts = [[output.get("text") or output.data["text/plain"] for output in cell.outputs] for cell in twice.cells]
+    outputs = [compared("".join(cell_texts)) for cell_texts in texts]
+
+    for source, first, second in zip(sources, outputs, outputs[len(sources) :], strict=False):
+        assert second == first or ONCE_OR_STATE.search(source), source
 
 
 def test_outputs_are_no_errors(notebook):
