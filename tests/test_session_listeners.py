@@ -188,7 +188,7 @@ def test_release_sends_events(listener):
     nb.release()
     remove()
 
-    sources = [f"source {number} of 4" for number in range(1, 5)] + ["4 sources"]
+    sources = [f"{number} of 4 sources" for number in range(4)] + ["4 sources"]
     assert listener.events == ["Releasing: memory", *(f"Releasing: memory ({source})" for source in sources), None]
     assert loaded == [0]
 

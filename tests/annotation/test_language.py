@@ -24,7 +24,7 @@ def test_notes_in_english_are_not_in_another_language():
         notes = [row["text"] for row in csv.DictReader(file)]
     lines = (ROOT / "tests/models/clinical_sentences.jsonl").read_text("utf-8").splitlines()
     notes += [json.loads(line)["text"] for line in lines]
-    assert len(notes) == 630
+    assert len(notes) > 1000
     assert [note for note in notes if is_other_language(note)] == []
 
 
