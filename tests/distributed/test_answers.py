@@ -302,7 +302,6 @@ class TestErrors:
         [
             ("no_such_model_at_all_x", {}, OpenMedError, r"^On .+: "),
             ("./nowhere/model", {}, UnknownModelError, r"^On .+: .*'./nowhere/model'"),
-            (None, {"bogus": 1}, ConfigurationError, r"^On .+: "),
             (None, {"device": "mps"}, OpenMedError, r"^On .+: 'mps' "),
         ],
     )

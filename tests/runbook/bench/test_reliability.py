@@ -20,7 +20,7 @@ ROWS = torch.ones(2, 4)
 BUSY = "the computer is busy (other programs use 1.2 of 2 processor cores)"
 
 
-@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
     ("conditions", "reason"),
     [
@@ -44,7 +44,7 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     assert (sweep.knee is None) == ("rows like these" not in str(comparison)) == bool(reason)
 
 
-@pytest.mark.usefixtures("clock", "quick_collection")
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("load", [0.6, 0.1])
 def test_busy_sweep_stores_nothing(set_conditions, load):
     set_conditions(load)
