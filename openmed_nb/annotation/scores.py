@@ -282,15 +282,17 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
     with np.errstate(invalid="ignore"):
         f1 = (2 * correct + partial) / (2 * (correct + incorrect + partial) + missed + spurious)
     quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    intervals = np.quantile(np.nan_to_num(f1), quantiles, axis=1).T.tolist()
     summaries = []
-    for total, ends in zip(totals.tolist(), intervals, strict=True):
+    for total, values in zip(totals.tolist(), f1, strict=True):
         scores = SchemeScores(*total)
-        interval = Interval(*ends)
-        # Without errors, or with a single text, all resamples are equal, which does not make the score certain.
-        if interval.low == interval.high and any(total):
-            interval = _wilson_interval(scores.f1, sum(total))
-        summaries.append(replace(scores, f1_interval=interval))
+        if any(total):
+            # A resample without the entities of a rare label has no F1.
+            interval = Interval(*np.nanquantile(values, quantiles).tolist())
+            # Without errors, or with a single text, all resamples are equal, which does not make the score certain.
+            if interval.low == interval.high:
+                interval = _wilson_interval(scores.f1, sum(total))
+            scores = replace(scores, f1_interval=interval)
+        summaries.append(scores)
     return summaries
 
 

@@ -116,6 +116,9 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     # Without errors, the lower end is 46 / (46 + 1.96 squared).
     (exact,) = summarize_counts(np.array([[[46, 0, 0, 0, 0]]]), seed=0)
     assert exact.f1_interval == pytest.approx((0.923, 1.0), abs=5e-4)
+    # Of 20 texts, 3 have one entity each.
+    (rare,) = summarize_counts(np.array([[[index < 3, 0, 0, 0, 0]] for index in range(20)], int), seed=0)
+    assert rare.f1_interval == pytest.approx((0.439, 1.0), abs=5e-4)
     (one_text,) = summarize_counts(np.array([[[2, 0, 0, 1, 1]]]), seed=0)
     assert one_text.f1_interval.low < one_text.f1 < one_text.f1_interval.high
     (without_texts,) = summarize_counts(np.zeros((0, 1, 5), int), seed=0)
