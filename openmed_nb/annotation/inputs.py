@@ -23,7 +23,7 @@ ID_COLUMN = "note_id"
 FILE_NAME = "name"
 FILE_PATH = "path"
 
-_IDS_REMEDY = "Pass a list with one id per text, such as ids=table['note_id']."
+_IDS_REMEDY = "Pass a list with one id per text, such as ids=notes['note_id']."
 _SURROGATE_PATTERN = re.compile(r"[\ud800-\udfff]")
 _FILES_REMEDY = "Pass paths of files, such as Path('notes') / '*.txt'."
 
@@ -159,7 +159,10 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
         raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
     if name not in columns:
         message = f"The table does not have the column {describe_value(name)} of {argument}."
-        raise ConfigurationError(message, suggest(name, map(str, columns), "Columns"))
+        names = [*map(str, columns)]
+        has_semicolons = len(names) == 1 and ";" in names[0]
+        remedy = "Read the file with pd.read_csv(..., sep=';')." if has_semicolons else suggest(name, names, "Columns")
+        raise ConfigurationError(message, remedy)
     is_repeated = list(columns).count(name) > 1
     column: Any = None if is_repeated else table[name]
     if is_repeated or getattr(column, "ndim", 1) != 1:

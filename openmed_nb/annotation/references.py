@@ -31,8 +31,8 @@ _SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
 _TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".ndjson"})
 
 TABLE_REMEDY = (
-    "Read it with pandas, as in table = pd.read_csv('notes.csv'), with sep=';', encoding='cp1252' if Excel saved it. "
-    "Then pass annotate(table, text_column='text')."
+    "Read it with pandas, as in notes = pd.read_csv('notes.csv'), with sep=';', encoding='cp1252' if Excel saved it. "
+    "Then pass annotate(notes, text_column='text')."
 )
 
 _FILES_REMEDY = "Pass paths of existing files, such as Path('notes') / '*.txt'."

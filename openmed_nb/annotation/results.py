@@ -973,7 +973,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         import pandas as pd
 
         if not isinstance(groups, (pd.Series, list, tuple)):
-            raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as table['patient'].")
+            raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as notes['patient'].")
         column = pd.Series(groups)
         table = column.to_frame("group")
         if self._has_own_ids and column.index.name == self.id_name:
