@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
@@ -11,6 +12,7 @@ import openmed_nb as nb
 from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
 from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnmatchedIdsError
 
+COURSE_NOTES = Path(__file__).parents[2] / "notebooks" / "data" / "notes.csv"
 NOTES = ["She has asthma.", "No complaints.", "Known gout and asthma."]
 IDS = ["a7", "b2", "c9"]
 COLUMNS = {"text_column": "note", "id_column": "patient"}
@@ -203,21 +205,46 @@ class TestPatients:
         "patient": ["p1", "p1", "p1", "p2", "p2", "p2", None, "p3"],
     })  # fmt: skip
 
-    def test_by_patient_counts_as_pandas_does(self):
+    def test_by_patient_counts_patients_and_not_mentions(self):
         """Copied notes, a repeated id, and missing texts and patients. Denied diseases and those of relatives do not count."""
         with pytest.warns(OpenMedWarning, match="1 id occurs more than once"):
             found = annotate(self.NOTES, text_column="note", id_column="note_id")
         with pytest.warns(OpenMedWarning, match="1 note has no group"):
             counts = found.by_patient(self.NOTES["patient"])
-        # The words of each note that count, in pandas alone.
-        words = self.NOTES.assign(
-            word=[["asthma"] * 2, ["asthma"] * 2, ["gout"], ["gout"], [], ["gout"], ["asthma"], []]
-        )
-        words = words.reset_index().explode("word").dropna(subset=["word"])
-        expected = words.groupby(["patient", "word"])["index"].agg(["size", "nunique"]).reset_index()
         assert list(counts.columns) == ["patient", "span_text", "mentions", "notes"]
-        assert counts.to_numpy().tolist() == expected.to_numpy().tolist()
+        assert counts.to_numpy().tolist() == [["p1", "asthma", 4, 2], ["p1", "gout", 1, 1], ["p2", "gout", 2, 2]]
         assert counts["span_text"].value_counts().to_dict() == {"gout": 2, "asthma": 1}
+
+    @pytest.mark.filterwarnings("ignore:120 ids occur more than once")
+    def test_path_from_a_csv_file_to_patients_counts_as_pandas_does(self, tmp_path):
+        """3,000 rows of Excel with copied notes, repeated ids, and missing texts and patients; a run that continues."""
+        rows = pd.concat([pd.read_csv(COURSE_NOTES)] * 25, ignore_index=True)
+        rows["text"] += " Café."
+        rows["patient"] = rows["patient"].mask(rows.index % 100 == 7)
+        rows.columns = ["Case", "Pat.", "Day", "Letter"]
+        rows.to_csv(tmp_path / "notes.csv", sep=";", encoding="cp1252", index=False)
+        notes = pd.read_csv(tmp_path / "notes.csv", sep=";", encoding="cp1252")
+        options = {"text_column": "Letter", "id_column": "Case", "resume": tmp_path / "run.jsonl"}
+        annotate(notes[:1000], **options)
+        found = annotate(notes, **options).with_context("all")
+        review = found.review(tmp_path / "review.jsonl", sample=20)
+        for note in review.notes:
+            review.accept(note)
+        with pytest.warns(OpenMedWarning, match="30 notes have no group"):
+            patients = found.by_patient(notes["Pat."])
+        found.to_frame(notes).to_csv(tmp_path / "diseases.csv", index=False)
+        masked = found.mask().to_frame(notes)
+
+        diseases = pd.read_csv(tmp_path / "diseases.csv")
+        own = diseases[~diseases["negated"] & (diseases["experiencer"] == "patient")]
+        words = own["span_text"].str.lower().str.split().str.join(" ")
+        expected = own.groupby(["Pat.", words])["note_index"].agg(["size", "nunique"]).reset_index()
+        assert patients.to_numpy().tolist() == expected.to_numpy().tolist()
+        assert diseases["Pat."].equals(notes["Pat."][diseases["note_index"]].reset_index(drop=True))
+        assert found.review(tmp_path / "review.jsonl", sample=50).score().total.strict.f1_interval.low > 0.8
+        assert masked.drop(columns="masked_text").equals(notes)
+        assert masked["masked_text"].isna().equals(notes["Letter"].isna())
+        assert found.export("doccano", tmp_path / "tasks.jsonl").notes == 2900
 
     def test_by_patient_matches_by_id_or_not_at_all(self):
         notes = self.NOTES.iloc[[0, 2, 5]]
