@@ -84,7 +84,10 @@ ROOMS = {
     "entities": Room(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("gold", "inputs", "scores")),
         (
-            *(f"tests/annotation/test_{name}.py" for name in ("gold", "ids", "matching", "read_annotations", "scores")),
+            *(
+                f"tests/annotation/test_{name}.py"
+                for name in ("gold", "ids", "matching", "read_annotations", "review", "scores")
+            ),
             "tests/test_reports.py",
         ),
     ),

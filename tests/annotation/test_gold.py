@@ -84,6 +84,7 @@ def test_table_has_the_entities_of_each_text(columns, names):
         ({"id": ["a"], "start": [0], "label": ["A"]}, "does not have the required columns"),
         ({"id": ["a", "b"], **COLUMNS, "end": [14, 0]}, "Row 1 of the table"),
         ({"note_index": ["0", 0], **COLUMNS}, "Row 0 of the table"),
+        ({"id": ["a", ["b"]], **COLUMNS}, "Row 1 of the table"),
     ],
     ids=str,
 )
@@ -115,6 +116,8 @@ def test_read_gold_renames_labels_and_counts_an_entity_once():
 def test_gold_states_the_notes_that_it_lacks(counts, sentences):
     gold = GoldTexts((GoldText("a", None, (SPAN,)),), False, *counts)
     assert [" ".join(sentence.split()[:2]) for sentence in gold.to_report().sentences] == sentences
+    assert gold.to_report().title == "1 annotated note with 1 entity"
+    assert "is_table" not in gold.to_dict()
 
 
 def texts_of(*names, **options):
@@ -140,6 +143,7 @@ NOTES = ["One.", "Two."]
         (texts_of(None, None), None, {0: None, 1: None}),
         (texts_of(None, None), [0, 1], {0: None, 1: None}),
         (texts_of((None, None, 1), (None, None, 0)), None, {1: None, 0: None}),
+        (texts_of((None, None, 1)), None, {1: None}),
         (texts_of(("x", "One.", None), ("y", "Two.", None)), None, {0: "x", 1: "y"}),
         (texts_of("b", is_table=True), ["a", "b"], {0: None, 1: "b"}),
     ],

@@ -151,6 +151,9 @@ def test_corrected_context_is_scored_and_saved(path):
     assert again.score() == review.score()
     scores = again.score().context
     assert [*scores] == ["negated"]
+    assert [row[:2] for row in again.score().to_report().tables[0].rows if row[0] == "negated"] == [
+        ("negated", "context")
+    ]
     assert (scores["negated"].precision, scores["negated"].recall) == (1, 0.5)
     assert scores["negated"].f1_interval.low < scores["negated"].f1 < scores["negated"].f1_interval.high
     assert again.to_frame()["negated"].tolist() == [True, True, None]
