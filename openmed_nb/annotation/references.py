@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import errno
 import fnmatch
+import glob
 import hashlib
 import os
 import re
@@ -287,10 +288,12 @@ def _not_found_error(path: str, host: str) -> ConfigurationError:
         root, name = os.path.split(root)
         is_folder = True
     remedy = _FILES_REMEDY
-    if is_folder:
+    if glob.has_magic(name) or os.path.exists(os.path.join(root, name)):
+        name = os.path.relpath(path, root)  # The part is a file, or a pattern that may have matches.
+    elif is_folder:
         with os.scandir(root) as entries:
             remedy = suggest_one(name, [entry.name for entry in entries if entry.is_dir()]) or remedy
-    message = f"{describe_file(PurePath(name))} was not found in the folder {describe_file(PurePath(root))} on {host}."
+    message = f"{describe_file(PurePath(name))} was not found in the folder {describe_file(PurePath(root)) if PurePath(root).name else root} on {host}."
     return ConfigurationError(message, remedy)
 
 

@@ -974,8 +974,15 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         if not isinstance(groups, (pd.Series, list, tuple)):
             raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as notes['patient'].")
+        if not isinstance(groups, pd.Series) and self._note_keys.row_index is not None:
+            message = "A list of groups cannot be matched with the rows of a table."
+            raise UnmatchedIdsError(message, "Pass a column of the table, such as notes['patient'].")
         column = pd.Series(groups)
-        table = column.to_frame("group")
+        if not all(map(is_hashable, column)):
+            raise ConfigurationError(
+                "The groups contain lists or other values without a hash.", "Pass strings or numbers."
+            )
+        table = pd.DataFrame(index=column.index)
         if self._has_own_ids and column.index.name == self.id_name:
             table = table.reset_index()
         column = column.take(self._note_keys.find_rows(table))

@@ -25,6 +25,13 @@ def test_notes_in_english_are_not_in_another_language():
     lines = (ROOT / "tests/models/clinical_sentences.jsonl").read_text("utf-8").splitlines()
     notes += [json.loads(line)["text"] for line in lines]
     assert len(notes) > 1000
+    notes += [
+        "Met ca, LE DVT.",
+        "DES x2, LE edema.",
+        "\u03b2-blocker, \u03b1-blocker, \u03bcg.",
+        "Dr. Müller, Dr. García, DES placed.",
+    ]
+    notes.append("Atrial \ufb01brillation, pleural e\ufb00usion, \ufb02uid overload")
     assert [note for note in notes if is_other_language(note)] == []
 
 

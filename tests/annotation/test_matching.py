@@ -259,10 +259,25 @@ class TestPatients:
             with pytest.raises(UnmatchedIdsError):
                 found.by_patient(groups)
 
+    def test_by_patient_of_a_sorted_table_takes_no_list(self):
+        notes = self.NOTES.iloc[[2, 0, 5]]
+        found = annotate(notes["note"])
+        with pytest.raises(UnmatchedIdsError):
+            found.by_patient(notes["patient"].tolist())
+        assert found.by_patient(notes["patient"])["patient"].tolist() == ["p1", "p1", "p2"]
+
+    def test_by_patient_takes_ids_and_columns_with_the_name_group(self):
+        notes = pd.DataFrame({"group": ["No gout.", "Known asthma."], "id": ["b", "a"], "who": ["a", "b"]})
+        found = annotate(notes, text_column="group", id_column="id")
+        for groups in (notes["who"], notes.set_index("id")["who"].rename("group").iloc[::-1]):
+            assert found.by_patient(groups).to_numpy().tolist() == [["b", "asthma", 1, 1]]
+
     def test_by_patient_needs_both_kinds_of_context(self):
         found = annotate(NOTES[:1])
         with pytest.raises(ConfigurationError, match="not have the context 'experiencer'"):
             found.with_context().by_patient(["p1"])
         with pytest.raises(ConfigurationError, match="groups: str"):
             found.by_patient("patient")
+        with pytest.raises(ConfigurationError, match="groups contain"):
+            found.by_patient([["p1"]])
         assert found.with_context("all").filter(uncertain=True).by_patient(["p1"]).empty
