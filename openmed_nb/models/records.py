@@ -118,7 +118,7 @@ class ValidationMetrics:
         reference_recall: Recall of the reference on gold entities, or ``None`` without gold entities.
         recall: Recall of the reduced dtype on gold entities, or ``None`` without gold entities.
         speedup: Speedup over float32 on the same device, from interleaved runs. It is 1 if the difference is not
-            significant or the computer was busy, and ``None`` on a simulated device.
+            significant, and ``None`` on a simulated device or if the computer was busy or hot.
     """
 
     texts: Count
@@ -316,7 +316,9 @@ class DtypeChoice(Displayable):
         if self.requested == self.dtype:
             reason = "Requested explicitly."
         elif self.dtype not in REDUCED_DTYPES:
-            reason = "Selected by 'auto': no reduced dtype is both validated here for this model and faster."
+            reason = (
+                "Selected by 'auto': no reduced dtype is both validated here for this model and known to be faster."
+            )
         else:
             reason = "Selected by 'auto': the first dtype that is validated here for this model."
         return Report(f"Data type: {self.dtype} on {self.device}", (reason,))
@@ -340,7 +342,9 @@ def select_dtype(
             if record is None or computer.dtype_rejection(dtype, device):
                 continue
             speedup = record.evidence.speedup
-            if speedup is None or speedup > MIN_SPEEDUP:  # The speed is not measured on a simulated device.
+            # The speed is not measured on a simulated device.
+            is_faster = identity.simulated if speedup is None else speedup > MIN_SPEEDUP
+            if is_faster:
                 selected = dtype
                 break
     return local_spec.in_dtype(selected), DtypeChoice(selected, spec.dtype, identity.shown_device)

@@ -142,9 +142,9 @@ def validate_precision(
 
     If accepted, a validation record is stored in the folder ``OPENMED_NB_DATA``, or in the data folder of the system. It
     contains counts and fingerprints, but no text content. ``dtype="auto"`` then selects the dtype if nearly every timing round
-    was faster than float32, and loading the model in this dtype no longer warns. The record is valid for the same model files,
-    device, torch and transformers. If there is evidence against the dtype, an older record is removed. Too few texts are not
-    evidence.
+    was faster than float32, and loading the model in this dtype no longer warns. On a busy or hot computer, the speed of an
+    older record is kept. The record is valid for the same model files, device, torch and transformers. If there is evidence
+    against the dtype, an older record is removed. Too few texts are not evidence.
 
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.
@@ -192,6 +192,7 @@ def validate_precision(
         unique_texts, unique_spans = _deduplicate_texts(text_list, spans)
         report = run_parity(pair, unique_texts, unique_spans)
         verdict = judge(report, identity)
+        store = record_store(SESSION.environ)
         if verdict.accepted and not identity.simulated:
             with without_autocast(target_device):
                 baseline = pair.reference  # Float32 on the device of the candidate.
@@ -199,11 +200,12 @@ def validate_precision(
                     float32_model = load_from_spec(spec.in_dtype("float32"), target_device).model
                     baseline = pair.candidate.with_model(float32_model)
                 check = ReliabilityCheck()
-                speedup = measure_speedup(baseline, pair.candidate, unique_texts)
+                speedup: float | None = measure_speedup(baseline, pair.candidate, unique_texts)
                 disturbance = check.find_disturbance()
-            # Without a reliable speedup, "auto" does not select the dtype.
-            verdict = replace(judge(report, identity, 1.0 if disturbance else speedup), disturbance=disturbance)
-        store = record_store(SESSION.environ)
+            if disturbance:  # An earlier measurement remains valid. Without one, "auto" does not select the dtype.
+                earlier = store.get(identity)
+                speedup = earlier.evidence.speedup if earlier else None
+            verdict = replace(judge(report, identity, speedup), disturbance=disturbance)
         if verdict.record:
             store.store(verdict.record)
         elif verdict.is_refuted:  # An older record contradicts the evidence.

@@ -72,6 +72,7 @@ class TestAuto:
             ({"bfloat16": 1.04, "int8": 1.2}, "int8"),
             ({"bfloat16": 1.05, "float16": 0.2}, "float32"),
             ({"bfloat16": 1.06}, "bfloat16"),
+            ({"bfloat16": None, "int8": 1.2}, "int8"),
         ],
     )
     def test_auto_selects_first_validated_dtype(self, store_record, load_in_dtype, speeds, selected):
@@ -85,7 +86,7 @@ class TestAuto:
         assert load_in_dtype(selected) is pipe  # A loaded model is reused.
 
     def test_precision_explains_selection(self, store_record, load_in_dtype):
-        assert "no reduced dtype is both validated here for this model and faster" in str(
+        assert "no reduced dtype is both validated here for this model and known to be faster" in str(
             load_in_dtype("auto").precision
         )
         store_record("bfloat16", 1.4)

@@ -116,13 +116,19 @@ def test_model_with_identical_entities_is_accepted(load, keyword_model, dtype):
 
 
 @pytest.mark.real_computer
-def test_speedup_on_a_busy_computer_is_not_measured(keyword_model, set_conditions):
-    """The entities are validated, and "auto" does not select the dtype."""
+def test_busy_computer_keeps_the_speedup_of_an_earlier_record(keyword_model, set_conditions):
+    """The entities are validated. Without an earlier record, the speedup is unknown."""
     set_conditions(load=0.6)
     verdict = validate(keyword_model, SURE, "bfloat16")
 
-    assert (verdict.accepted, verdict.record.evidence.speedup) == (True, 1.0)
+    assert (verdict.accepted, verdict.record.evidence.speedup) == (True, None)
     assert "busy" in verdict.disturbance in str(verdict)
+
+    store = record_store(SESSION.environ)
+    store.store(replace(verdict.record, evidence=replace(verdict.record.evidence, speedup=1.4)))
+    repeated = validate(keyword_model, SURE, "bfloat16")
+
+    assert repeated.record.evidence.speedup == store.get(repeated.record.identity).evidence.speedup == 1.4
 
 
 @pytest.mark.parametrize("texts", [[f"{number}. no history of asthma ." for number in range(60)], ["asthma . " * 60]])
