@@ -375,10 +375,10 @@ class BackgroundLoadReader:
 def _own_cpu_seconds() -> float:
     """Return the processor time in seconds of this process and of the processes that it has started."""
     psutil = import_psutil()
-    seconds = sum(os.times()[:4])  # Of this process, and of its processes that have ended.
+    seconds = sum(os.times()[:4])  # Of this process, and of its processes that have ended, as below.
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            seconds += sum(process.cpu_times()[:2])
+            seconds += sum(process.cpu_times()[:4])
     return seconds
 
 

@@ -6,17 +6,21 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 import openmed_nb as nb
 from helpers import recorded_macs
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
+from openmed_nb.devices import system_status
 from openmed_nb.devices.cuda import Cuda
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.system_status import (
     CONDITIONS,
     MAC_COMMANDS,
+    BackgroundLoadReader,
     GpuStatus,
     SystemStatus,
     busy_fraction,
@@ -251,6 +255,17 @@ CPU_TIMES = [
 @pytest.mark.parametrize(("before", "after", "fraction"), CPU_TIMES)
 def test_busy_fraction_excludes_idle_time_and_counts_guests_once(before, after, fraction):
     assert busy_fraction(before, after) == fraction
+
+
+def test_background_load_excludes_ended_grandchildren(monkeypatch):
+    """A running child has the processor time of its children that ended."""
+    cpu_times = iter([{"user": 0.0, "idle": 0.0}, {"user": 8.0, "idle": 2.0}])
+    ended_seconds = iter([0.0, 8.0])
+    child = SimpleNamespace(cpu_times=lambda: (0.0, 0.0, next(ended_seconds), 0.0))
+    monkeypatch.setattr(system_status, "_cpu_times", lambda: next(cpu_times))
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **_options: [child])
+
+    assert BackgroundLoadReader()() == 0.0
 
 
 @pytest.mark.parametrize(("own_seconds", "fraction"), [(2.0, 0.25), (3.5, 0.0)])
