@@ -40,6 +40,7 @@ from .fallbacks import Fallback, fallbacks
 from .timing import (
     DATA,
     MAX_DATA_FRACTION,
+    REPEAT_REMEDY,
     OperatorTime,
     PhaseTimes,
     Reason,
@@ -323,7 +324,6 @@ COMPARABLE_FIELDS = (
     "batch_tokens",
     "workers",
     "simulated",
-    "disturbance",
 )
 STOPPING_REMEDY = (
     "Stop optimizing. Move this workload, or accept the step time; "
@@ -371,9 +371,13 @@ class ProfileDiff(Displayable):
         return tuple(name for name in COMPARABLE_FIELDS if getattr(self.first, name) != getattr(self.second, name))
 
     @property
+    def _disturbance(self) -> str:
+        return self.first.disturbance or self.second.disturbance
+
+    @property
     def progress(self) -> float | None:
-        """Relative reduction of the step time, negative if a step is slower, or ``None`` if the workload differs."""
-        return None if self.differences else 1 - self.second.seconds / self.first.seconds
+        """Relative reduction of the step time, negative if a step is slower, or ``None`` if the times are not comparable."""
+        return None if self._disturbance or self.differences else 1 - self.second.seconds / self.first.seconds
 
     @property
     def should_stop(self) -> bool:
@@ -383,6 +387,8 @@ class ProfileDiff(Displayable):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the workload, on the time of the step, and on the stopping rule."""
+        if self._disturbance:
+            return (Finding(STEP_TIME, WARNING, f"not comparable: {self._disturbance}", REPEAT_REMEDY),)
         if self.progress is None:
             remedy = "Profile the same model again, with the same batch on the same device."
             evidence = f"different {', '.join(self.differences)}; times are not comparable"
@@ -416,7 +422,7 @@ class ProfileDiff(Displayable):
     def to_report(self) -> Report:
         """Return a report with the findings and the times."""
         interval = f"{pluralize(self.days, 'day')} apart"
-        result = "not comparable" if self.differences else self.findings[1].evidence
+        result = "not comparable" if self.progress is None else self.findings[1].evidence
         if self.should_stop:
             result = "stop optimizing"
         times = [
@@ -430,7 +436,7 @@ class ProfileDiff(Displayable):
         return Report(
             f"Two profiles of {later.name} ({later.task}) on {later.device_label(later.device)}, {interval}: {result}",
             tables=(findings_table("", self.findings),),
-            metrics=() if self.differences else (table,),
+            metrics=() if self.progress is None else (table,),
             status=self.status,
         )
 

@@ -390,7 +390,9 @@ def collect_evidence(
             context = Context(Evidence(**values), gates)
             for name, value in read_report(reports_by_type[report_type], context).values.items():
                 is_known = value is not None and (not isinstance(value, float) or is_finite_number(value))
-                if name in METRICS and is_known and values.get(name) is None:
+                if name == "slow_conditions" and evidence[name] is None:  # All reports contribute.
+                    values[name] = tuple(dict.fromkeys(values.get(name, ()) + value))
+                elif name in METRICS and is_known and values.get(name) is None:
                     values[name] = value
     return Evidence(**values)
 

@@ -22,7 +22,7 @@ from openmed_nb.errors import ConfigurationError, DeviceUnavailableError
 from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.bench.profile import WAIT_REMEDIES, Profile
 from openmed_nb.runbook.bench.profile_watch import NUM_LAUNCHES, _aggregate_operator_times
-from openmed_nb.runbook.bench.timing import OperatorTime, PhaseTimes, Synchronization
+from openmed_nb.runbook.bench.timing import REPEAT_REMEDY, OperatorTime, PhaseTimes, Synchronization
 
 LOGGER = logging.getLogger("planted_steps")
 LOGGER.propagate = False
@@ -428,6 +428,16 @@ def test_diff_does_not_compare_different_workloads(changes):
 
     assert (diff.differences, diff.progress, diff.should_stop) == (tuple(changes), None, False)
     assert f"different {', '.join(changes)}" in str(diff)
+    assert "ms before" not in diff._repr_html_()
+
+
+@pytest.mark.parametrize("earlier", ["", "the computer is busy"])
+def test_diff_does_not_compare_unreliable_times(earlier):
+    diff = replace(PROFILE, disturbance=earlier).diff(later_profile(14, disturbance="the computer is busy"))
+    (finding,) = diff.findings
+
+    assert (diff.progress, diff.should_stop, finding.remedy) == (None, False, REPEAT_REMEDY)
+    assert "the computer is busy" in finding.evidence
     assert "ms before" not in diff._repr_html_()
 
 

@@ -12,7 +12,9 @@ import torch
 
 import openmed_nb as nb
 from helpers.sample_reports import COMPARISON, PROFILE, SWEEP
+from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.runbook.bench import timing
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.rules import MEASURE
 
 LAYER = torch.nn.Linear(4, 4)
@@ -97,6 +99,18 @@ def test_verdict_of_unreliable_reports_is_to_measure():
     for name in ("speedup", "texts_per_second", "phase_fractions", "knee", "knee_gain", "tiny_batch"):
         assert verdict.evidence[name] is None, name
     assert verdict.evidence["out_of_memory_at"] == 64
+
+
+def test_verdict_has_the_conditions_of_all_reports():
+    status = SystemStatus(power_source="battery")
+    verdict = nb.verdict(
+        replace(PROFILE, task="annotation", disturbance=BUSY), replace(SWEEP, disturbance=BUSY), status
+    )
+    given = nb.verdict(Evidence(slow_conditions=()), status)
+
+    assert [BUSY in condition for condition in verdict.evidence["slow_conditions"]] == [True, False]
+    assert "battery" in verdict.evidence["slow_conditions"][1]
+    assert given.evidence["slow_conditions"] == ()
 
 
 @pytest.mark.slow

@@ -195,7 +195,7 @@ CASES = {
         make_doctor_report(("computation", FAILED), ("known silent errors", NOT_APPLICABLE))
     ],
     "no GPU": [make_doctor_report(("MPS", NOT_APPLICABLE), ("CUDA", NOT_APPLICABLE))],
-    "the system status precedes the doctor": [DOCTOR, SYSTEM_STATUS],
+    "the system status and the doctor": [DOCTOR, SYSTEM_STATUS],
     "evidence of the user precedes reports": [COMPARISON, Evidence(batch=4, texts_per_second=7.0)],
     "a comparison precedes a profile": [make_profile(seconds=0.04), COMPARISON],
     "the task of a custom step is not known": [make_profile(task="own step")],
