@@ -58,9 +58,6 @@ MIN_TRAINING_ROWS = 2
 # is left for noise.
 MIN_KNEE_GAIN = 0.03
 
-# Sizes whose throughput is within this fraction of the best are measured again in interleaved rounds before the knee is chosen.
-NEAR_BEST_FRACTION = 0.10
-
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
 # maximum, or take too long. An empty string means that the search may continue.
 StopCode = Literal["", "throughput", "memory", "out of memory", "largest", "time"]
@@ -302,8 +299,8 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
 
     At the knee, no larger batch is more than 3% faster. The batch size is doubled until two doublings in a row improve
     throughput too little. Doubling also ends if memory is
-    expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected. Those near the best
-    and both ends are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not
+    expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected. All sizes that
+    fit are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not
     timed. The first size is 1, or 2 in training, because BatchNorm cannot be trained on a single row.
 
     Args:
@@ -379,8 +376,7 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     SESSION.notify(ProgressEvent("Sweeping", benchmark.name))
     varies = any(point.varies for point in remeasured)
     disturbance = check.find_disturbance(_largest_change(points, remeasured), varies)
-    rows_near_best = {point.rows for point in _select_near_best(points)}
-    knee = _find_knee(point for point in remeasured if point.rows in rows_near_best)
+    knee = _find_knee(remeasured)
     if disturbance or (len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}):
         knee = None
     workload = benchmark.fixed_shape_workload(min_rows)
@@ -444,23 +440,14 @@ def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple
     return tuple(by_rows[rows] for rows in sorted(by_rows))
 
 
-def _select_near_best(points: Iterable[Point]) -> list[Point]:
-    """Return the points whose throughput is near the best. Every size that can be the knee is among them."""
-    fitting_points = select_fitting(points)
-    min_speed = max((point.speed for point in fitting_points), default=0.0) / (1 + NEAR_BEST_FRACTION)
-    return [point for point in fitting_points if point.speed >= min_speed]
-
-
 def _remeasure(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
-    """Measure both ends and the points near the best again in interleaved rounds, and return them, sorted by size.
+    """Measure all points that fit again in interleaved rounds, and return them, sorted by size.
 
     The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
-    sizes alike, so only these measurements are compared. The ends show whether the speed of the computer changed since the
-    search.
+    sizes alike, so only these measurements are compared.
     """
     points = select_fitting(points)
-    selected = select_fitting({*_select_near_best(points), *points[:1], *points[-1:]})
-    return measurement.measure_interleaved(selected) if len(selected) > 1 else selected
+    return measurement.measure_interleaved(points) if len(points) > 1 else points
 
 
 def _largest_change(points: Iterable[Point], remeasured: Iterable[Point]) -> float:
@@ -475,7 +462,7 @@ WARM_UP_SECONDS = 0.05
 MIN_STEPS = 3  # Timed steps per point.
 SECONDS_PER_POINT = 0.3
 MIN_ROUNDS = 3
-MAX_ROUNDS = 9  # Interleaved rounds of the sizes near the best, if time allows.
+MAX_ROUNDS = 9  # Interleaved rounds of all sizes, if time allows.
 # Untimed steps of a point: a first step, which is longer, a warm-up step, and a step that measures memory.
 UNTIMED_STEPS = 3.5
 SECONDS_PER_VISIT = 0.05  # Duration of a size in a round; it runs at least one step.
@@ -533,7 +520,7 @@ class SweepMeasurement:
 
     def measure_interleaved(self, points: Sequence[Point], max_rounds: int = MAX_ROUNDS) -> list[Point]:
         """Measure points in interleaved rounds; after MIN_ROUNDS, the time budget may end them."""
-        name = f"{self.benchmark.name}, interleaved rounds of the best sizes"
+        name = f"{self.benchmark.name}, interleaved rounds of all sizes"
         rounds = SESSION.track("Sweeping", name, range(max_rounds), "round")
         visits = {point: partial(self._measure_if_fits, partial(self._visit_size, point.rows)) for point in points}
         # A visit that runs out of memory is ignored. The point keeps its earlier measurement.

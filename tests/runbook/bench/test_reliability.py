@@ -62,7 +62,7 @@ SPEEDS = {1: 89, 2: 151, 3: 200, 4: 251, 5: 310, 6: 364, 7: 385, 8: 410}
 
 
 @pytest.mark.usefixtures("set_conditions")
-@pytest.mark.parametrize(("factor", "reason"), [(1, ""), (4.6, "slower"), (0.4, "faster")])
+@pytest.mark.parametrize(("factor", "reason"), [(1, ""), (1.3, ""), (4.6, "slower"), (0.4, "faster")])
 @pytest.mark.parametrize("seconds", [0.5, 1.2, 2.0, 2.4, 2.8])
 def test_sweep_detects_a_change_of_the_speed(clock, seconds, factor, reason):
     """Regression: the knee was 8 rows although 6 rows had 364 rows per second, and 7 and 8 later had 80 and 91."""
@@ -77,6 +77,7 @@ def test_sweep_detects_a_change_of_the_speed(clock, seconds, factor, reason):
 
     assert reason in report.disturbance
     assert report.knee == (None if reason else 8)
+    assert reason or report.best == report.knee_point
 
 
 @pytest.mark.usefixtures("set_conditions")

@@ -309,12 +309,12 @@ def test_find_knee_returns_smallest_without_larger_gain(speeds, knee):
     assert (result.rows if result else None) == knee
 
 
-def test_remeasured_points_are_the_ends_and_those_within_a_tenth():
+def test_all_fitting_points_are_remeasured():
     points = [Point(4, 40.0), Point(8, 50.0), Point(16, 95.0), Point(32, 100.0), Point(64, fits=False)]
     device = SyntheticDevice(float)
 
     assert find_best(points).rows == 32
-    assert _remeasure(device, points) == [Point(4, 4.0), Point(16, 16.0), Point(32, 32.0)]
+    assert _remeasure(device, points) == [Point(4, 4.0), Point(8, 8.0), Point(16, 16.0), Point(32, 32.0)]
     assert _remeasure(device, points[:1]) == points[:1]
     assert (find_best(points[4:]), _remeasure(device, points[4:])) == (None, [])
 
