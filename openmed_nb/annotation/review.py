@@ -103,7 +103,7 @@ class Review(LiveNotes):
             name: values for name, values in CONTEXT_VALUES.items() if name in found.results.context
         }
         self._marks: dict[int, NoteMarks] = {}
-        self._history: list[tuple[int, NoteMarks]] = []  # Marks of a note before each change.
+        self._history: list[tuple[int, NoteMarks, NoteMarks]] = []  # Marks of a note before and after each change.
         header = {"format": FORMAT, "notes": found.results.text_fingerprint(), "seed": self.seed}
         self._file = None if path is None else LineFile(path, "path", "review", header)
         self._read_file()
@@ -198,17 +198,17 @@ class Review(LiveNotes):
         for note, position in self._reviewed_notes():
             predicted[position] = []
             expected[position] = []
-            contexts = {span[:2]: values for span, values in self.note_marks(note).spans.items() if values}
-            for entity in found.results[position]:
-                boundaries = (entity["start"], entity["end"])
-                values = contexts.get(boundaries, {})
+            contexts = {span: values for span, values in self.note_marks(note).spans.items() if values}
+            of_boundaries = {span[:2]: values for span, values in contexts.items()}
+            for span, entity in zip(found.note_spans(position), found.results[position], strict=True):
+                values = contexts.get(span) or of_boundaries.get(span[:2], {})
                 for label, (name, value) in CONTEXT_LABELS.items():
                     if name not in values or name not in entity:  # Only one side has this column.
                         continue
                     if entity[name] == value:
-                        predicted[position].append(GoldSpan(*boundaries, label))
+                        predicted[position].append(span._replace(label=label))
                     if values[name] == value:
-                        expected[position].append(GoldSpan(*boundaries, label))
+                        expected[position].append(span._replace(label=label))
         scores = score_spans(found.model, predicted, expected, found.show, seed)
         return {label: of_label.strict for label, of_label in scores.labels.items()}
 
@@ -290,13 +290,19 @@ class Review(LiveNotes):
         """Restore the marks before the last change of this review, and return the note.
 
         Raises:
-            ConfigurationError: If nothing was changed, or if the file cannot be written.
+            ConfigurationError: If nothing was changed, if the note was changed elsewhere since, or if the file cannot be written.
         """
         if not self._history:
             raise ConfigurationError("There is no mark to undo.", "Mark an entity first.")
-        self._save(*self._history[-1])
-        position, _ = self._history.pop()
-        return self.note_at(position)
+        self._read_file()
+        position, previous, changed = self._history[-1]
+        note = self.note_at(position)
+        if self.note_marks(note) != changed:
+            message = f"The note at position {position} was changed elsewhere since."
+            raise ConfigurationError(message, "Undo the change there, or correct the marks of the note.")
+        self._save(position, previous)
+        self._history.pop()
+        return note
 
     def finish(self, note: Any, finished: bool = True) -> None:
         """Mark a note as reviewed.
@@ -377,7 +383,7 @@ class Review(LiveNotes):
         if marks != previous:
             position = self.position_of(note)
             self._save(position, marks)
-            self._history.append((position, previous))
+            self._history.append((position, previous, marks))
 
     def _save(self, position: int, marks: NoteMarks) -> None:
         """Append the marks of a note to the file, and store them."""

@@ -163,6 +163,16 @@ def test_corrected_context_is_scored_and_saved(path):
             review.mark(0, *asthma, right=right, **context)
 
 
+def test_corrected_context_belongs_to_an_entity_with_its_label():
+    review = annotate(["No flu. Has gout."]).with_context().review()
+    review.accept(0)
+    flu = review.entities[0][0]
+    review.mark(0, *flu[:2], "SYMPTOM", negated=False)
+    assert review.score().context["negated"].recall == 1
+    review.mark(0, *flu, right=False)
+    assert review.score().context["negated"].spurious == 1
+
+
 def test_file_of_an_older_review_has_no_context_until_it_is_accepted(path):
     found = annotate(["No flu."]).with_context()
     found.review(path).accept(0)
@@ -227,6 +237,9 @@ def test_deleted_file_is_written_again_with_all_marks(found, path):
     assert again.is_reviewed(0)
     assert again.marked_spans(0) == review.marked_spans(0)
     assert again.marked_spans(1) == {GoldSpan(0, 1, "DISEASE"): True}
+    path.unlink()
+    review.undo()
+    assert found.review(path, sample=None).num_reviewed == 1
 
 
 def test_two_reviews_of_one_file_have_the_same_marks(found, path):
@@ -240,6 +253,10 @@ def test_two_reviews_of_one_file_have_the_same_marks(found, path):
     marks = {GoldSpan(0, 1, "DISEASE"): True, GoldSpan(1, 2, "DISEASE"): True}
     assert found.review(path, sample=None).marked_spans(0) == marks
     assert found.review(path, sample=None).num_reviewed == 0
+    with pytest.raises(ConfigurationError, match="elsewhere"):
+        first.undo()
+    second.undo()
+    assert first.undo() == 1
 
 
 def test_killed_process_loses_no_mark(path):
