@@ -196,6 +196,7 @@ function render({ model, el }) {
   };
   for (const [column, values] of Object.entries(state.review?.context_values ?? {})) {
     actions[CONTEXT_KEYS[column]] = () => {
+      if (pending) return; // The next value depends on the state after the change.
       const entity = state.review.entities[selected];
       if (entity && entity.right !== false) mark(entity, true, { [column]: values[(values.indexOf(entity.context[column] ?? values[0]) + 1) % values.length] });
     };

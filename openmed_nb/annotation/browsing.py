@@ -18,7 +18,7 @@ from .._utils.text import short_type_name
 from .._utils.validation import check_number
 from ..errors import ConfigurationError, OpenMedError
 from .boundaries import whole_words
-from .context import CONTEXT_LABELS, context_mark
+from .context import CONTEXT_LABELS, CUE_SUFFIX, context_mark
 from .gold import GoldSpan
 from .inputs import NOTE_COLUMN
 from .presentation import displayable, entities_headline, note_name, origin_details
@@ -277,10 +277,14 @@ class ReviewListing(NoteListing):
         note = self.review.note_at(index)
         entities = dict(zip(self.review.entities[note], self.found.results[index], strict=True))
         contexts = self.review.contexts(note)
-        return [
-            {"entity_group": span.label, "score": 1.0, **span._asdict(), **entities.get(span, {}), **contexts[span]}
-            for span in self._spans(note)
-        ]
+        shown: list[Mapping[str, Any]] = []
+        for span in self._spans(note):
+            entity = entities.get(span, {})
+            context = contexts[span]
+            # The cue is not that of a corrected value.
+            cues = {name + CUE_SUFFIX: "" for name, value in context.items() if entity.get(name) != value}
+            shown.append({"entity_group": span.label, "score": 1.0, **span._asdict(), **entity, **context, **cues})
+        return shown
 
     def detail(self, index: int) -> str:
         """Return the number of entities of a note, or that it is reviewed."""

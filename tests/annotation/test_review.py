@@ -173,6 +173,12 @@ def test_corrected_context_belongs_to_an_entity_with_its_label():
     assert review.score().context["negated"].spurious == 1
 
 
+def test_corrected_context_is_displayed_without_the_cue():
+    review = annotate(["History of asthma."]).with_context("temporality", "temporality_by").review()
+    review.mark(0, *review.entities[0][0], temporality="hypothetical")
+    assert 'to 17, hypothetical"' in ReviewListing(review).state()["html"]
+
+
 def test_file_of_an_older_review_has_no_context_until_it_is_accepted(path):
     found = annotate(["No flu."]).with_context()
     found.review(path).accept(0)
