@@ -50,7 +50,7 @@ def main() -> None:
     model = AutoModelForTokenClassification.from_config(parts["config"])
     data = samples(parts["tokenizer"], sentences(64))
     loader = torch.utils.data.DataLoader(data, ROWS, shuffle=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
     epochs = nb.epochs(EPOCHS, accelerator)  # Memory is released and measured after each epoch.
