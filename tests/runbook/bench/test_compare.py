@@ -104,12 +104,13 @@ class TestCompare:
         assert [list(metrics.phase_fractions) for metrics in comparison.devices] == [["data", "transfer", "step"]] * 2
 
     def test_compare_stops_loader_workers(self):
+        others = multiprocessing.active_children()  # Such as the workers of a cluster of another test.
         comparison = run_compare(
             LAYER, DataLoader([torch.ones(4)] * 8, batch_size=2, num_workers=1), devices=torch.device("cpu")
         )
 
         assert comparison.workers == 1
-        assert multiprocessing.active_children() == []
+        assert {*multiprocessing.active_children()} <= {*others}
 
     def test_compare_keeps_random_state_and_releases_copies(self):
         class UniqueLinear(nn.Linear):
