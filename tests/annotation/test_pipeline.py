@@ -40,7 +40,7 @@ class TestInputs:
     def test_endless_generator(self, pipe, rounded):
         """A generator without an end is read as far as answers are asked for, and some texts more."""
         read = itertools.count()
-        answers = pipe(f"asthma {next(read)}" for _ in itertools.repeat(None))
+        answers = pipe((f"asthma {next(read)}" for _ in itertools.repeat(None)), batch_tokens=512)
         assert next(read) <= 1  # transformers looks at the first text
         assert [next(answers) for _ in range(3)] == rounded(pipe([f"asthma {number}" for number in (0, 2, 3)]))
         assert next(read) < 10_000
