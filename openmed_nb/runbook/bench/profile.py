@@ -314,17 +314,7 @@ NUM_HOTSPOTS = 3  # Number of slowest operators that are compared.
 MIN_STOPPING_DAYS = 7  # The stopping rule applies if a step is no faster after this many days.
 MIN_CHANGE_FRACTION = 0.1  # Smaller changes also occur from run to run.
 # Fields in which two profiles must agree to be comparable.
-COMPARABLE_FIELDS = (
-    "name",
-    "task",
-    "device",
-    "dtype",
-    "rows",
-    "row_shape",
-    "batch_tokens",
-    "workers",
-    "simulated",
-)
+COMPARABLE_FIELDS = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
 STOPPING_REMEDY = (
     "Stop optimizing. Move this workload, or accept the step time; "
     "print(nb.verdict(...).lanes) compares CPU, MPS, MLX and a remote pool."
