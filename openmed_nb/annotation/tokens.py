@@ -285,11 +285,12 @@ class TokenNames:
 def get_token_names(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> TokenNames:
     """Return the vocabulary entries that include the given ids.
 
-    Each entry is looked up once, because the lookup is slow.
+    Each entry is looked up once, because the lookup is slow. So is counting the entries if many tokens were added.
     """
-    size = max(len(tokenizer), 1 + int(ids.max(initial=0)))
     cached = TOKEN_NAME_CACHE.get(tokenizer)
-    if cached is None or len(cached.names) < size:
+    min_size = 1 + int(ids.max(initial=0))
+    if cached is None or len(cached.names) < min_size:
+        size = max(len(tokenizer), min_size)
         cached = TokenNames(np.full(size, None), np.zeros(size, np.int64), np.zeros(size, bool))
         TOKEN_NAME_CACHE[tokenizer] = cached
     missing = ids[cached.lengths[ids] == 0]
