@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,7 @@ def _is_linked(node: nodes.Node) -> bool:
     return False
 
 
+@functools.cache  # Every page asks for them.
 def code_targets() -> dict[str, str]:
     """Return the page of each name that can appear in code."""
     targets = {
@@ -137,7 +139,7 @@ def code_targets() -> dict[str, str]:
     targets |= {f"%{name}": f"docs/reference/magics/{name}" for name in reference_pages.magic_functions()}
     targets |= {name: f"docs/reference/errors/{name}" for name in reference_pages.error_classes()}
     # The guides and examples call the result of annotate `found`.
-    annotations = "openmed_nb.annotation.results.Annotations"
+    annotations = reference_pages.ANNOTATIONS
     targets |= {
         f"found.{name}": f"docs/reference/api/{annotations}-class#{annotations}.{name}"
         for name in reference_pages.members_of(reference_pages.result_classes()[annotations])

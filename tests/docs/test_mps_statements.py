@@ -14,7 +14,7 @@ from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS
 from openmed_nb.runbook.verdict.rules import SYMPTOMS, gates
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"reference", "troubleshooting"}
+GENERATED = {"reference", "reference_engineering.md", "troubleshooting"}
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",

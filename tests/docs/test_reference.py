@@ -64,6 +64,12 @@ def getattr_path(qualified):
     return value
 
 
+@pytest.mark.parametrize("name", sorted(reference_pages.repository_pages()))
+def test_page_of_the_repository_is_current(pages, name):
+    """``python docs/_ext/reference_pages.py`` changes nothing."""
+    assert (ROOT / "docs" / name).read_text("utf-8") == pages[name]
+
+
 def test_results_of_public_functions_have_pages(pages):
     """A class that a public function returns has a page, although it is not a public name."""
     assert {"reference/api/openmed_nb.annotation.results.Annotations-class.rst"} <= set(pages)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-GENERATED = (DOCS / "reference", DOCS / "troubleshooting")
+GENERATED = (DOCS / "reference",)
 """Folders of pages that are written when the site is built. ``test_site.py`` follows the links to them."""
 
 DIRECTIVE_PATTERN = re.compile(r"^```\{[^\n]*\n.*?^```$", re.DOTALL | re.MULTILINE)

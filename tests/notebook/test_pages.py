@@ -92,7 +92,14 @@ def test_links_lead_to_files_and_headings(page):
         assert (ROOT / path).exists(), path
 
 
-CONTENTS = ("docs/index.md", "docs/tutorials.md", "docs/how_to.md", "docs/explanation.md")
+CONTENTS = (
+    "docs/index.md",
+    "docs/tutorials.md",
+    "docs/how_to.md",
+    "docs/explanation.md",
+    "docs/reference.md",
+    "docs/troubleshooting/index.md",
+)
 """Pages that list other pages."""
 
 
