@@ -86,7 +86,7 @@ ROOMS = {
         (
             *(
                 f"tests/annotation/test_{name}.py"
-                for name in ("gold", "ids", "matching", "read_annotations", "review", "scores")
+                for name in ("gold", "ids", "matching", "mistakes", "read_annotations", "review", "scores")
             ),
             "tests/test_reports.py",
         ),
@@ -120,6 +120,7 @@ EQUIVALENT = {
     r"slice\(positions\[0\]\)": "a slice starts at 0",
     r"re\.match\(.* or \"XX0?XX\"": "neither text is a version or a chip",
     r"accumulate\(rises, initial=1\.0\)": "a slope is the same wherever the series starts",
+    r"max\(\(other\.end \+ other\.start for": "a longer search finds the same overlaps",
     r"libSystem\.B": "only macOS has this library; the tests pass another one",
 }
 """What makes a changed line the same as the original, as patterns, and why."""

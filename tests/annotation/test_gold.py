@@ -172,7 +172,7 @@ def test_align_gold(gold, ids, positions):
     ],
 )
 def test_align_gold_rejects_other_texts(gold, ids):
-    with pytest.raises(UnmatchedIdsError):
+    with pytest.raises(UnmatchedIdsError, match=r"(ids|positions) of the gold|with 2 notes"):
         align_gold(gold, ids, NOTES, 2 if ids is None else len(ids))
 
 
