@@ -181,6 +181,13 @@ def test_first_address_leads_to_the_landing_page(address, new_page):
     assert page.get_by_role("heading", level=1).inner_text().startswith("openmed_nb")
 
 
+def test_charts_have_visible_labels(address, new_page):
+    page = new_page()
+    page.goto(f"{address}/notebooks/08_worth_it.html")
+
+    assert page.locator(".openmed-picture").get_by_text("knee:").first.is_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("choice", ["nothing", "system", "switch"])
 def test_animation_stops_for_those_who_want_no_motion(address, new_page, scheme, choice):
