@@ -243,13 +243,14 @@ def build_tokens(
         if tokenizer.unk_token_id is not None:
             is_subword &= ids != tokenizer.unk_token_id
         return Tokens(ids, starts, ends, is_subword, text_offsets)
-    word_ids = chain.from_iterable(encoding.word_ids for encoding in encodings)
-    # A token without a piece of the pre-tokenizer has the piece -1.
-    pieces = np.fromiter((-1 if word_id is None else word_id for word_id in word_ids), np.int64, len(ids))
-    starts_word = mark_changes(pieces)
     if prefix:
-        starts_word |= ~get_token_names(tokenizer, ids).continues[ids]
+        names = get_token_names(tokenizer, ids)
+        starts_word = ~names.continues[ids]
+        # A token that contains the prefix itself, as in the text "##ing", may start a word.
+        if (~starts_word & (names.lengths[ids] == ends - starts)).any():
+            starts_word |= _starts_piece(encodings, len(ids))
     else:
+        starts_word = _starts_piece(encodings, len(ids))
         pairs = np.stack(_adjacent_characters(texts, starts, text_ids))
         distinct = sorted(set(pairs.ravel().tolist()))
         separators = np.array([is_separator(code) for code in distinct], bool)
@@ -258,6 +259,13 @@ def build_tokens(
         shares_character = np.append(False, starts[1:] < ends[:-1])
         starts_word |= is_next_to_separator & ~shares_character
     return Tokens(ids, starts, ends, ~starts_word, text_offsets)
+
+
+def _starts_piece(encodings: Sequence[Encoding], num_tokens: int) -> np.ndarray:
+    """Return whether each token is the first of a piece of the pre-tokenizer."""
+    word_ids = chain.from_iterable(encoding.word_ids for encoding in encodings)
+    # A token without a piece of the pre-tokenizer has the piece -1.
+    return mark_changes(np.fromiter((-1 if word_id is None else word_id for word_id in word_ids), np.int64, num_tokens))
 
 
 def mark_changes(values: np.ndarray) -> np.ndarray:
