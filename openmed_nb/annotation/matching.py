@@ -182,8 +182,7 @@ class NoteKeys:
             is_certain = not are_positions(notes) or self._has_texts(table) or table.index.is_(notes)
         if not is_certain:
             message = f"The {len(table):,} rows of the table cannot be matched with the {count:,} notes."
-            remedy = "Pass the table with the column of the texts or of the ids; a single column with the ids as index."
-            raise UnmatchedIdsError(message, remedy)
+            raise UnmatchedIdsError(message, "Pass the table with the column of the texts or of the ids.")
         return table.index, notes
 
     def _has_texts(self, table: pd.DataFrame) -> bool:

@@ -974,9 +974,12 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         if not isinstance(groups, (pd.Series, list, tuple)):
             raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as notes['patient'].")
-        if not isinstance(groups, pd.Series) and self._note_keys.row_index is not None:
-            message = "A list of groups cannot be matched with the rows of a table."
-            raise UnmatchedIdsError(message, "Pass a column of the table, such as notes['patient'].")
+        keys = self._note_keys
+        if not isinstance(groups, pd.Series):
+            if keys.row_index is not None:
+                message = "A list of groups cannot be matched with the rows of a table."
+                raise UnmatchedIdsError(message, "Pass a column of the table, such as notes['patient'].")
+            keys = replace(keys, ids=None)  # A list has the order of the notes.
         column = pd.Series(groups)
         if not all(map(is_hashable, column)):
             raise ConfigurationError(
@@ -985,7 +988,10 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         table = pd.DataFrame(index=column.index)
         if self._has_own_ids and column.index.name == self.id_name:
             table = table.reset_index()
-        column = column.take(self._note_keys.find_rows(table))
+        try:
+            column = column.take(keys.find_rows(table))
+        except UnmatchedIdsError as error:
+            raise UnmatchedIdsError(error.message, self._groups_remedy(), error.unmatched) from None
         num_missing = int(column.isna().sum())
         if num_missing:
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
@@ -1000,6 +1006,16 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         counts = frame.groupby(["group", "span_text"])["note"].agg(mentions="size", notes="nunique").reset_index()
         is_free = column.name is not None and column.name not in counts.columns
         return counts.rename(columns={"group": column.name}) if is_free else counts
+
+    def _groups_remedy(self) -> str:
+        """Return the remedy for groups of :meth:`by_patient` that do not match the notes."""
+        if self._has_own_ids and len(self._indices_by_id) == len(self):
+            return (
+                "Pass the column with the ids of all notes as its index, as in notes.set_index('note_id')['patient']."
+            )
+        if self.row_index is None:
+            return "Pass a list with one group per note, in the order of the notes."
+        return "Pass a column of the table as you annotated it, such as notes['patient'], or sort it before annotate()."
 
     def to_frame_with_ids(self) -> pd.DataFrame:
         """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""

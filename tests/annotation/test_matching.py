@@ -255,9 +255,6 @@ class TestPatients:
         with pytest.raises(UnmatchedIdsError) as caught:
             found.by_patient(self.NOTES.set_index("note_id")["patient"])
         assert caught.value.unmatched == (3,)
-        for groups in (["p1", "p1", "p2"], notes["patient"].reset_index(drop=True)):
-            with pytest.raises(UnmatchedIdsError):
-                found.by_patient(groups)
 
     def test_by_patient_of_a_sorted_table_takes_no_list(self):
         notes = self.NOTES.iloc[[2, 0, 5]]
@@ -266,6 +263,21 @@ class TestPatients:
             found.by_patient(notes["patient"].tolist())
         assert found.by_patient(notes["patient"])["patient"].tolist() == ["p1", "p1", "p2"]
 
+    @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
+    @pytest.mark.parametrize(
+        ("rows", "remedy", "follow"),
+        [
+            ([0, 2, 5], "set_index", lambda table: table[::-1].set_index("note_id")["patient"]),
+            ([0, 2, 3], "as you annotated it", lambda table: table["patient"]),
+        ],
+    )
+    def test_by_patient_names_a_remedy_that_works(self, rows, remedy, follow):
+        table = self.NOTES.iloc[rows]
+        found = annotate(table, text_column="note", id_column="note_id")
+        with pytest.raises(UnmatchedIdsError, match=remedy):
+            found.by_patient(table["patient"][1:])
+        assert found.by_patient(follow(table))["patient"][0] == "p1"
+
     def test_by_patient_takes_ids_and_columns_with_the_name_group(self):
         notes = pd.DataFrame({"group": ["No gout.", "Known asthma."], "id": ["b", "a"], "who": ["a", "b"]})
         found = annotate(notes, text_column="group", id_column="id")
@@ -273,9 +285,11 @@ class TestPatients:
             assert found.by_patient(groups).to_numpy().tolist() == [["b", "asthma", 1, 1]]
 
     def test_by_patient_needs_both_kinds_of_context(self):
-        found = annotate(NOTES[:1])
+        found = annotate(NOTES[:1], ids=["a7"])
         with pytest.raises(ConfigurationError, match="not have the context 'experiencer'"):
             found.with_context().by_patient(["p1"])
+        with pytest.raises(ConfigurationError, match="tokens"):
+            annotate(NOTES[:1], aggregation_strategy="none").by_patient(["p1"])
         with pytest.raises(ConfigurationError, match="groups: str"):
             found.by_patient("patient")
         with pytest.raises(ConfigurationError, match="groups contain"):
