@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from numbers import Number
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -607,7 +607,8 @@ class Summary(Displayable):
         texts_without_entities: Number of texts without entities, excluding missing texts and texts with errors.
         errors: Error messages by text index.
         labels: Number of entities by label.
-        words: Number of occurrences by lower-case word or phrase, most frequent first.
+        words: Number of occurrences by text in lower case, most frequent first. It is that of the note if the notes are in memory,
+            and otherwise the word of the model.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         missing: Number of missing values.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
@@ -972,6 +973,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """
         import pandas as pd
 
+        self._check_aggregated()
         if not isinstance(groups, (pd.Series, list, tuple)):
             raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as notes['patient'].")
         keys = self._note_keys
@@ -998,10 +1000,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         found = self if self.results.context else self.with_context("negated", "experiencer")
         found = found.filter(negated=False, experiencer="patient")
         rows: list[tuple[Any, str, int]] = []
-        texts = map(raise_if_error, self._read_texts())
-        for note, (group, text) in enumerate(zip(column.tolist(), texts, strict=True)):
-            words = [(text or "")[span.start : span.end].lower() for span in found.note_spans(note)]
-            rows += [(group, " ".join(word.split()), note) for word in words]
+        words = found.iter_counted_words(map(raise_if_error, self._read_texts()))
+        for note, (group, note_words) in enumerate(zip(column.tolist(), words, strict=True)):
+            rows += [(group, word, note) for word in note_words]
         frame = pd.DataFrame(rows, columns=["group", "span_text", "note"])
         counts = frame.groupby(["group", "span_text"])["note"].agg(mentions="size", notes="nunique").reset_index()
         is_free = column.name is not None and column.name not in counts.columns
@@ -1289,7 +1290,12 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     def summary(self) -> Summary:
         """Return the number of texts, the number of entities by label, and the most frequent words."""
         columns = self.results.columns()
-        words = Counter(map(str.lower, columns["word"])) if self.show_text else {}
+        words: Counter[str] = Counter()
+        if self.show_text:
+            texts: Iterable[str | None] = repeat(None, len(self))
+            if self.texts is not None and not isinstance(next(iter_texts(self.texts), None), TextReference):
+                texts = self.iter_note_texts()
+            words.update(chain.from_iterable(self.iter_counted_words(texts)))
         num_missing = len(self.missing)
         return Summary(
             model=self.model,
@@ -1305,6 +1311,12 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             seconds=self.seconds,
         )
 
+    def iter_counted_words(self, texts: Iterable[str | None]) -> Iterator[list[str]]:
+        """Yield the entities of each note as they are counted: as in its text, or as the model's words if it is ``None``."""
+        for text, entities in zip(texts, self, strict=True):
+            words = [entity["word"] if text is None else text[entity["start"] : entity["end"]] for entity in entities]
+            yield [" ".join(word.lower().split()) for word in words]
+
     @cached_property
     def language_notice(self) -> tuple[str, ...]:
         """The number of notes that are not in English, as a sentence, if the model reads English only."""
@@ -1319,7 +1331,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
     def to_report(self) -> Report:
         """Return the counts, and the first texts with highlighted entities."""
-        summary = self.summary().to_report()
+        # The words of the entities are not displayed, so they are not counted.
+        summary = replace(self, show_text=False).summary().to_report()
         report = replace(summary, tables=summary.tables[:2])
         sentences = [*self.language_notice, *summary.sentences]
         if not self.show_text:
@@ -1370,10 +1383,13 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """Return the entities of a text as spans, or raise an error if they are tokens."""
         from .gold import GoldSpan
 
+        self._check_aggregated()
+        return [GoldSpan(*entity_span(entity)) for entity in self.results[index]]
+
+    def _check_aggregated(self) -> None:
         if self.results.key == "entity":
             message = "The results contain tokens that are not aggregated to entities."
             raise ConfigurationError(message, "Annotate with aggregation_strategy='simple' or another strategy.")
-        return [GoldSpan(*entity_span(entity)) for entity in self.results[index]]
 
     def score(self, gold: Any, *, labels: Mapping[str, str] | None = None, seed: int = 0) -> Scores:
         """Return the scores of the entities against gold entities of the same texts.

@@ -20,7 +20,7 @@ import openmed_nb as nb
 from helpers.annotations import make_annotations, make_entity, make_text
 from openmed_nb._render.display import to_text
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
-from openmed_nb.annotation.references import text_fingerprint
+from openmed_nb.annotation.references import FileReference, text_fingerprint
 from openmed_nb.annotation.results import MAX_TABLE_ROWS, MAX_TEXT_CHARACTERS, FingerprintedResult, ResultStore
 from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning
 
@@ -407,6 +407,14 @@ def test_summary_counts_texts_labels_and_words(results, show_text):
     assert summary.labels == Counter(label for label, _word in pairs)
     words = Counter(word.lower() for _label, word in pairs) if show_text else {}
     assert [*summary.words.items()] == sorted(words.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def test_summary_counts_the_text_of_the_note_if_it_is_in_memory():
+    texts = ["Crohn's\n disease", "CROHN'S DISEASE"]
+    found = make_annotations([[{**ASTHMA, "start": 0, "end": len(text)}] for text in texts], texts)
+    assert found.summary().words == {"crohn's disease": 2}
+    for unread in (None, [FileReference("", 1, 1)]):
+        assert replace(found, texts=unread).summary().words == {"asthma": 2}
 
 
 def test_summary_shows_counts_and_the_first_rows():
