@@ -197,6 +197,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         postprocess_params: Parameters,
     ) -> Iterator[list[Entity]]:
         """Return an iterator over the results of texts. transformers calls this method for every kind of input."""
+        check_integer("batch_size", batch_size)
         if self.special_tokens is None or _transformers_options(preprocess_params):
             if (stride := preprocess_params.get("tokenizer_params", {}).get("stride")) is not None:
                 check_integer("stride", stride, 0, self._max_tokens - 1)

@@ -100,6 +100,7 @@ class TestArguments:
         "options",
         [
             {"batch_tokens": 0},
+            *({"batch_size": size} for size in (0, "big")),
             *({"stride": stride} for stride in (-1, 62, 1000, "wide")),
             {"aggregation_strategy": "banana"},
             {"ignore_labels": "DATE"},
