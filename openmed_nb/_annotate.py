@@ -206,7 +206,7 @@ def annotate_in_session(  # noqa: C901, PLR0913, PLR0915 - one run, from its arg
 
                 session.notify(ProgressEvent("Asking", "the workers"))
                 name, texts, source = cluster_source(client, texts, model, arguments, batch_tokens)
-            inputs = _Inputs(texts, notes.resolve_ids(texts))
+            inputs = _Inputs(texts, notes.resolve_ids(texts), notes.id_name)
             run = _AnnotationRun(session, inputs, source, name, notes)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 run.restore(file, earlier)
@@ -333,9 +333,10 @@ class _Inputs(Iterator[object]):
         pending: All texts that were read and have no result yet.
     """
 
-    def __init__(self, texts: Iterable[object], ids: Any = None) -> None:
+    def __init__(self, texts: Iterable[object], ids: Any = None, id_name: str = "") -> None:
         self.texts = texts
         self.ids = ids
+        self.id_name = id_name
         self.preview_texts: list[str] = []
         self.pending: deque[_PendingText] = deque()
         self.known: dict[int, int] | None = None
@@ -349,7 +350,7 @@ class _Inputs(Iterator[object]):
         # The ids of a table that is read in chunks are known at the end.
         self._has_late_ids = ids is not None and self.count is None and not len(ids)
         if ids is not None:
-            warn_if_repeated(ids)
+            warn_if_repeated(ids, id_name)
 
     def __next__(self) -> object:
         if self._first_new:
@@ -396,7 +397,7 @@ class _Inputs(Iterator[object]):
         if self.ids is not None and self._read < len(self.ids):
             raise self._ids_error(f"{self._read:,}")
         if self._has_late_ids:
-            warn_if_repeated(self.ids)
+            warn_if_repeated(self.ids, self.id_name)
 
     def _ids_error(self, count: str) -> ConfigurationError:
         message = f"There are {len(self.ids):,} ids for {count} texts."

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import pluralize
+from .._utils.text import is_identifier
 from .._utils.validation import as_integer, invalid_type, is_hashable
 from .._utils.warning import warn
 from ..errors import UnmatchedIdsError
@@ -57,14 +58,22 @@ def list_positions(positions: Sequence[int]) -> str:
     return names if len(positions) <= MAX_NAMED_IDS else f"{names}, ..."
 
 
-def warn_if_repeated(ids: Any) -> None:
-    """Warn if ids occur more than once."""
+def warn_if_repeated(ids: Any, name: str) -> None:
+    """Warn if ids occur more than once.
+
+    Args:
+        ids: List of ids, or the index of a Series.
+        name: Name of a list of ids as a column.
+    """
     if len(set(ids)) == len(ids):
         return
     count = sum(len(positions) > 1 for positions in find_positions(ids).values())
     if count:
         verb = "occurs" if count == 1 else "occur"
-        warn(f"{pluralize(count, 'id')} {verb} more than once. Pass unique ids, or do not join tables by these ids.")
+        column = name if is_identifier(name) else "note_id"
+        keys = f"notes[{column!r}]" if type(ids) is list else "notes.index"
+        remedy = f"List them with notes[{keys}.duplicated(keep=False)], and do not join tables by these ids."
+        warn(f"{pluralize(count, 'id')} {verb} more than once. {remedy}")
 
 
 def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, remedy: str) -> list[int]:

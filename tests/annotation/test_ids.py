@@ -109,8 +109,8 @@ class TestSelection:
         assert [*found.at(2)] == [*found][2] == found[2:][0] == [*reversed(found)][1]
 
     def test_repeated_ids_are_stated_when_they_are_passed_and_selected(self):
-        with pytest.warns(OpenMedWarning, match="^1 id occurs more than once"):
-            found = annotate(NOTES, ids=["b2", MARKER, "a7", MARKER])
+        with pytest.warns(OpenMedWarning, match=r"^1 id occurs more than once\. .*notes\[notes\['case'\]\.duplicated"):
+            found = annotate(NOTES, ids=pd.Series(["b2", MARKER, "a7", MARKER], name="case"))
         with pytest.raises(ConfigurationError, match="No text has this id"):
             found.show(MARKER.lower())
         with pytest.raises(ConfigurationError, match="2 texts have this id, at positions 1, 3") as caught:
