@@ -131,7 +131,7 @@ class MaskedText(Displayable):
             return Report("Nothing masked", (IS_MISSING,), status=WARNING)
         title_suffix, limits = self.limits
         sentences = (*_partial_sentence(self.spans), *limits)
-        title = f"{pluralize(len(self.spans), 'entity', 'entities')} masked{title_suffix}"
+        title = f"{_count_entities(self.spans)} masked{title_suffix}"
         if not self.show_text:
             return Report(title, (*sentences, HIDDEN_TEXT_NOTICE), status=WARNING)
         sentences = (*sentences, *long_text_sentence(self.text))
@@ -152,8 +152,11 @@ class MaskedText(Displayable):
 def _partial_sentence(spans: Iterable[MaskedSpan]) -> tuple[str, ...]:
     """Return the number of masked words that are not entities, as a sentence, or an empty tuple."""
     count = len([span for span in spans if span.source == PARTIAL])
-    words = pluralize(count, "of them is a word", "of them are words")
-    return (f"{words} that the model labeled only in part.",) if count else ()
+    return (f"Also masked: {pluralize(count, 'word')} that the model labeled only in part.",) if count else ()
+
+
+def _count_entities(spans: Iterable[MaskedSpan]) -> str:
+    return pluralize(len([span for span in spans if span.source != PARTIAL]), "entity", "entities")
 
 
 def long_text_sentence(text: str) -> tuple[str, ...]:
@@ -222,7 +225,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
 
     def to_report(self) -> Report:
         """Return the number of replacements, the first texts with highlighted replacements, and the limits of masking."""
-        count = pluralize(sum(len(masked.spans) for masked in self), "entity", "entities")
+        spans = [span for masked in self for span in masked.spans]
         segments: list[TextSegment] = []
         for index, masked in enumerate(self[:MAX_DISPLAYED_TEXTS]):
             report = masked.to_report()
@@ -230,8 +233,8 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
             name = note_name(index, self.keys.ids if self.keys.row_index is None else self.keys.row_index)
             segments += [TextSegment(f"{name}: ", starts_text=True), *text_segments, TextSegment("\n")]
         title_suffix, sentences = self.limits
-        sentences = (*_partial_sentence(span for masked in self for span in masked.spans), *sentences)
-        title = f"{count} masked in {pluralize(len(self), 'text')}{title_suffix}"
+        sentences = (*_partial_sentence(spans), *sentences)
+        title = f"{_count_entities(spans)} masked in {pluralize(len(self), 'text')}{title_suffix}"
         if len(self) > MAX_DISPLAYED_TEXTS:
             sentences = (*sentences, f"Displayed: the first {MAX_DISPLAYED_TEXTS} texts.")
         rows = tuple((label, source, f"{count:,}") for (label, source), count in self.counts.items())
