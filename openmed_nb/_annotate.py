@@ -20,6 +20,7 @@ from ._events.activity import ProgressEvent
 from ._utils.clock import current_time
 from ._utils.text import model_label, short_type_name
 from ._utils.validation import check_bool, check_choice, check_names, check_optional_integer, invalid_type
+from ._utils.warning import warn
 from .annotation.inputs import NoteInputs, read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
@@ -393,9 +394,11 @@ class _Inputs(Iterator[object]):
         self._first_new.extend(islice(self, 1))
 
     def check_ids(self) -> None:
-        """Check, after all texts were read, that there are no ids without a text."""
+        """Check, after all texts were read, that there are texts, and no ids without a text."""
         if self.ids is not None and self._read < len(self.ids):
             raise self._ids_error(f"{self._read:,}")
+        if not self._read and isinstance(self.texts, Iterator):
+            warn("The iterator has no texts. If it was read before, create it again.")
         if self._has_late_ids:
             warn_if_repeated(self.ids, self.id_name)
 

@@ -22,7 +22,7 @@ from openmed_nb.annotation.results import AnnotatedText
 from openmed_nb.annotation.stream import chunk_characters
 from openmed_nb.devices.machine import format_device
 from openmed_nb.devices.registry import get_device
-from openmed_nb.errors import ConfigurationError, InvalidTextError, RunInterrupted
+from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning, RunInterrupted
 from openmed_nb.session import SESSION
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus and hypertension", "asthma"]
@@ -91,10 +91,15 @@ def test_one_text_is_one_note(annotated, pipe):
             annotated(pipe, "asthma \ud800", on_error=on_error)
 
 
-@pytest.mark.parametrize("series", [[], iter(()), pd.Series([], dtype=str)], ids=type)
+@pytest.mark.parametrize("series", [[], pd.Series([], dtype=str)], ids=type)
 def test_empty_series_has_no_results(annotated, pipe, series):
     found = annotated(pipe, series)
     assert (len(found), found.errors, list(found)) == (0, {}, [])
+
+
+def test_iterator_without_texts_is_a_warning(annotated, pipe):
+    with pytest.warns(OpenMedWarning, match="create it again"):
+        assert list(annotated(pipe, iter(()))) == []
 
 
 @pytest.mark.parametrize(

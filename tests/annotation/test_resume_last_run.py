@@ -87,6 +87,7 @@ def test_resume_keeps_options_of_run_and_prefers_those_of_the_call():
 
 
 @pytest.mark.parametrize("rest", [NOTES[:3], [*NOTES[2::-1], "other"], ()], ids=["fewer", "other", "none"])
+@pytest.mark.filterwarnings("ignore:The iterator has no texts")
 def test_run_of_fewer_notes_uses_and_keeps_the_interrupted_run(rest, expected):
     done = len(interrupt().annotations)
     assert list(nb.annotate(iter(rest), resume=True)) == list(nb.annotate(rest, **OPTIONS))
