@@ -22,6 +22,7 @@ from .._render.display import Displayable, Json, OverlappingSpan, Report, Table,
 from .._utils.text import describe_value, shorten
 from .._utils.validation import (
     check_integer,
+    check_names,
     check_number,
     invalid_type,
     invalid_value,
@@ -1272,6 +1273,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         for label in labels:
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
+        check_names("an argument of filter()", context, ("min_score", *CONTEXT_COLUMNS), "Arguments")
         check_context_values(self.results.context, context)
         if not (labels or context or min_score):
             return self

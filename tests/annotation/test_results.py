@@ -299,10 +299,11 @@ def test_filters_are_reported_and_unknown_labels_are_a_warning():
     [
         ((5,), {}),
         *(((), {"min_score": score}) for score in (2, -0.1, "high", 10**400)),
+        ((), {"score": 0.9}),
     ],
 )
 def test_filter_rejects_invalid_arguments(labels, options):
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=r"label|min_score"):
         make_annotations(MIXED).filter(*labels, **options)
 
 
