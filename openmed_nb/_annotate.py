@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from ._events.activity import ProgressEvent
 from ._utils.clock import current_time
 from ._utils.text import model_label, short_type_name
-from ._utils.validation import check_bool, check_choice, check_names, check_optional_integer, invalid_type
+from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
 from ._utils.warning import warn
 from .annotation.inputs import NoteInputs, read_inputs
 from .annotation.loading import create_pipeline
@@ -40,7 +40,7 @@ from .devices.machine import format_device
 from .errors import ConfigurationError, RunInterrupted
 from .models.config import PIPELINE_OPTIONS, OpenMedConfig
 from .models.registry import is_model_name
-from .session import SESSION, Session
+from .session import SESSION, Session, check_options
 
 if TYPE_CHECKING:
     from .annotation.pipeline import AnnotationPipeline
@@ -137,8 +137,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     """
     check_choice("on_error", on_error, ("raise", "record"))
     check_bool("show_text", show_text)
-    valid_options = sorted(PIPELINE_OPTIONS.union(annotate.__kwdefaults__ or ()))
-    check_names("an option of annotate()", arguments, valid_options, "Options")
+    check_options(annotate, arguments, PIPELINE_OPTIONS)
     # Options that were passed, for a run that resumes this one.
     options = {
         "model": model,

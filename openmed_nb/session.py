@@ -7,6 +7,7 @@ the session.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
@@ -68,6 +69,15 @@ class LoadPlan:
     follows: bool
     options: dict[str, Any]
     precision: DtypeChoice | None
+
+
+def check_options(
+    function: Callable[..., object], arguments: Iterable[str], options: Iterable[str] = LOAD_OPTIONS
+) -> None:
+    """Raise an error for the first argument that is neither a parameter of a public function nor one of its further options."""
+    parameters = inspect.getfullargspec(function)
+    valid_names = sorted({*options, *parameters.args, *parameters.kwonlyargs})
+    check_names(f"an option of {function.__name__}()", arguments, valid_names, "Options")
 
 
 class Session:
@@ -461,14 +471,16 @@ class Session:
         return LoadPlan(spec, choice.device, follows, options, precision)
 
     def load_spec(self, name: object, arguments: Mapping[str, object]) -> tuple[LoadSpec, str]:
-        """Return the specification and the device for a model that is loaded outside the session, and download its files."""
+        """Return the specification and the device for a model that is loaded outside the session, and download its files.
+
+        The caller checks the names of the arguments with :func:`check_options`.
+        """
         from .models.loading import model_folder
 
         with self.transaction():
             model_name = "bundled" if name is None else str(name)
             self.notify(ProgressEvent(LOADING, model_label(model_name)))
             plan = self.load_plan(model_name, OpenMedConfig(), arguments)
-            check_names("an option of load_model()", plan.options, sorted(LOAD_OPTIONS), "Options")
             return replace(plan.spec, folder=model_folder(plan.spec)), plan.device
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._utils.validation import check_names
 from ..models.config import PIPELINE_OPTIONS, OpenMedConfig, check_strategy, check_task
-from ..session import SESSION, Session
+from ..session import SESSION, Session, check_options
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline
@@ -22,7 +21,7 @@ def create_pipeline(
     **arguments: Any,
 ) -> AnnotationPipeline:
     """Return a token-classification pipeline on the device of the configuration or the session."""
-    check_names("an option of load_pipeline()", arguments, sorted(PIPELINE_OPTIONS), "Options")
+    check_options(load_pipeline, arguments, PIPELINE_OPTIONS)
     with session.transaction():
         check_task(task)
         strategy = check_strategy(aggregation_strategy)

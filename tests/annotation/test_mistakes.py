@@ -55,6 +55,8 @@ MISTAKES = {
     "gold": (lambda _: nb.read_annotations("gold.json"), "'gold.json'", "path of an existing file"),
     "position": (lambda found: found[999], "999 is not", "below 2"),
     "function": (lambda _: nb.anotate, "'anotate'", "Did you mean 'annotate'?"),
+    "option of a measurement": (lambda _: nb.sweep(max_batch=8), "'max_batch'", "Did you mean 'max_batch_size'?"),
+    "options of a module": (lambda _: nb.compare(abs, modle=1), "'modle'", "Did you mean 'model'?"),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 

@@ -32,7 +32,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...devices.system_status import UtilizationReader, make_utilization_reader
 from ...errors import ConfigurationError, DeviceUnavailableError
-from ...session import SESSION
+from ...session import SESSION, check_options
 from .timing import (
     MIN_VALUES,
     REPEAT_REMEDY,
@@ -309,6 +309,7 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         >>> compare(torch.linalg.inv, [torch.eye(8)], devices="cpu", seconds=1).task
         'own step'
     """
+    check_options(compare, arguments)
     start = current_time()
     batch_size = check_optional_integer("batch_size", batch_size)
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")

@@ -35,7 +35,7 @@ from ..._utils.validation import check_bool, check_integer, check_optional_integ
 from ...devices import profilers
 from ...devices.registry import get_device
 from ...errors import ConfigurationError
-from ...session import SESSION
+from ...session import SESSION, check_options
 from .fallbacks import Fallback, fallbacks
 from .timing import (
     DATA,
@@ -502,6 +502,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         >>> [finding.name for finding in result.findings], result.operators_per_step
         (['data', 'synchronization', 'tiny batch', 'fallback'], 1.0)
     """
+    check_options(profile, arguments)
     check_bool("signposts", signposts)
     steps = check_integer("steps", steps)
     batch_size = check_optional_integer("batch_size", batch_size)

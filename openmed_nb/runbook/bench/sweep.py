@@ -28,7 +28,7 @@ from ...devices.profilers import is_profiler_active, iter_memory_changes, profil
 from ...devices.registry import empty_cache, get_device, is_out_of_memory
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
-from ...session import SESSION
+from ...session import SESSION, check_options
 from ...training.curve import memory_exponent
 from .timing import (
     MAX_RATIO,
@@ -340,6 +340,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         >>> [point.rows for point in report.points], report.knee in (1, 2, 3, 4)
         ([1, 2, 3, 4], True)
     """
+    check_options(sweep, arguments)
     start = current_time()
     seconds = check_number("seconds", seconds, above=0, example="30")
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)

@@ -26,7 +26,7 @@ from ...devices.moving import copy_model, get_module, map_tensors, to_device
 from ...devices.registry import empty_cache, explain_out_of_memory, get_device
 from ...errors import ConfigurationError, InvalidModelError, OpenMedError
 from ...models.registry import is_model_name
-from ...session import SESSION
+from ...session import SESSION, check_options
 from ...training.steps import precision
 from ..bench.workloads import (
     check_batches,
@@ -238,6 +238,7 @@ def loss_parity(
         >>> report.steps, report.divergence_step, report.findings[1].evidence
         (3, None, 'explained by rounding of float32')
     """
+    check_options(loss_parity, arguments)
     steps = check_integer("steps", steps)
     dtype = "float32" if dtype is None else dtype
     check_choice("dtype", dtype, DTYPES)

@@ -25,7 +25,7 @@ from ...errors import ConfigurationError, DeviceUnavailableError, InvalidModelEr
 from ...models.config import DEFAULT_STRATEGY
 from ...models.loading import INT8, LoadSpec, load_from_spec
 from ...models.registry import is_model_name
-from ...session import SESSION
+from ...session import SESSION, check_options
 from ..bench.workloads import spec_of_pipeline
 from .parity_report import EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
 
@@ -100,6 +100,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
 
     options = {"device": device, "dtype": dtype, **arguments}
     options = {name: value for name, value in options.items() if value is not None}
+    check_options(parity, arguments)
     check_bool("gradients", gradients)
     with SESSION.operation():
         check_texts(texts)

@@ -30,7 +30,7 @@ from ...models.records import (
     record_store,
 )
 from ...models.registry import is_model_name
-from ...session import SESSION
+from ...session import SESSION, check_options
 from ..bench.timing import REPEAT_REMEDY, ReliabilityCheck, interleave
 from .parity import check_texts, pair_from_files, run_parity, select_gold
 from .parity_report import (
@@ -170,6 +170,7 @@ def validate_precision(
     """
     from ...annotation.references import get_row_index, iter_texts
 
+    check_options(validate_precision, arguments)
     with SESSION.operation():
         if not is_model_name(model):
             kind = short_type_name(model)

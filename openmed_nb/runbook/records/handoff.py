@@ -44,7 +44,7 @@ from ...models.files import (
 )
 from ...models.loading import LoadSpec, model_folder
 from ...models.registry import is_model_name
-from ...session import SESSION
+from ...session import SESSION, check_options
 from ...training.curve import FLAT
 from ..bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ..bench.workloads import validate_texts
@@ -185,6 +185,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         ModelError: If the model cannot be loaded.
         DeviceError: If the device is not available.
     """
+    check_options(handoff, arguments)
     check_bool("copy_model", copy_model)
     check_bool("copy_dataset", copy_dataset)
     with SESSION.operation():

@@ -35,7 +35,7 @@ from ...devices.machine import processor_name, read_simulation
 from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
 from ...errors import ConfigurationError, RunInterrupted
 from ...models.registry import find_model, is_model_name
-from ...session import SESSION
+from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
 from ..bench.workloads import ANNOTATION, validate_texts
 from ..verdict.metrics import TRAINING, Evidence
@@ -471,6 +471,7 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
         ...     print(error.remedy)
         Pass True or False.
     """
+    check_options(bring_up, arguments)
     check_bool("training", training)
     options = StepOptions(
         model=_check_model(model),

@@ -263,7 +263,6 @@ class TestLoader:
         (IDENTITY, torch.ones(0, 8), {}, "has no rows"),
         ("bundled_small", [], {}, "has no texts"),
         ("bundled_small", ["asthma"], {"training": True}, "list without a tensor"),
-        ("bundled_small", None, {"arguments": {"speed": 3}}, "speed"),
         ("bundled_small", None, {"length": 0}, "length.*0"),
         (IDENTITY, DataLoader(EXAMPLE), {"length": 8}, "length=8 has no effect"),
         *((sum_batch, data, {}, "cannot be iterated repeatedly") for data in (None, iter([EXAMPLE]), EXAMPLE)),
