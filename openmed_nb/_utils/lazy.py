@@ -15,21 +15,27 @@ from pathlib import Path
 from .validation import suggest_one
 
 
-def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub next to its file."""
-    imports = [
-        node
-        for node in ast.parse(Path(file).with_suffix(".pyi").read_text("utf-8")).body
-        if isinstance(node, ast.ImportFrom)
-    ]
-    modules = {
+def _read_stub(file: Path) -> dict[str, str]:
+    """Return the module of each name that a stub imports from its package."""
+    imports = [node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ImportFrom)]
+    return {
         alias.name: "." * node.level + (node.module or "") for node in imports if node.level for alias in node.names
     }
 
+
+def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the stub next to its file."""
+    modules = _read_stub(Path(file).with_suffix(".pyi"))
+
     def import_name(name: str) -> object:
         if name not in modules:
-            message = f"module {package!r} has no attribute {name!r}. {suggest_one(name, modules)}"
-            raise AttributeError(message.rstrip())
+            inner = {
+                inner_name: f"{stub.parent.name}.{inner_name}"
+                for stub in Path(file).parent.glob("*/__init__.pyi")
+                for inner_name in _read_stub(stub)
+            }
+            suggestion = suggest_one(inner.get(name, name), [*modules, *inner.values()])
+            raise AttributeError(f"module {package!r} has no attribute {name!r}. {suggestion}".rstrip())
         path = modules[name]
         value = import_module(f".{name}", package) if path == "." else getattr(import_module(path, package), name)
         setattr(sys.modules[package], name, value)  # Further accesses do not call this function.

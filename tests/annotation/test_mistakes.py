@@ -57,6 +57,7 @@ MISTAKES = {
     "function": (lambda _: nb.anotate, "'anotate'", "Did you mean 'annotate'?"),
     "option of a measurement": (lambda _: nb.sweep(max_batch=8), "'max_batch'", "Did you mean 'max_batch_size'?"),
     "options of a module": (lambda _: nb.compare(abs, modle=1), "'modle'", "Did you mean 'model'?"),
+    "name of a namespace": (lambda _: nb.parity, "'parity'", "Did you mean 'runbook.parity'?"),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 
