@@ -147,7 +147,7 @@ def test_lowest_layer_imports_nothing():
         "_render.values",
         "_utils.text",
     }
-    assert set(package_imports(PACKAGE / "_render" / "values.py")) == {"_render.drawing"}
+    assert set(package_imports(PACKAGE / "_render" / "values.py")) == {"_render.drawing", "_utils.validation"}
 
 
 def test_package_is_imported_relatively():

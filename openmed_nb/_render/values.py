@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from .._utils.validation import suggest_one
+
 if TYPE_CHECKING:
     from .drawing import Chart
 
@@ -285,6 +287,17 @@ class Displayable(JsonMixin):
             sentences=tuple(filter(None, (notice, *report.sentences))),
             charts=tuple(replace(chart, caption=f"{chart.caption}{suffix}") for chart in report.charts),
         )
+
+    if not TYPE_CHECKING:  # A type checker knows the attributes.
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return object.__getattribute__(self, name)
+            except AttributeError as error:
+                # pickle, copy and IPython look up many names with an underscore.
+                if name.startswith("_") or name in dir(self):
+                    raise
+                raise AttributeError(f"{error}. {suggest_one(name, dir(self))}".rstrip()) from None
 
     def __str__(self) -> str:
         return str(_rendering().to_text(self.final_report()))

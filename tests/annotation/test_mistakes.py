@@ -58,6 +58,7 @@ MISTAKES = {
     "option of a measurement": (lambda _: nb.sweep(max_batch=8), "'max_batch'", "Did you mean 'max_batch_size'?"),
     "options of a module": (lambda _: nb.compare(abs, modle=1), "'modle'", "Did you mean 'model'?"),
     "name of a namespace": (lambda _: nb.parity, "'parity'", "Did you mean 'runbook.parity'?"),
+    "attribute": (lambda found: found.wth_context, "'wth_context'", "Did you mean 'with_context'?"),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 
@@ -79,6 +80,11 @@ def test_names_with_spaces_are_not_in_errors():
         with pytest.raises(ConfigurationError) as caught:
             annotate(table, **options)
         assert "Zyxwv" not in str(caught.value)
+
+
+def test_names_with_an_underscore_get_no_suggestion(found):
+    with pytest.raises(AttributeError, match=r"'_repr_htm_'$"):
+        assert found._repr_htm_
 
 
 def test_sequence_ends_with_an_index_error(found):
