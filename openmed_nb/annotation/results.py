@@ -783,7 +783,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             message = "No text has this id."
             if indices:
                 message = f"{len(indices)} texts have this id, at positions {list_positions(indices)}."
-            raise ConfigurationError(message, "Pass a position, from 0, to found.at().")
+            raise ConfigurationError(message, "Compare it with found.ids, or pass a position, from 0, to found.at().")
         return indices[0]
 
     def at(self, position: int) -> AnnotatedText:

@@ -59,6 +59,9 @@ MISTAKES = {
     "options of a module": (lambda _: nb.compare(abs, modle=1), "'modle'", "Did you mean 'model'?"),
     "name of a namespace": (lambda _: nb.parity, "'parity'", "Did you mean 'runbook.parity'?"),
     "attribute": (lambda found: found.wth_context, "'wth_context'", "Did you mean 'with_context'?"),
+    "unknown id": (lambda _: annotate(**COLUMNS).show("F9"), "No text has this id", "found.ids"),
+    "one text": (lambda _: nb.runbook.parity("bundled_small", "Well."), "a string, which is one text", "Pass a list"),
+    "texts for training": (lambda _: nb.compare("bundled_small", ["Well."], training=True), "list", "labels for training"),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 

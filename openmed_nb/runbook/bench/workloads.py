@@ -596,7 +596,7 @@ def parse_example_inputs(inputs: object) -> ModelInputs:
     example = model_inputs(inputs)
     if next(named_tensors(example), None) is None:
         message = f"{short_type_name(inputs)} without a tensor is not a valid example input of a model."
-        remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt'."
+        remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt', with labels for training."
         raise ConfigurationError(message, remedy)
     return example.copy()
 

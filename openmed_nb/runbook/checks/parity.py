@@ -128,7 +128,7 @@ def check_texts(texts: object) -> None:
     """Raise ``ConfigurationError`` if ``texts`` is not an iterable, without iterating over it."""
     from ...annotation.references import check_iterable
 
-    if texts is None or isinstance(texts, str):
+    if texts is None:
         raise _no_texts_error()
     check_iterable(texts)
 

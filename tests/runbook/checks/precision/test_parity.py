@@ -200,7 +200,7 @@ class TestArguments:
             parity(pipe, self.TEXTS, gold=gold)
         assert "asthma" not in str(caught.value), message
 
-    @pytest.mark.parametrize("texts", [None, [], iter(()), "asthma"])
+    @pytest.mark.parametrize("texts", [None, [], iter(())])
     def test_texts_are_required(self, pipe, texts):
         with pytest.raises(ConfigurationError, match="There are no texts to compare"):
             parity(pipe, texts)
