@@ -164,10 +164,22 @@ def suggest_one(word: str, words: Iterable[str]) -> str:
     return "".join(f"Did you mean {match!r}?" for match in _closest_matches(word, words)[:1])
 
 
+def suggest_folder(path: str) -> str:
+    """Return a question with the folder beside a path whose name is the most similar, or an empty string.
+
+    Args:
+        path: Path that does not exist.
+    """
+    root, name = os.path.split(path)
+    try:
+        with os.scandir(root or ".") as entries:
+            return suggest_one(name, [entry.name for entry in entries if entry.is_dir()])
+    except (OSError, ValueError):  # The parent folder does not exist or cannot be read.
+        return ""
+
+
 def suggest(word: str, words: Iterable[str], noun: str = "Valid values") -> str:
     """Return the remedy for an invalid word: the most similar valid word, and up to ten valid words, the nearest first.
-
-    Of more than ten valid words, it contains only those that are similar, if there are any.
 
     Args:
         word: The invalid word.

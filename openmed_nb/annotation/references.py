@@ -20,7 +20,7 @@ from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
 from .._utils.text import describe_file, describe_value, short_type_name
-from .._utils.validation import suggest_one
+from .._utils.validation import suggest_folder
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 
@@ -291,8 +291,7 @@ def _not_found_error(path: str, host: str) -> ConfigurationError:
     if glob.has_magic(name) or os.path.exists(os.path.join(root, name)):
         name = os.path.relpath(path, root)  # The part is a file, or a pattern that may have matches.
     elif is_folder:
-        with os.scandir(root) as entries:
-            remedy = suggest_one(name, [entry.name for entry in entries if entry.is_dir()]) or remedy
+        remedy = suggest_folder(os.path.join(root, name)) or remedy
     message = f"{describe_file(PurePath(name))} was not found in the folder {describe_file(PurePath(root)) if PurePath(root).name else root} on {host}."
     return ConfigurationError(message, remedy)
 

@@ -7,15 +7,15 @@ in a directory, loading needs no network access.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .._utils.text import describe_error, describe_value
+from .._utils.validation import suggest_folder, suggest_one
 from ..devices.request import mask_secrets
-from ..errors import ModelDownloadError, ModelError, UnknownModelError
+from ..errors import InvalidModelError, ModelDownloadError, ModelError, UnknownModelError
 from .config import OpenMedConfig
 
 # The models in this package, which work offline and read English only.
@@ -71,7 +71,7 @@ def is_model_name(model: object) -> bool:
 
 
 def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:
-    """Return the location of a model, or raise an UnknownModelError that suggests similar names.
+    """Return the location of a model, or raise an UnknownModelError that suggests a similar name.
 
     A name is ``None`` or ``"bundled"`` for the bundled model, a directory, a Hub id (``org/name``), an alias of the
     openmed package (``disease_detection_tiny``), or a name in the default organization.
@@ -83,6 +83,10 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
         folder = os.path.expanduser(text)
         if os.path.isdir(folder):
             return ModelReference(text, os.path.abspath(folder))
+        if os.path.isfile(folder) and text not in ALIASES:
+            raise InvalidModelError(
+                f"{describe_value(text)} is a file.", "Pass the folder with all files of the model."
+            )
     if text in ALIASES:
         return ModelReference(text, ALIASES[text], on_hub=True)
     if ALIAS_PATTERN.fullmatch(text):
@@ -95,13 +99,11 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
 
 
 def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
-    """Return the error for an unknown name, with an optional hint and the most similar names."""
+    """Return the error for an unknown name, with an optional hint and the most similar name or folder."""
     aliases = all_aliases()
-    names = {name.lower(): name for name in ("bundled_small", *aliases, *aliases.values())}
-    matches = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.75)
-    suggestions = "".join(f"{names[match]!r}, " for match in matches) + ("or " if matches else "")
+    suggestion = suggest_one(name, [*BUNDLED, *aliases, *aliases.values()]) or suggest_folder(name)
     message = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
-    return UnknownModelError(message, f"{hint} Use {suggestions}'bundled', which works offline.".strip())
+    return UnknownModelError(message, f"{hint} {suggestion} Use 'bundled', which works offline.")
 
 
 def all_aliases() -> dict[str, str]:

@@ -62,6 +62,8 @@ MISTAKES = {
     "unknown id": (lambda _: annotate(**COLUMNS).show("F9"), "No text has this id", "found.ids"),
     "one text": (lambda _: nb.runbook.parity("bundled_small", "Well."), "a string, which is one text", "Pass a list"),
     "texts for training": (lambda _: nb.compare("bundled_small", ["Well."], training=True), "list", "labels for training"),
+    "folder of a model": (lambda _: nb.load_model("./notes_2025"), "'./notes_2025'", "Did you mean 'notes_2024'?"),
+    "file as a model": (lambda _: nb.load_model("notes.csv"), "'notes.csv' is a file", "Pass the folder"),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 
