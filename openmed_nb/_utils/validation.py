@@ -191,13 +191,9 @@ def suggest(word: str, words: Iterable[str], noun: str = "Valid values") -> str:
         ("Did you mean 'cuda'? Valid values: cuda, cpu.", 'Valid values: cpu, cuda.')
     """
     valid_words = list(words)
-    listed = _closest_matches(word, valid_words)
     more = ", …" if len(valid_words) > MAX_SUGGESTIONS else ""
-    if not (listed and more):
-        listed += valid_words
-    distinct = list(dict.fromkeys(listed))[:MAX_SUGGESTIONS]
-    choices = f"{noun}: {describe_names(distinct)}{more}."
-    return f"{suggest_one(word, valid_words)} {choices}".lstrip()
+    distinct = list(dict.fromkeys([*_closest_matches(word, valid_words), *valid_words]))[:MAX_SUGGESTIONS]
+    return f"{suggest_one(word, valid_words)} {noun}: {describe_names(distinct)}{more}.".lstrip()
 
 
 def check_names(subject: str, names: Iterable[str], valid_names: Iterable[str], noun: str = "Valid values") -> None:

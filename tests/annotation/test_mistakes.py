@@ -40,7 +40,7 @@ MISTAKES = {
     "list as a table": (lambda _: annotate(["Well."], **COLUMNS), "id_column requires a table, not list", "Pass a DataFrame"),
     "name of a column": (lambda _: annotate(text_column=["text"]), "text_column: list", "name of a column"),
     "option of annotate": (lambda _: annotate(text_colum="text"), "'text_colum'", "Did you mean 'text_column'?"),
-    "option of a pipeline": (lambda _: load(batchsize=3), "'batchsize'", "Options: batch_size, batch_tokens, …"),
+    "option of a pipeline": (lambda _: load(batchsize=3), "'batchsize'", "Options: batch_size, batch_tokens, "),
     "option of a model": (lambda _: nb.load_model("bundled_small", devise="cpu"), "'devise'", "Did you mean 'device'?"),
     "strategy": (lambda _: load(aggregation_strategy="frist"), "'frist'", "'first'? Valid values: first, none, "),
     "dtype": (lambda _: load(dtype="flaot16"), "'flaot16'", "Did you mean 'float16'?"),
@@ -64,6 +64,7 @@ MISTAKES = {
     "texts for training": (lambda _: nb.compare("bundled_small", ["Well."], training=True), "list", "labels for training"),
     "folder of a model": (lambda _: nb.load_model("./notes_2025"), "'./notes_2025'", "Did you mean 'notes_2024'?"),
     "file as a model": (lambda _: nb.load_model("notes.csv"), "'notes.csv' is a file", "Pass the folder"),
+    "threshold": (lambda _: nb.runbook.gates(sped_up=1), "'sped_up'", "Gates: speedup, utilization, "),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 

@@ -617,10 +617,11 @@ def gates(**changed: float) -> Gates:
     Example:
         >>> gates(speedup=0.3).changes, gates().memory_growth
         (('Gate changed: speedup from 22% to 30%.',), 0.26)
-        >>> gates(speed=0.3)
+        >>> gates(memory=0.3)
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: 'speed' is not a gate. Did you mean 'speedup'? Gates: speedup, ….
+        openmed_nb.errors.ConfigurationError: 'memory' is not a gate. Did you mean 'memory_growth'? Gates: memory_growth, speedup, \
+utilization, entity_agreement, recall_loss, logits, gradients, headroom, data_fraction, transfer_fraction, ….
     """
     check_names("a gate", changed, GATES, "Gates")
     return Gates(**changed)
