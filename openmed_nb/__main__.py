@@ -20,6 +20,7 @@ from ._annotate import annotate_in_session
 from ._events.activity import ProgressEvent
 from ._render.values import Json
 from ._utils.text import describe_error, parser_problem, short_type_name
+from ._utils.validation import suggest_one
 from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
 from .models.registry import BUNDLED_FOLDER
@@ -52,9 +53,12 @@ def main(arguments: list[str] | None = None) -> int:
         "bring-up": run_bring_up,
     }
     run = annotate
+    suggestion = ""
     if words and words[0] in commands:
         run = commands[words[0]]
         words = words[1:]
+    elif words:
+        suggestion = suggest_one(words[0], commands)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()
@@ -62,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
         if run in {run_report, run_bring_up}:  # These commands take minutes.
             stack.callback(SESSION.subscribe(print_progress))
         try:
+            # The error does not contain the word, because the name of a file may be that of a patient.
+            if suggestion and not Path(words[0]).exists():
+                raise ConfigurationError("The first word is neither a command nor a file.", suggestion)
             output, status = run(words)
             write_output(output)
         except OpenMedError as error:

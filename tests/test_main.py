@@ -36,6 +36,7 @@ def test_annotate_prints_json(command, capsys):
         (["--device", "banana"], "UnknownDeviceError: 'banana'"),
         (["--model", "disease_detection_tinny"], "UnknownModelError: Model 'disease_detection_tinny' not found"),
         (["no such note.txt"], "No such file or directory"),
+        (["repot", "x"], "Did you mean 'report'?"),
         ([str(EXAMPLE_NOTE.parent)], "Is a directory"),
         ([str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors")], "InvalidTextError: "),
         (["doctor", "disease_detection_tinny"], "UnknownModelError: "),
@@ -48,6 +49,13 @@ def test_error_is_one_line(arguments, message, capsys):
     assert message in printed.err
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
+
+
+def test_unexpected_options_are_named(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", "folder", "--model", "Zyxwv"])
+
+    assert capsys.readouterr().err.endswith("unexpected arguments: --model …\n")
 
 
 def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys):

@@ -53,6 +53,9 @@ MAX_COMPOUND_CHARACTERS = 160
 IDENTIFIER_PATTERN = re.compile(r"[!-~]*")
 COMPOUND_PATTERN = re.compile(r"(<class ')?[/~.]*\w{1,40}([./\\:_-]+\w{1,40})+('>)?", re.ASCII)
 
+# Word that does not have the form of an option, such as "--model".
+NO_OPTION_PATTERN = re.compile(r"(?<!\S)(?!--[a-z-]+(?!\S))\S+")
+
 # Quoted part of a message. An apostrophe inside a word is not a quotation mark.
 QUOTED_PATTERN = re.compile(r"""(?<!\w)(?:[bru]{1,2}(?=['"]))?(['"`])(.*?)\1(?!\w)""", re.DOTALL)
 
@@ -155,12 +158,12 @@ def parser_problem(message: str) -> str:
     """Return the message of argparse without the words of the parsed line, which may be part of a note.
 
     Example:
-        >>> parser_problem("unrecognized arguments: Has asthma"), parser_problem("argument --length: expected one argument")
-        ('2 unexpected arguments', 'argument --length: expected one argument')
+        >>> parser_problem("unrecognized arguments: asthma --modl"), parser_problem("argument --length: expected one argument")
+        ('unexpected arguments: … --modl', 'argument --length: expected one argument')
     """
     kind, _, words = message.partition(": ")
     if kind == "unrecognized arguments":
-        return f"{len(words.split())} unexpected arguments"
+        return f"unexpected arguments: {NO_OPTION_PATTERN.sub('…', words)}"
     return "an ambiguous option" if kind == "ambiguous option" else without_quotes(message)
 
 
