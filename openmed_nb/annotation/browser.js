@@ -167,7 +167,7 @@ function render({ model, el }) {
       }
     }
     for (const [column, values] of entity.right === false ? [] : Object.entries(state.review.context_values)) {
-      const value = entity.context[column] ?? values[0]; // A missed entity has no context until it is marked.
+      const value = entity.context[column];
       if (typeof value === "boolean") {
         append(column, element("input", { type: "checkbox", checked: value, onchange: () => mark(entity, true, { [column]: !value }) }));
       } else {
@@ -198,7 +198,7 @@ function render({ model, el }) {
     actions[CONTEXT_KEYS[column]] = () => {
       if (pending) return; // The next value depends on the state after the change.
       const entity = state.review.entities[selected];
-      if (entity && entity.right !== false) mark(entity, true, { [column]: values[(values.indexOf(entity.context[column] ?? values[0]) + 1) % values.length] });
+      if (entity && entity.right !== false) mark(entity, true, { [column]: values[(values.indexOf(entity.context[column]) + 1) % values.length] });
     };
   }
   el.addEventListener("keydown", (event) => {

@@ -273,12 +273,16 @@ class ReviewListing(NoteListing):
         self.review.mark(note, start, end, label)
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
-        """Return the entities of the model and the missed entities of a note."""
+        """Return the entities of the model and the missed entities of a note, without wrong ones whose boundaries were corrected."""
         note = self.review.note_at(index)
         entities = dict(zip(self.review.entities[note], self.found.results[index], strict=True))
         contexts = self.review.contexts(note)
+        marks = self.review.marked_spans(note)
+        right = [span for span, is_right in marks.items() if is_right]
         shown: list[Mapping[str, Any]] = []
         for span in self._spans(note):
+            if not marks.get(span, True) and any(map(span.overlaps, right)):
+                continue
             entity = entities.get(span, {})
             context = contexts[span]
             # The cue is not that of a corrected value.

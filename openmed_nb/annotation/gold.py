@@ -38,6 +38,10 @@ class GoldSpan(NamedTuple):
     end: int
     label: str
 
+    def overlaps(self, span: GoldSpan) -> bool:
+        """Return whether an entity has characters in common with another one."""
+        return self.start < span.end and span.start < self.end
+
 
 class SpanText(NamedTuple):
     """The characters of a span of a text.

@@ -234,7 +234,8 @@ class Review(LiveNotes):
             label: Label of the span.
             right: ``True`` for a true entity, also for one that the model missed. ``False`` for an entity of the model that is
                 wrong. ``None`` removes the mark.
-            context: Correct values of columns of the reviewed annotations, such as ``negated=True``. The others remain unchanged.
+            context: Correct values of columns of the reviewed annotations, such as ``negated=True``. The others remain unchanged. A
+                missed entity has those of the entity that it overlaps, or else not negated, not uncertain, recent and patient.
 
         Raises:
             ConfigurationError: If the note is not in the sample, the span is not in its text, the annotations do not have this
@@ -268,7 +269,7 @@ class Review(LiveNotes):
         if right is None:
             marks.pop(span, None)
         else:
-            marks[span] = {**self.contexts(note).get(span, {}), **context} if right else None
+            marks[span] = {**self._start_context(note, span, self.contexts(note)), **context} if right else None
         finished = self.is_reviewed(note) and (right is not None or span not in self.entities[note])
         self._change(note, NoteMarks(marks, finished))
 
@@ -345,15 +346,30 @@ class Review(LiveNotes):
         return {span: values is not None for span, values in self.note_marks(note).spans.items()}
 
     def contexts(self, note: object) -> dict[GoldSpan, Context]:
-        """Return the context of each entity: the marked values, or else those of the results."""
+        """Return the context of each entity: the marked values, or else those of the results or of an overlapping entity."""
         position = self.position_of(note)
         entities = zip(self.entities[note], self.found.results[position], strict=True)
         contexts: dict[GoldSpan, Context] = {
             span: {name: entity[name] for name in self.context_values} for span, entity in entities
         }
         for span, values in self.note_marks(note).spans.items():
-            contexts[span] = {**contexts.get(span, {}), **(values or {})}
+            contexts[span] = {**self._start_context(note, span, contexts), **(values or {})}
         return contexts
+
+    def _start_context(self, note: object, span: GoldSpan, contexts: Mapping[GoldSpan, Context]) -> Context:
+        """Return the context of an entity before it is corrected.
+
+        A missed entity often corrects the boundaries of an entity of the model, so it has the context of the closest of those that
+        it overlaps.
+        """
+        if span in contexts:
+            return contexts[span]
+        overlapping = [entity for entity in self.entities[note] if span.overlaps(entity)]
+        if not overlapping:
+            return {name: values[0] for name, values in self.context_values.items()}
+        return contexts[
+            min(overlapping, key=lambda entity: abs(entity.start - span.start) + abs(entity.end - span.end))
+        ]
 
     def unmarked_spans(self, note: object) -> list[GoldSpan]:
         """Return the entities of a note without a mark."""

@@ -173,6 +173,20 @@ def test_corrected_context_belongs_to_an_entity_with_its_label():
     assert review.score().context["negated"].spurious == 1
 
 
+def test_missed_entity_has_the_context_of_the_entity_it_corrects():
+    review = annotate(["No type 2 diabetes mellitus. She walks."]).with_context().review()
+    review.mark(0, 3, 27, "DISEASE", right=False)
+    listing = ReviewListing(review)
+    assert "3 to 27" in listing.state()["html"]
+    review.mark(0, 10, 27, "DISEASE")
+    review.mark(0, 33, 38, "DISEASE")
+    review.accept(0)
+    state = listing.state()
+    assert "3 to 27" not in state["html"]
+    assert [entity["context"]["negated"] for entity in state["review"]["entities"]][1:] == [True, False]
+    assert review.to_frame()["negated"].tolist() == [None, True, False]
+
+
 def test_corrected_context_is_displayed_without_the_cue():
     review = annotate(["History of asthma."]).with_context("temporality", "temporality_by").review()
     review.mark(0, *review.entities[0][0], temporality="hypothetical")
