@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._render.display import Displayable, JsonMixin, Report, Table, format_percent, pluralize
+from .._render.display import UNKNOWN, Displayable, JsonMixin, Report, Table, format_percent, pluralize
 from .gold import GoldSpan
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ class Interval(NamedTuple):
     high: float
 
 
-# Interval of scores without texts.
-_NO_INTERVAL = Interval(0.0, 0.0)
-
-
 @dataclass(frozen=True)
 class SchemeScores(JsonMixin):
     """Counts of matches between predicted and gold entities over all texts, as in SemEval 2013, task 9.1.
@@ -53,7 +49,7 @@ class SchemeScores(JsonMixin):
         partial: Predicted entities that overlap a gold entity with other boundaries, in the scheme ``partial`` only.
         missed: Gold entities without a prediction.
         spurious: Predicted entities without a gold entity.
-        f1_interval: Interval of F1.
+        f1_interval: Interval of F1, or ``None`` if there are no entities.
     """
 
     correct: int = 0
@@ -61,7 +57,7 @@ class SchemeScores(JsonMixin):
     partial: int = 0
     missed: int = 0
     spurious: int = 0
-    f1_interval: Interval = _NO_INTERVAL
+    f1_interval: Interval | None = None
 
     JSON_PROPERTIES = ("precision", "recall", "f1")
 
@@ -76,20 +72,20 @@ class SchemeScores(JsonMixin):
         return self.correct + self.incorrect + self.partial + self.missed
 
     @property
-    def precision(self) -> float:
-        """Fraction of the predicted entities that match, or 0 if there are none. A partial match counts as half."""
-        return (self.correct + 0.5 * self.partial) / self.predicted if self.predicted else 0.0
+    def precision(self) -> float | None:
+        """Fraction of the predicted entities that match, or ``None`` if there are none. A partial match counts as half."""
+        return (self.correct + 0.5 * self.partial) / self.predicted if self.predicted else None
 
     @property
-    def recall(self) -> float:
-        """Fraction of the gold entities that match, or 0 if there are none. A partial match counts as half."""
-        return (self.correct + 0.5 * self.partial) / self.gold if self.gold else 0.0
+    def recall(self) -> float | None:
+        """Fraction of the gold entities that match, or ``None`` if there are none. A partial match counts as half."""
+        return (self.correct + 0.5 * self.partial) / self.gold if self.gold else None
 
     @property
-    def f1(self) -> float:
-        """Harmonic mean of precision and recall, or 0 if both are 0."""
-        total = self.precision + self.recall
-        return 2 * self.precision * self.recall / total if total else 0.0
+    def f1(self) -> float | None:
+        """Harmonic mean of precision and recall, 0 if one of them is not known, or ``None`` if both are not known."""
+        total = self.predicted + self.gold
+        return (2 * self.correct + self.partial) / total if total else None
 
 
 @dataclass(frozen=True)
@@ -166,7 +162,7 @@ class Scores(Displayable):
         strict = self.total.strict
         gold = pluralize(strict.gold, "gold entity", "gold entities")
         title = f'The model "{self.model}" found {strict.correct:,} of {gold} exactly'
-        sentences = [f"Strict F1: {format_percent(strict.f1, '.1f')} in {pluralize(self.num_texts, 'text')}."]
+        sentences = [f"Strict F1: {_format_rate(strict.f1)} in {pluralize(self.num_texts, 'text')}."]
         if self.gold_characters:
             fraction = format_percent(self.uncovered_characters / self.gold_characters, ".1f")
             sentences.append(
@@ -185,9 +181,13 @@ class Scores(Displayable):
 
 
 def _row(label: str, scheme: str, scores: SchemeScores) -> tuple[str, ...]:
-    rates = (scores.precision, scores.recall, scores.f1, *scores.f1_interval)
-    precision, recall, f1, low, high = (format_percent(rate, ".1f") for rate in rates)
-    return label, scheme, precision, recall, f1, f"{low} to {high}", f"{scores.gold:,}", f"{scores.predicted:,}"
+    precision, recall, f1 = map(_format_rate, (scores.precision, scores.recall, scores.f1))
+    interval = " to ".join(map(_format_rate, scores.f1_interval)) if scores.f1_interval else UNKNOWN
+    return label, scheme, precision, recall, f1, interval, f"{scores.gold:,}", f"{scores.predicted:,}"
+
+
+def _format_rate(rate: float | None) -> str:
+    return UNKNOWN if rate is None else format_percent(rate, ".1f")
 
 
 def _find_overlaps(spans: Sequence[GoldSpan], others: Iterable[GoldSpan]) -> list[list[int]]:
@@ -285,7 +285,7 @@ def summarize_counts(counts: np.ndarray, seed: int) -> list[SchemeScores]:
     summaries = []
     for total, values in zip(totals.tolist(), f1, strict=True):
         scores = SchemeScores(*total)
-        if any(total):
+        if scores.f1 is not None:
             # A resample without the entities of a rare label has no F1.
             interval = Interval(*np.nanquantile(values, quantiles).tolist())
             # Without errors, or with a single text, all resamples are equal, which does not make the score certain.

@@ -54,10 +54,15 @@ def to_tags(spans, length=41):
     return tags
 
 
+def known_rates(scores):
+    """Return precision, recall and F1, 0 for 0/0 as in nervaluate and seqeval."""
+    return [rate or 0 for rate in (scores.precision, scores.recall, scores.f1)]
+
+
 def assert_same_counts(ours, theirs):
     expected = (theirs.correct, theirs.incorrect, theirs.partial, theirs.missed, theirs.spurious)
     assert (ours.correct, ours.incorrect, ours.partial, ours.missed, ours.spurious) == expected
-    assert (ours.precision, ours.recall, ours.f1) == pytest.approx((theirs.precision, theirs.recall, theirs.f1))
+    assert known_rates(ours) == pytest.approx([theirs.precision, theirs.recall, theirs.f1])
 
 
 def sum_matches(texts, scheme, label=None):
@@ -89,7 +94,7 @@ def test_strict_counts_equal_seqeval(texts):
     metrics = (seqeval.metrics.precision_score, seqeval.metrics.recall_score, seqeval.metrics.f1_score)
     options = {"mode": "strict", "scheme": seqeval.scheme.IOB2, "zero_division": 0}
     theirs = [metric(tags[1], tags[0], **options) for metric in metrics]
-    assert [ours.precision, ours.recall, ours.f1] == pytest.approx(theirs)
+    assert known_rates(ours) == pytest.approx(theirs)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     assert scores.recall == 0.8
     assert scores.f1_interval.low < scores.f1 < scores.f1_interval.high
     assert scores.f1_interval.high - scores.f1 == pytest.approx(scores.f1 - scores.f1_interval.low, rel=0.3)
-    assert empty.f1_interval == (0.0, 0.0)
+    assert empty.f1_interval is None
     assert summarize_counts(counts, seed=1) == [scores, empty]
     assert summarize_counts(counts, seed=2)[0].f1_interval != scores.f1_interval
     # Without errors, the lower end is 46 / (46 + 1.96 squared).
@@ -122,7 +127,7 @@ def test_intervals_contain_the_scores_and_are_reproducible():
     (one_text,) = summarize_counts(np.array([[[2, 0, 0, 1, 1]]]), seed=0)
     assert one_text.f1_interval.low < one_text.f1 < one_text.f1_interval.high
     (without_texts,) = summarize_counts(np.zeros((0, 1, 5), int), seed=0)
-    assert (without_texts.gold, without_texts.f1_interval) == (0, (0.0, 0.0))
+    assert (without_texts.gold, without_texts.f1_interval) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +179,19 @@ def test_scores_of_texts():
     assert scores.missed[0].show() == "shown 10"
     assert {"missed", "added"}.isdisjoint(scores.to_dict())
     assert make_scores() == scores
+
+
+def test_rate_of_no_entities_is_not_known():
+    names = [GoldSpan(0, 1, "NAME")]
+    sides = (([], []), ([], names), (names, []))
+    totals = [
+        score_spans("model", {0: spans}, {0: gold}, str, 0).to_report().tables[0].rows[0] for spans, gold in sides
+    ]
+    assert [total[2:5] for total in totals] == [
+        ("not known", "not known", "not known"),
+        ("not known", "0.0%", "0.0%"),
+        ("0.0%", "not known", "0.0%"),
+    ]
 
 
 def test_report_of_scores():
