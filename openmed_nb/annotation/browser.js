@@ -43,6 +43,10 @@ function offset(note, node, position) {
 function render({ model, el }) {
   let pending = 0; // Number of actions that the kernel has not handled.
   const send = (action, values = {}) => {
+    if (el.matches(".jupyter-widgets-disconnected")) {
+      alert.scrollIntoView({ block: "nearest" });
+      return;
+    }
     pending += 1;
     el.setAttribute("aria-busy", "true");
     // The kernel may display another note before it handles this action.
@@ -279,6 +283,12 @@ function render({ model, el }) {
     if (pending) return;
     el.removeAttribute("aria-busy");
     query = state.query;
+  });
+  // The comm ends when the kernel restarts, also after it died. A view of anywidget does not show this.
+  model.on("comm_live_update", () => {
+    el.classList.add("jupyter-widgets-disconnected");
+    el.removeAttribute("aria-busy");
+    alert.textContent = "The kernel was restarted. Run this cell again.";
   });
   return () => document.removeEventListener("selectionchange", select);
 }

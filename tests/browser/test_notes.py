@@ -1,6 +1,8 @@
 """The browser of notes and a review in each front end: by mouse and keyboard, with HTML, emoji and line endings in the notes."""
 
 import json
+import os
+import signal
 
 import pytest
 from playwright.sync_api import expect
@@ -28,7 +30,7 @@ SHOW = """state => {
   const send = async (event) => {
     sent.push(event);
     state = await handle(event);
-    Object.values(listeners).forEach((listener) => listener());
+    for (const name of ["change:state", "msg:custom"]) listeners[name]();
   };
   const model = { get: () => state, send, on: (name, listener) => { listeners[name] = listener; } };
   browser.render({ model, el: document.querySelector(".openmed-notes") });
@@ -214,3 +216,9 @@ def test_notes_remain_text_and_scan_finds_nothing(front, picture):
                 assert page_measures.sticking_out(shown) == []
         assert page_measures.findings(front.page, ".openmed-notes") == []
     assert front.page.evaluate("window.__ran") is None
+
+
+def test_dead_kernel_is_announced(front, notes):
+    """The last test, because it ends the kernel."""
+    os.kill(front.evaluate("__import__('os').getpid()"), signal.SIGKILL)
+    expect(notes.get_by_role("alert")).to_have_text("The kernel was restarted. Run this cell again.")
