@@ -226,7 +226,8 @@ function render({ model, el }) {
   let drawn = null;
   const draw = () => {
     const hadFocus = el.contains(activeElement());
-    if (model.get("state").note !== state.note) selected = 0;
+    const isOtherNote = model.get("state").note !== state.note;
+    if (isOtherNote) selected = 0;
     state = model.get("state");
     searchField.hidden = state.query === null;
     if (pending <= 1) { // Otherwise, the user has changed a filter since.
@@ -267,6 +268,8 @@ function render({ model, el }) {
     }
     // Keys would be commands of the notebook if the focus was lost.
     if (hadFocus && (!el.contains(activeElement()) || activeElement().disabled)) main.focus();
+    // The start of the note is above the window after a click below a long note.
+    if (isOtherNote && hadFocus && activeElement() !== list) pager.scrollIntoView({ block: "nearest" });
   };
   const keyNames = { ...KEYS };
   for (const column of Object.keys(state.review?.context_values ?? {})) keyNames[CONTEXT_KEYS[column]] = column;

@@ -170,6 +170,20 @@ def test_twenty_notes_are_reviewed_with_few_keys(show):
     assert [*review.marked_spans(first).values()] == [False, False, True]
 
 
+def test_review_fits_a_phone(show):
+    """Controls can be touched, nothing is cut off, and a new note is displayed from its start."""
+    notes = ["No asthma, gout or type 2 diabetes mellitus. " * 20] * 2
+    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
+    page = show(ReviewListing(found.with_context("temporality", "negated").review()))
+    page.set_viewport_size({"width": 390, "height": 800})
+    view = page.locator(".openmed-notes")
+    assert page_measures.sticking_out(view) == []
+    height = "all => Math.min(...all.map(control => control.getBoundingClientRect().height || Infinity))"
+    assert view.locator("input, select, button, option").evaluate_all(height) >= 24
+    view.locator(".openmed-accept").click()
+    expect(view.get_by_text("Previous")).to_be_in_viewport(ratio=0.9)
+
+
 def test_review_becomes_gold(front):
     """Clicks, a selection behind an emoji and a typed word become gold with the offsets of Python, and are saved."""
     review = front.page.locator(".openmed-notes").last
