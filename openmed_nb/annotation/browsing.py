@@ -99,7 +99,7 @@ class NoteListing:
         self.position = int(positions[0]) if len(positions) else 0
 
     def search(self, query: str) -> None:
-        """List only the notes whose text or entities contain a query, in upper or lower case.
+        """List only the notes whose text or entities contain a query, in upper or lower case, or whose id equals it.
 
         Texts are read from where they are, such as files. Texts of a generator are not stored.
         """
@@ -112,6 +112,7 @@ class NoteListing:
                 True
             )
             for index, text in enumerate(self.found.iter_note_texts(verify=False)):
+                hits[index] |= folded == self._name(index).casefold()
                 if text is not None:
                     hits[index] |= folded in text.casefold()
                 elif index not in self._unavailable:
@@ -137,8 +138,9 @@ class NoteListing:
             self.position = min(max(int(event["position"]), 0), max(len(self.matches) - 1, 0))
         elif action == "find":
             names = [self._name(index) for index in self.matches.tolist()]
-            if event["name"] in names:
-                self.position = names.index(event["name"])
+            if event["name"] not in names:
+                raise ConfigurationError("No note of the list has this id.", "Enter an id of the list.")
+            self.position = names.index(event["name"])
         elif action == "search" and self.found.show_text:
             self.search(displayable(str(event["query"])))
         elif action == "filter":

@@ -124,6 +124,8 @@ def test_rows_have_ids_counts_and_states():
     state = listing.state()
     assert state["rows"][:4] == [("a?", "2 entities"), ("b", "error"), ("c", "2 entities"), ("d", "missing")]
     assert (listing.note, state["name"]) == (4, "e")
+    assert "No note" in after({"action": "find", "name": "0"}, found=found).alert
+    assert after(search("A?"), found=found).matches.tolist() == [0]
     Session().pack(state)
     Session().pack(after(search("asthma \ud83d")).state())
     Session().pack(found.show()._repr_mimebundle_())
