@@ -192,7 +192,8 @@ class TestArguments:
         ("changes", "message"),
         [
             *(({"dtype": dtype}, "is not a reduced dtype") for dtype in ("float32", "auto", None)),
-            *(({"texts": texts}, "no texts") for texts in (None, [], "asthma")),
+            *(({"texts": texts}, "no texts") for texts in (None, [])),
+            ({"texts": "asthma"}, "which is one text"),
         ],
     )
     def test_invalid_arguments_are_rejected(self, keyword_model, changes, message):
