@@ -19,6 +19,7 @@ from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Cont
 Recommendation = Literal[
     "keep this device",
     "speed up the input pipeline",
+    "fix the leak",
     "fix the batch",
     "checkpoint / accumulate",
     "fall back to the CPU for these operators",
@@ -29,6 +30,7 @@ Recommendation = Literal[
 ]
 KEEP_DEVICE: Recommendation = "keep this device"
 FIX_INPUT_PIPELINE: Recommendation = "speed up the input pipeline"
+FIX_LEAK: Recommendation = "fix the leak"
 FIX_BATCH: Recommendation = "fix the batch"
 CHECKPOINT: Recommendation = "checkpoint / accumulate"
 FALL_BACK: Recommendation = "fall back to the CPU for these operators"
@@ -379,12 +381,12 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             "Run the model with MLX, or on the CPU or CUDA.",
         ),
         rule(
-            REMOTE,
+            FIX_LEAK,
             Area.MEMORY,
             "memory grows by more than {memory_growth} over ten epochs",
             case.exceeding("memory_growth") if evidence["memory_verdict"] == GROWING else (),
-            "Find retained tensors with nb.training.find_tensor_referrers(); a host with more memory only delays the failure. "
-            "Until then, plan to use another host.",
+            "Find retained tensors with nb.training.last_curve() or nb.training.find_tensor_referrers(). "
+            "A host with more memory only delays the failure.",
         ),
         rule(
             CHECKPOINT,

@@ -301,9 +301,9 @@ def verdict(
     Returns:
         The verdict:
 
-        - ``recommendation``: ``"keep this device"``, ``"speed up the input pipeline"``, ``"fix the batch"``,
-          ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``, ``"move to MLX"``,
-          ``"move to a remote pool"``, ``"compute on the CPU"`` or ``"measure first"``.
+        - ``recommendation``: ``"keep this device"``, ``"speed up the input pipeline"``, ``"fix the leak"``,
+          ``"fix the batch"``, ``"checkpoint / accumulate"``, ``"fall back to the CPU for these operators"``,
+          ``"move to MLX"``, ``"move to a remote pool"``, ``"compute on the CPU"`` or ``"measure first"``.
         - ``reason``: conditions, names of the supporting metrics, and suggested actions.
         - ``missing_requirements``: relevant measurements that are missing.
         - ``is_conclusive``: whether none of them could change the verdict.

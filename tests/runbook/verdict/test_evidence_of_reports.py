@@ -236,7 +236,7 @@ def test_curve_uses_the_gate_of_the_verdict():
 
     assert collect_evidence(slow)["memory_verdict"] == "flat"
     assert nb.verdict(slow).recommendation == "measure first"
-    assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "move to a remote pool"
+    assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "fix the leak"
 
 
 @pytest.mark.real_computer
