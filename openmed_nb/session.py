@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._events.activity import IMPORTING, LOADING, EventDispatcher, ProgressEvent
@@ -119,18 +120,20 @@ class Session:
         if self._models is None:
             from .models.store import ModelStore
 
-            def on_placement(key: ModelKey, device: str) -> None:
+            def on_placement(key: ModelKey, device: str, is_reused: bool = False) -> None:
                 if key.spec.dtype != "float32":
                     from .models.records import warn_unless_validated
 
-                    warn_unless_validated(key, device, self.device_manager, self.environ)
+                    warn_unless_validated(key, device, self.device_manager, self.environ, is_reused)
 
             def tuned_batch_sizes(spec: LoadSpec) -> dict[str, int]:
                 from .models.records import load_batch_sizes
 
                 return load_batch_sizes(spec, self.device_manager, self.environ)
 
-            self._models = ModelStore(self.notify, on_placement, tuned_batch_sizes)
+            self._models = ModelStore(
+                self.notify, on_placement, tuned_batch_sizes, partial(on_placement, is_reused=True)
+            )
         return self._models
 
     def device(self, device: object = None, source: str = "argument") -> DeviceChoice:

@@ -191,9 +191,24 @@ class TunedBatchSize:
     batch_tokens: Annotated[int, Minimum(1)]
 
 
-Record = TypeVar("Record", ValidationRecord, TunedBatchSize)
+@dataclass(frozen=True)
+class RejectedDtype:
+    """Rejection of a reduced dtype by a validation.
 
-FILE_SUFFIXES = {ValidationRecord: ".json", TunedBatchSize: ".batch_size"}
+    Attributes:
+        identity: Model, dtype, device and versions for which the record is valid.
+        reason: Reason for the rejection as a sentence.
+        remedy: Suggested action.
+    """
+
+    identity: ModelIdentity
+    reason: str
+    remedy: str
+
+
+Record = TypeVar("Record", ValidationRecord, TunedBatchSize, RejectedDtype)
+
+FILE_SUFFIXES = {ValidationRecord: ".json", TunedBatchSize: ".batch_size", RejectedDtype: ".rejected"}
 
 
 class RecordStore:
@@ -206,7 +221,7 @@ class RecordStore:
         """Return the path of the record of an identity."""
         return self.folder / f"{identity.key}{FILE_SUFFIXES[kind]}"
 
-    def store(self, record: ValidationRecord | TunedBatchSize) -> Path:
+    def store(self, record: ValidationRecord | TunedBatchSize | RejectedDtype) -> Path:
         """Write a record atomically, replacing an older record of the same identity, and return its path."""
         file = self.file(record.identity, type(record))
         with self._writing():
@@ -219,9 +234,9 @@ class RecordStore:
         with self._writing():
             self.file(identity, kind).unlink(missing_ok=True)
 
-    def get(self, identity: ModelIdentity) -> ValidationRecord | None:
-        """Return the validation record that is valid for an identity, or ``None``."""
-        record = _read(self.file(identity), ValidationRecord)
+    def get(self, identity: ModelIdentity, kind: type[Any] = ValidationRecord) -> Any:
+        """Return the record that is valid for an identity, or ``None``."""
+        record = _read(self.file(identity, kind), kind)
         # The user may have renamed the file or edited the identity in it.
         return record if record and record.identity.key == identity.key else None
 
@@ -375,20 +390,29 @@ def get_dtype_validation(
     if spec.dtype not in REDUCED_DTYPES:
         return None
     identity = identify_model(spec, spec.dtype, device, computer)
-    reason = "" if record_store(environ).get(identity) else NOT_VALIDATED
+    store = record_store(environ)
+    reason = "" if store.get(identity) else NOT_VALIDATED
     requested = "" if key.device is None else f", device={key.device!r}"
     arguments = f"{spec.reference.name!r}, texts, dtype={spec.dtype!r}{requested}"
     remedy = f"To validate it, run nb.runbook.validate_precision({arguments})"
+    if rejected := store.get(identity, RejectedDtype):
+        reason = f"its validation rejected it: {rejected.reason.rstrip('.')}"
+        remedy = rejected.remedy
     if rule := computer.dtype_rejection(spec.dtype, device):
         reason = rule.reason
         remedy = rule.remedy
     return DtypeValidation(identity.dtype, identity.shown_device, reason, remedy)
 
 
-def warn_unless_validated(key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]) -> None:
-    """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy."""
+def warn_unless_validated(
+    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str], is_reused: bool = False
+) -> None:
+    """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy.
+
+    If the model was placed there before, only a rejected dtype is named again.
+    """
     validation = get_dtype_validation(key, device, computer, environ)
-    if validation and validation.reason:
+    if validation and validation.reason and not (is_reused and validation.reason == NOT_VALIDATED):
         name = describe_value(key.spec.reference.name)
         problem = f"{name} is loaded in {validation.dtype} on {validation.device}, but {validation.reason}."
         consequence = "Predictions may differ from float32."

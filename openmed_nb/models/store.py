@@ -111,6 +111,7 @@ class ModelStore:
         on_placement: Called with the key and the device before a model is loaded on a device and after it was moved
             there. If it raises, the model is not placed there.
         load_batch_sizes: Called for a loaded model; returns its tuned batch sizes by device type.
+        on_reuse: Called like ``on_placement`` before a loaded model is returned again.
     """
 
     def __init__(
@@ -118,10 +119,12 @@ class ModelStore:
         on_progress: Callable[[ProgressEvent], None] = noop,
         on_placement: Callable[[ModelKey, str], None] = noop,
         load_batch_sizes: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
+        on_reuse: Callable[[ModelKey, str], None] = noop,
     ) -> None:
         self._on_progress = on_progress
         self._on_placement = on_placement
         self._load_batch_sizes = load_batch_sizes
+        self._on_reuse = on_reuse
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def get(self, spec: LoadSpec, device: str, follows_session: bool, reload: bool = False) -> LoadedModel:
@@ -144,6 +147,8 @@ class ModelStore:
             key = replace(key, spec=spec)
             self._drop([key])
             self._models[key] = loaded
+        else:
+            self._on_reuse(replace(key, spec=replace(spec, folder=self._models[key].folder)), device)
         return self._models[key]
 
     def move_followers(self, device: str, skip_checks: bool = False) -> tuple[str, ...]:

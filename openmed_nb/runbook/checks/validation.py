@@ -24,6 +24,7 @@ from ...models.records import (
     MIN_SPEEDUP,
     REDUCED_DTYPES,
     ModelIdentity,
+    RejectedDtype,
     ValidationMetrics,
     ValidationRecord,
     identify_model,
@@ -144,7 +145,8 @@ def validate_precision(
     contains counts and fingerprints, but no text content. ``dtype="auto"`` then selects the dtype if nearly every timing round
     was faster than float32, and loading the model in this dtype no longer warns. On a busy or hot computer, the speed of an
     older record is kept. The record is valid for the same model files, device, torch and transformers. If there is evidence
-    against the dtype, an older record is removed. Too few texts are not evidence.
+    against the dtype, an older record is removed, and loading the model in this dtype warns each time. Too few texts are
+    not evidence.
 
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.
@@ -209,8 +211,10 @@ def validate_precision(
             verdict = replace(judge(report, identity, speedup), disturbance=disturbance)
         if verdict.record:
             store.store(verdict.record)
+            store.remove(identity, RejectedDtype)
         elif verdict.is_refuted:  # An older record contradicts the evidence.
             store.remove(identity)
+            store.store(RejectedDtype(identity, verdict.reasons[0].reason, verdict.reasons[0].remedy))
         return verdict
 
 

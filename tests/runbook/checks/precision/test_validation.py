@@ -100,8 +100,9 @@ def test_model_with_changed_entities_is_rejected(load, close_model, border_model
 
     assert (verdict.parity.spans.missing, verdict.accepted, verdict.record) == (60, False, None)
     assert (border.parity.spans.moved, border.accepted, border.record) == (60, False, None)
-    with pytest.warns(OpenMedWarning, match="it has not been validated"):
-        load(close_model, dtype="bfloat16")
+    for _ in range(2):
+        with pytest.warns(OpenMedWarning, match="rejected it: Only 0 of 60 entities are identical.*Use float32"):
+            load(close_model, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", pytest.param("float16", marks=pytest.mark.slow)])
@@ -182,7 +183,7 @@ class TestExpiry:
         report = replace(REPORT, spans=EntityAgreement(**spans))
         monkeypatch.setattr(validation, "run_parity", lambda *_: report)
         assert not validate(accepted).accepted
-        assert len(list((data / "validation_records").iterdir())) == num_records
+        assert len(list((data / "validation_records").glob("*.json"))) == num_records
 
 
 class TestArguments:
