@@ -270,10 +270,11 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             ``None``, use synthetic texts.
         devices: Devices to compare with the CPU, which is always included. If ``None``, use all usable devices.
         training: Whether to compare training steps (forward, backward and AdamW) on copies of the model.
-        batch_size: Number of texts or rows per step. If ``None``, use 32 texts, or the number of rows of the example or the
-            loader. Texts run in batches of tokens that are the same on every device and are planned for the first
+        batch_size: Number of texts or rows per step. If ``None``, use at least 32 texts, or the number of rows of the example
+            or the loader. Texts run in batches of tokens that are the same on every device and are planned for the first
             accelerator. A given ``batch_size`` allows 128 tokens for each of its texts, as :func:`sweep` measures.
-            Otherwise, the batch budget of that accelerator applies. The result reports it as ``batch_tokens``.
+            Otherwise, the batch size of :func:`annotate` on that accelerator applies, which a sweep stores. The result reports
+            it as ``batch_tokens``.
         seconds: Approximate time budget of the call in seconds. It sets the number of interleaved rounds: 20 in 30
             seconds, at least 6. Slow workloads run fewer. The utilization is sampled for 4 seconds before and during the
             work of each device if there is time for that.

@@ -464,10 +464,10 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
             are shorter.
         training: Whether to profile training steps (forward, backward and AdamW) on a copy of the model.
         device: Device to profile. If ``None``, use the active device.
-        batch_size: Number of texts or rows per step. If ``None``, use 32 texts, or the number of rows of the example or the
-            loader. Texts run on a device in batches of tokens. A given ``batch_size`` allows 128 tokens for each of its
-            texts, as :func:`sweep` measures. Otherwise, the batch budget of the device applies. The result reports it as
-            ``batch_tokens``.
+        batch_size: Number of texts or rows per step. If ``None``, use at least 32 texts, or the number of rows of the example
+            or the loader. Texts run on a device in batches of tokens. A given ``batch_size`` allows 128 tokens for each of
+            its texts, as :func:`sweep` measures. Otherwise, the batch size of :func:`annotate` applies, which a sweep stores.
+            The result reports it as ``batch_tokens``.
         trace: File for the trace of the profiled steps in Chrome's format, such as ``"trace.json"``. An existing file is
             overwritten. The trace contains no code, shapes or text, but torch writes the name of the computer into it.
         signposts: On MPS, whether the profiled steps emit signposts for Instruments (``torch.mps.profiler.profile``).

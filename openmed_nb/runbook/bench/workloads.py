@@ -34,6 +34,7 @@ from ...devices.registry import (
 from ...errors import ConfigurationError
 from ...models.config import DEFAULT_STRATEGY, normalize_dtype
 from ...models.loading import LoadSpec, dtype_of, load_from_spec
+from ...models.records import load_batch_sizes
 from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.curve import GROWTH_EPOCHS, MemoryCurve
@@ -70,7 +71,7 @@ CUSTOM_STEP: Final = "own step"
 # Name of a phase, and the function that maps the result of the previous phase to its own. The first phase takes a batch.
 Phase = tuple[str, Callable[[Any], object]]
 
-DEFAULT_BATCH_SIZE = 32  # Texts per batch.
+DEFAULT_BATCH_SIZE = 32  # Minimum number of texts per step.
 SYNTHETIC_BATCH_SIZE = 8  # Rows per synthetic training batch.
 DEFAULT_LENGTH = 128  # Tokens per row of a fixed-shape workload.
 BATCHES_PER_WORKER = 4  # Minimum number of measured batches per loader worker. Workers deliver batches in bursts.
@@ -426,8 +427,9 @@ def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | Non
     name = spec.reference.name
 
     def build(device: str) -> AnnotationBenchmark:
-        annotator = pipeline_from_files(spec, device).default_annotator()
-        return AnnotationBenchmark(name, annotator, texts, length)
+        pipe = pipeline_from_files(spec, device)
+        pipe.tuned_batch_tokens = load_batch_sizes(spec, SESSION.device_manager, SESSION.environ)
+        return AnnotationBenchmark(name, pipe.default_annotator(), texts, length)
 
     return BenchmarkTarget(name, build, spec)
 
@@ -493,7 +495,8 @@ class AnnotationBenchmark:
         """Return a workload whose steps each annotate ``rows`` texts.
 
         If ``rows`` is given, a batch on the device may have as many tokens as a fixed-shape batch with this number of rows.
-        Texts of similar length then form one batch. If ``None``, the budget of the annotator applies.
+        Texts of similar length then form one batch. If ``None``, the budget of the annotator applies, as in
+        :func:`annotate`, and a step has enough texts for a batch of full rows.
         """
         from ...annotation.stream import Chunk
 
@@ -501,7 +504,7 @@ class AnnotationBenchmark:
         budget = annotator.budget
         if rows is not None:
             budget = replace(budget, max_tokens=rows * self.row_length)
-        size = rows or DEFAULT_BATCH_SIZE
+        size = rows or max(DEFAULT_BATCH_SIZE, budget.max_tokens // self.row_length)
 
         def batches() -> Iterator[tuple[TokenizedChunk, list[Batch]]]:
             texts = itertools.cycle(self.texts)

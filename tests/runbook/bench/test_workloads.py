@@ -123,6 +123,14 @@ class TestAnnotation:
         assert max(sizes) > benchmark.annotator.budget.max_tokens == benchmark.data_workload().batch_tokens
         assert build(IDENTITY, EXAMPLE).fixed_shape_workload(2).batch_tokens is None
 
+    def test_stored_batch_size_applies_without_rows(self, keyword_model):
+        """A step has enough texts for a full batch."""
+        spec, device = SESSION.load_spec(str(keyword_model), {"device": "cpu"})
+        SESSION.save_batch_size(spec, device, 40 * 64)
+        workload = build(str(keyword_model), TEXTS).data_workload()
+
+        assert (workload.rows, workload.batch_tokens) == (40, 40 * 64)
+
     @pytest.mark.parametrize("text", [None, ["asthma"]])
     def test_invalid_text_raises_error(self, keyword_model, text):
         with pytest.raises(InvalidTextError):
