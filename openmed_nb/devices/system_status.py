@@ -63,6 +63,8 @@ class SystemStatus(Displayable):
         thermal_state: ``"nominal"``, ``"moderate"``, or ``"limited"`` for heavy thermal pressure. Only macOS reports it.
         chip: Name of the processor.
         simulated: Whether the machine is a simulated Mac, whose values cannot be read.
+        background_load: Load of other programs as a clause if times cannot be measured because of it. ``None`` if it is
+            lower, or was not checked.
 
     Example:
         >>> SystemStatus(power_source="battery").to_report().title
@@ -78,15 +80,22 @@ class SystemStatus(Displayable):
     thermal_state: Literal["nominal", "moderate", "limited"] | None = None
     chip: str | None = None
     simulated: bool = False
+    background_load: str | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """One finding for each condition that can reduce performance, without measurements."""
-        return tuple(condition.finding(self) for condition in CONDITIONS)
+        """One finding for each condition that can reduce performance, and one for too much load of other programs."""
+        findings = [condition.finding(self) for condition in CONDITIONS]
+        if self.background_load:
+            evidence = f"busy: {self.background_load}"
+            findings.append(Finding(LOAD, WARNING, evidence, "Close them before you measure times."))
+        return tuple(findings)
 
     def to_report(self) -> Report:
         """Return the states, the hardware and the current readings."""
         states = tuple((condition.name, getattr(self, condition.field) or UNKNOWN) for condition in CONDITIONS)
+        if self.background_load:
+            states += ((LOAD, "busy"),)
         gpu = self.gpu
         hardware = (
             ("processor", self.chip or ""),
@@ -151,6 +160,7 @@ class Condition:
         return Finding(self.name, OK, state)
 
 
+LOAD = "processor load"  # Name of the finding on the load of other programs.
 CONDITIONS = (
     Condition(
         "memory pressure",

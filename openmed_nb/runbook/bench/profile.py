@@ -6,7 +6,7 @@ import contextlib
 import os
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -158,7 +158,11 @@ class Profile(StepReport):
         if self.disturbance:
             data = Finding(DATA_FINDING, NOT_APPLICABLE, NOT_MEASURED)
             tiny_batch = Finding(TINY_BATCH, NOT_APPLICABLE, NOT_MEASURED)
-        return data, self._synchronization_finding(), tiny_batch, self._fallback_finding()
+        findings = (data, self._synchronization_finding(), tiny_batch, self._fallback_finding())
+        if not self.disturbance:
+            return findings
+        # A result "ok" would read like a result of the times.
+        return tuple(replace(each, status=NOT_APPLICABLE) if each.status == OK else each for each in findings)
 
     @property
     def bottlenecks(self) -> tuple[str, ...]:

@@ -243,6 +243,8 @@ CHECK_VARIABLE = "OPENMED_NB_CHECK_LOAD"
 # Other processes may use this fraction of the processor cores. One process for each core takes at least half of them.
 MAX_BACKGROUND_FRACTION = 0.25
 
+LOAD_SECONDS = 0.4  # Duration of a sample of the load.
+
 # Maximum ratio of the quartiles of steps of one shape, and of a repeated speed to the first one. Sizes are compared by medians of
 # many steps, which tolerate the variation of a quiet computer. Sharing a processor core doubles a time.
 MAX_RATIO = 1.5
@@ -256,6 +258,14 @@ class ReliabilityCheck:
     def __init__(self) -> None:
         self._read_load = BackgroundLoadReader()
 
+    def describe_load(self) -> str:
+        """Return the load of other programs as a clause if it is too high, or an empty string."""
+        load = self._read_load() or 0.0
+        if is_disabled(CHECK_VARIABLE, SESSION.environ) or load <= MAX_BACKGROUND_FRACTION:
+            return ""
+        cores = import_psutil().cpu_count() or 1
+        return f"other programs use {load * cores:.1f} of {cores} processor cores"
+
     def find_disturbance(self, speed_ratio: float = 1.0, varies: bool = False) -> str:
         """Return the reason why the times are not reliable, as a clause, or an empty string if none is known.
 
@@ -266,10 +276,8 @@ class ReliabilityCheck:
         if is_disabled(CHECK_VARIABLE, SESSION.environ):
             return ""
         manager = SESSION.device_manager
-        load = self._read_load() or 0.0
-        if load > MAX_BACKGROUND_FRACTION:
-            cores = import_psutil().cpu_count() or 1
-            return f"the computer is busy (other programs use {load * cores:.1f} of {cores} processor cores)"
+        if load := self.describe_load():
+            return f"the computer is busy ({load})"
         if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
             return "the computer is hot and has reduced its speed"
         if not 1 / MAX_RATIO <= speed_ratio <= MAX_RATIO:

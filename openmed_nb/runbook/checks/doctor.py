@@ -6,9 +6,10 @@ A missing torch, a failing device or a model that cannot be loaded is a finding,
 from __future__ import annotations
 
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..._events.activity import ProgressEvent
@@ -35,6 +36,7 @@ from ...errors import DeviceError, InvalidModelError, OpenMedError, TorchImportE
 from ...models.config import OpenMedConfig
 from ...models.registry import is_model_name
 from ...session import SESSION, Session
+from ..bench.timing import LOAD_SECONDS, ReliabilityCheck
 from .doctor_checks import (
     CHECKED_VARIABLES,
     ComputationCheck,
@@ -152,11 +154,11 @@ def doctor(model: Any = None) -> DoctorReport:
 
 
 def system_status() -> SystemStatus:
-    """Read the GPU, memory, swap, power and thermal state of this machine, without administrator rights.
+    """Read the GPU, memory, swap, power, load and thermal state of this machine, without administrator rights.
 
     The values come from system commands on macOS (``ioreg``, ``sysctl``, ``pmset``, ``notifyutil``), from ``nvidia-smi`` once
     CUDA is in use, and from psutil. Each command may take up to two seconds, and torch is not imported. GPU values cover all
-    processes. On a simulated MPS device, no value is read.
+    processes. The load of other programs is sampled for 0.4 seconds. On a simulated MPS device, no value is read.
 
     Returns:
         The current status. A value that cannot be read is ``None`` and displayed as "not known", never a guess. ``gpu``
@@ -170,7 +172,12 @@ def system_status() -> SystemStatus:
         choice = SESSION.choice_or_error(confirm=False)
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
         manager = SESSION.device_manager
-        return read_system_status(manager.machine, device, manager.run)
+        check = ReliabilityCheck()
+        status = read_system_status(manager.machine, device, manager.run)
+    if status.simulated:
+        return status
+    time.sleep(LOAD_SECONDS)
+    return replace(status, background_load=check.describe_load() or None)
 
 
 def diagnose(facts: SystemFacts) -> DoctorReport:

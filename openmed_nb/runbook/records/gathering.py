@@ -44,6 +44,7 @@ from ...models.loading import dtype_of, model_folder
 from ...models.registry import is_model_name
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
+from ..bench.timing import LOAD_SECONDS
 from ..verdict.metrics import Run, extract_metrics
 from .logbook import (
     SCHEMA,
@@ -311,7 +312,6 @@ def read_randomness(uses_cudnn: bool) -> Randomness:
     )
 
 
-SAMPLING_SECONDS = 0.4
 BUSY_PERCENT = 10  # Load in percent of one processor from which a process counts as busy.
 MAX_NAMES = 5
 MAX_NAME_CHARACTERS = 40
@@ -325,7 +325,7 @@ def sample_background_load(names: bool) -> BackgroundLoad:
     psutil = import_psutil()
     list(psutil.process_iter(["cpu_percent"]))  # The first reading of a process starts its measurement.
     read_load = BackgroundLoadReader()
-    time.sleep(SAMPLING_SECONDS)
+    time.sleep(LOAD_SECONDS)
     cpu_fraction = read_load()
     if cpu_fraction is None:
         return BackgroundLoad()

@@ -34,6 +34,7 @@ from ...models.files import ModelHashes, hash_model_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import FLAT, GROWING, METRIC_LABELS, MemoryCurve, take_sample
+from ..bench.timing import ReliabilityCheck
 from ..bench.workloads import target_from_files
 from ..verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
 from .gathering import collect_logbook, fingerprint_dataset, model_from_files
@@ -55,6 +56,7 @@ NUM_WARM_UP_STEPS = 2
 # Maximum slowdown of the fastest round against the golden run. The value is a choice that tolerates the noise of an idle
 # machine and detects significant regressions.
 MAX_SLOWDOWN = 0.25
+
 # Maximum fraction of the processors that other processes may use during a speed check. The value is a choice: a step with a
 # fifth less of the machine is slower by about MAX_SLOWDOWN.
 MAX_BACKGROUND_LOAD = 0.2
@@ -136,6 +138,7 @@ class SmokeBenchmark(JsonMixin):
         device: Device of the run, labeled if it is simulated.
         texts_per_second: Throughput of each round.
         memory: Memory after each round. The first round is a warm-up.
+        disturbance: Why the throughput is not reliable, and counts as not measured. Empty if it is reliable.
     """
 
     JSON_PROPERTIES = ("fastest",)
@@ -143,6 +146,7 @@ class SmokeBenchmark(JsonMixin):
     device: str
     texts_per_second: tuple[float, ...]
     memory: MemoryCurve
+    disturbance: str = ""
 
     @property
     def simulated(self) -> bool:
@@ -157,7 +161,7 @@ class SmokeBenchmark(JsonMixin):
     def logbook_metrics(self) -> ReportMetrics:
         """Return the metrics for a logbook."""
         memory = extract_metrics(self.memory)
-        values = {"texts_per_second": self.fastest, **memory.values}
+        values = {"texts_per_second": None if self.disturbance else self.fastest, **memory.values}
         run = replace(memory.run, task="annotation", batch_size=BATCH_SIZE, workers=0)
         return ReportMetrics("golden run", "golden texts", self.device, self.simulated, finite_numbers(values), run)
 
@@ -179,6 +183,7 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
 
     workload = benchmark_target.data_workload(BATCH_SIZE)
     batches = workload.batches()
+    check = ReliabilityCheck()
     run_start = current_time()
     for _ in range(NUM_WARM_UP_STEPS):
         workload.run(next(batches))
@@ -192,7 +197,7 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
         gc.collect()
         empty_cache(device)
         curve = curve.append(take_sample(device, number, number * NUM_STEPS, current_time() - run_start))
-    benchmark = SmokeBenchmark(format_device(device), tuple(rates), curve)
+    benchmark = SmokeBenchmark(format_device(device), tuple(rates), curve, check.find_disturbance())
     return book.with_reports(benchmark), benchmark, entities
 
 
@@ -231,11 +236,11 @@ def check_throughput(reference: Logbook, current: Logbook) -> Finding:
         names = ", ".join(reason.name for reason in reasons)
         return Finding(name, NOT_APPLICABLE, f"not checked: this run is not comparable with the golden run ({names})")
     load = max(book.background.cpu_fraction or 0.0 for book in (reference, current))
-    if load > MAX_BACKGROUND_LOAD:
-        evidence = f"not checked: other processes used {format_percent(load)} of the processors in one of the two runs"
+    expected, rate = (book.metrics[-1].values.get("texts_per_second") for book in (reference, current))
+    if load > MAX_BACKGROUND_LOAD or expected is None or rate is None:
+        evidence = "not checked: one of the two machines was busy or hot"
         return Finding(name, WARNING, evidence, "Repeat both runs on idle machines.")
-    expected = reference.metrics[-1].values["texts_per_second"]
-    slowdown = 1 - current.metrics[-1].values["texts_per_second"] / expected
+    slowdown = 1 - rate / expected
     if slowdown <= MAX_SLOWDOWN:
         return Finding(name, OK, "as fast as the golden run")
     evidence = f"{format_percent(slowdown)} slower than the golden run; the limit is {format_percent(MAX_SLOWDOWN)}"

@@ -27,7 +27,7 @@ from ..._utils.text import short_type_name
 from ..._utils.validation import check_number, is_finite_number
 from ...devices.registry import get_device
 from ...devices.request import normalize_device, sanitize_path
-from ...devices.system_status import CONDITIONS, SystemStatus
+from ...devices.system_status import CONDITIONS, LOAD, SystemStatus
 from ...errors import ConfigurationError
 from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
@@ -697,7 +697,7 @@ def _read_doctor(report: DoctorReport, _context: Context) -> ReportMetrics:
 
 
 def _slow_conditions(findings: Sequence[Finding]) -> tuple[str, ...]:
-    names = {condition.name for condition in CONDITIONS}
+    names = {LOAD, *(condition.name for condition in CONDITIONS)}
     return tuple(str(finding) for finding in findings if finding.status == WARNING and finding.name in names)
 
 

@@ -12,7 +12,8 @@ import torch
 
 import openmed_nb as nb
 from helpers.sample_reports import COMPARISON, PROFILE, SWEEP
-from openmed_nb.devices.system_status import SystemStatus
+from openmed_nb._render.display import OK, WARNING
+from openmed_nb.devices.system_status import LOAD, SystemStatus
 from openmed_nb.runbook.bench import timing
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.rules import MEASURE
@@ -40,6 +41,7 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     comparison = nb.compare(LAYER, ROWS, devices="cpu", seconds=1e-6)
     profile = nb.runbook.profile(LAYER, ROWS, device="cpu", steps=1)
 
+    assert not reason or OK not in {finding.status for finding in profile.findings}
     for report in (sweep, comparison, profile):
         assert reason in report.disturbance in str(report)
         assert bool(report.disturbance) == bool(reason) == ("ot measured" in str(report))
@@ -55,6 +57,16 @@ def test_busy_sweep_stores_nothing(set_conditions, load):
 
     assert report.is_saved or nb.device("cpu").tuned_batch_tokens == before
     assert (report.batch_tokens is None) == (load > 0.5)
+
+
+def test_busy_computer_is_in_the_system_status_and_the_handoff(set_conditions, tmp_path):
+    set_conditions(load=0.6)
+    status = nb.system_status()
+    handoff = nb.handoff(tmp_path / "bundle", "bundled_small")
+
+    assert (status.findings[-1].name, status.findings[-1].status) == (LOAD, WARNING)
+    assert status.background_load in str(status)
+    assert f"not measured: {handoff.benchmark.disturbance}" in str(handoff)
 
 
 # Rows per second by rows.

@@ -362,21 +362,23 @@ BOOK = replace(
     COMPLETE, hardware=replace(COMPLETE.hardware, device="cpu"), metrics=(), background=BackgroundLoad(0, 0.0)
 )
 
-# Load of other processes during the golden run and the current run, texts per second, and status.
+# Load of other processes during the golden run and the current run, texts per second, disturbance, and status.
 SPEEDS = [
-    (0.0, 0.0, 80.0, OK),
-    (0.0, None, 70.0, FAILED),
-    (0.0, 0.2, 70.0, FAILED),
-    (0.0, 0.21, 70.0, WARNING),
-    (0.9, 0.0, 80.0, WARNING),
+    (0.0, 0.0, 80.0, "", OK),
+    (0.0, None, 70.0, "", FAILED),
+    (0.0, 0.2, 70.0, "", FAILED),
+    (0.0, 0.21, 70.0, "", WARNING),
+    (0.9, 0.0, 80.0, "", WARNING),
+    (0.0, 0.0, 70.0, "the computer is hot", WARNING),
 ]
 
 
-@pytest.mark.parametrize(("golden_load", "load", "rate", "status"), SPEEDS)
-def test_check_throughput_requires_idle_machines(golden_load, load, rate, status):
+@pytest.mark.parametrize(("golden_load", "load", "rate", "disturbance", "status"), SPEEDS)
+def test_check_throughput_requires_idle_machines(golden_load, load, rate, disturbance, status):
     golden = replace(BOOK, background=BackgroundLoad(1, golden_load)).with_reports(BENCHMARK)
     repeated = replace(BOOK, background=BackgroundLoad(1, load))
-    finding = check_throughput(golden, repeated.with_reports(replace(BENCHMARK, texts_per_second=(rate,))))
+    benchmark = replace(BENCHMARK, texts_per_second=(rate,), disturbance=disturbance)
+    finding = check_throughput(golden, repeated.with_reports(benchmark))
 
     assert (finding.status, "not checked" in finding.evidence) == (status, status == WARNING)
 
