@@ -163,6 +163,14 @@ class EntityAgreement(JsonMixin):
         """Fraction of all entities that are exact, or 1 if there are no entities."""
         return self.exact / self.all if self.all else 1.0
 
+    @property
+    def upper_bound(self) -> float | None:
+        """Largest fraction of the entities of such texts that can differ, with 95% confidence, or ``None`` if it is not known.
+
+        This is the rule of three. It needs more than three entities, and none that differs.
+        """
+        return 3 / self.all if self.exact == self.all > 3 else None  # noqa: PLR2004 - the rule of three
+
     def __add__(self, other: EntityAgreement) -> EntityAgreement:
         counts = Counter(self.counts) + Counter(other.counts)
         return EntityAgreement(**counts, changes=(self.changes + other.changes)[:MAX_CHANGES])
@@ -299,6 +307,11 @@ class ParityReport(Displayable):
         return is_marked_simulated(self.device)
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether the candidate is the reference itself: the CPU in float32."""
+        return (self.device, self.dtype) == ("cpu", "float32")
+
+    @property
     def tolerance(self) -> Tolerance:
         """Tolerance of the dtype."""
         return TOLERANCES[self.dtype]
@@ -316,7 +329,13 @@ class ParityReport(Displayable):
     def to_report(self) -> Report:
         """Return the report: findings, differing entities and metrics."""
         size = f"{pluralize(self.texts, 'text')} with {pluralize(self.tokens, 'token')}"
-        sentences = (f"{size} in {pluralize(self.windows, 'window')}.",)
+        sentences = [f"{size} in {pluralize(self.windows, 'window')}."]
+        if self.is_baseline:
+            sentences.insert(0, "Nothing was compared but the CPU with itself.")
+        elif bound := self.spans.upper_bound:
+            sentences.append(
+                f"At most {format_percent(bound, '.2g')} of the entities of such texts differ, with 95% confidence."
+            )
         rows = []
         for change in self.spans.changes:
             sides = map(_format_span, (change.reference, change.candidate))
@@ -326,7 +345,7 @@ class ParityReport(Displayable):
         differing = Table(f"Differing entities{first}", ("text", "change", "reference", "candidate"), tuple(rows))
         return Report(
             f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
-            sentences,
+            tuple(sentences),
             (findings_table("", self.findings), differing),
             metrics=(Table("Metrics", ("metric", "value"), tuple(self._metrics().items()), collapsed=True),),
             status=self.status,

@@ -176,6 +176,8 @@ METRICS = {
     "memory_verdict": Metric("memory curve", "text"),
     # Compared with the CPU in float32.
     "entity_agreement": Metric("entity agreement", "fraction"),
+    # Largest fraction with 95% confidence if no entity differs.
+    "entity_bound": Metric("entities that can differ, upper bound", "fraction"),
     "logits": Metric("largest logit difference", "difference"),
     "non_finite_tokens": Metric("tokens with NaN or infinity", "count"),
     "recall_loss": Metric("recall loss", "fraction"),
@@ -614,11 +616,14 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
 def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
     values: dict[str, Any] = {
         "entity_agreement": report.spans.agreement if report.spans.all else None,
+        "entity_bound": report.spans.upper_bound,
         "logits": report.logit_difference,
         "non_finite_tokens": report.non_finite_tokens,
         "recall_loss": max(0.0, report.gold.recall_loss) if report.gold else None,
         "gradients": report.gradients and report.gradients.largest,
     }
+    if report.is_baseline:  # A comparison of the CPU with itself is no evidence.
+        values = {}
     subject = f"{sanitize_path(report.model)} in {report.dtype}"
     return ReportMetrics("parity", subject, report.device, report.simulated, values)
 
@@ -635,6 +640,7 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
     values: dict[str, Any] = {
         "dtype_agreement": parity.spans.agreement,
         "entity_agreement": parity.spans.agreement if parity.spans.all and keeps_entities else None,
+        "entity_bound": parity.spans.upper_bound if keeps_entities else None,
         "refused_dtype": parity.dtype if (parity.spans.all or report.is_refuted) and not keeps_entities else None,
     }
     subject = f"{sanitize_path(parity.model)} in {parity.dtype}"

@@ -166,6 +166,8 @@ CASES = {
         make_sweep(*FITTING_POINTS, stop_code="time"),
     ],
     "parity in float32": [PARITY],
+    "parity of the CPU with itself is no evidence": [replace(PARITY, device="cpu")],
+    "no entity differs": [replace(PARITY, spans=EntityAgreement(exact=165))],
     "parity without entities": [replace(PARITY, spans=EntityAgreement())],
     # Parity in a reduced dtype that loses entities is evidence against the dtype alone.
     "a dtype that loses entities": [FEWER_ENTITIES],

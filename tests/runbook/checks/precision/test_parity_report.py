@@ -112,6 +112,17 @@ def test_report_shows_offsets_of_entities():
     assert "3e-06" in report._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("device", "exact", "text"),
+    [("cpu", 165, "the CPU with itself"), ("mps", 165, "At most 1.8%"), ("mps", 300, "At most 1%"), ("mps", 3, "")],
+)
+def test_report_states_the_bound_of_the_evidence(device, exact, text):
+    report = replace(PARITY, device=device, spans=EntityAgreement(exact=exact))
+
+    assert text in str(report)
+    assert ("At most" in str(report)) == ("At most" in text)
+
+
 def test_report_to_dict_is_json():
     report = replace(BAD, dtype="bfloat16", spans=EntityAgreement(exact=99, moved=1, changes=(CHANGE,)))
     values = json.loads(json.dumps(report.to_dict()))
