@@ -365,30 +365,16 @@ def select_dtype(
     return local_spec.in_dtype(selected), DtypeChoice(selected, spec.dtype, identity.shown_device)
 
 
-@dataclass(frozen=True)
-class DtypeValidation:
-    """Validation status of a model that is loaded in a reduced dtype.
+def warn_unless_validated(
+    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str], is_reused: bool = False
+) -> None:
+    """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy.
 
-    Attributes:
-        dtype: Data type of the weights.
-        device: Device, labeled if it is simulated.
-        reason: Reason why the model is not validated on the device, as a clause; empty if it is validated.
-        remedy: Suggested action: the command that validates the model, if it can be validated.
+    If the model was placed there before, only a rejected dtype is named again.
     """
-
-    dtype: str
-    device: str
-    reason: str
-    remedy: str
-
-
-def get_dtype_validation(
-    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str]
-) -> DtypeValidation | None:
-    """Return the validation status of a loaded model on a device, or ``None`` for a model in float32."""
     spec = key.spec
     if spec.dtype not in REDUCED_DTYPES:
-        return None
+        return
     identity = identify_model(spec, spec.dtype, device, computer)
     store = record_store(environ)
     reason = "" if store.get(identity) else NOT_VALIDATED
@@ -401,19 +387,8 @@ def get_dtype_validation(
     if rule := computer.dtype_rejection(spec.dtype, device):
         reason = rule.reason
         remedy = rule.remedy
-    return DtypeValidation(identity.dtype, identity.shown_device, reason, remedy)
-
-
-def warn_unless_validated(
-    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str], is_reused: bool = False
-) -> None:
-    """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy.
-
-    If the model was placed there before, only a rejected dtype is named again.
-    """
-    validation = get_dtype_validation(key, device, computer, environ)
-    if validation and validation.reason and not (is_reused and validation.reason == NOT_VALIDATED):
-        name = describe_value(key.spec.reference.name)
-        problem = f"{name} is loaded in {validation.dtype} on {validation.device}, but {validation.reason}."
-        consequence = "Predictions may differ from float32."
-        warn(collapse_whitespace(f"{problem} {consequence} {validation.remedy}"))
+    if reason and not (is_reused and reason == NOT_VALIDATED):
+        problem = (
+            f"{describe_value(spec.reference.name)} is loaded in {spec.dtype} on {identity.shown_device}, but {reason}."
+        )
+        warn(collapse_whitespace(f"{problem} Predictions may differ from float32. {remedy}"))
