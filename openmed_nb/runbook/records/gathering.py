@@ -174,8 +174,9 @@ def _resolve_model(model: str | os.PathLike[str] | None) -> tuple[Model | None, 
         return model_from_files(loaded[-1].name, folder, dtype_of(loaded[-1].model)), folder
     if model is None:
         return None, None
-    folder = model_folder(SESSION.load_spec(str(model), {})[0])
-    return model_from_files(str(model), folder, None), folder
+    spec = SESSION.load_spec(str(model), {})[0]
+    folder = model_folder(spec)
+    return model_from_files(str(model), folder, spec.dtype), folder
 
 
 def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate part of the logbook

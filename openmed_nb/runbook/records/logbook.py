@@ -610,7 +610,9 @@ class LogbookDiff(Displayable):
     @property
     def unknown_fields(self) -> tuple[str, ...]:
         """Paths of the values that affect comparability and are unknown in both logbooks."""
-        values = [data for pair in self._compared_values() for data in pair]
+        values = [
+            {**book.to_dict(), "run": vars(merge_run(book.metrics, book.run))} for book in (self.first, self.second)
+        ]
         return tuple(path for path in (*REQUIRED, *EXPECTED) if all(_value_at(data, path) is None for data in values))
 
     @property

@@ -151,6 +151,13 @@ def test_diff_lists_values_that_are_unknown_in_both():
     assert "Unknown in both: run.length." in str(diff)
 
 
+def test_unknown_values_are_in_no_report():
+    unknown = replace(COMPLETE, run=Run(), metrics=())
+    measured = replace(unknown, metrics=(replace(SWEEP, run=COMPLETE.run),))
+
+    assert unknown.diff(measured).unknown_fields == ()
+
+
 def test_diff_displays_transient_values_apart():
     diff = COMPLETE.diff(change("background", cpu_fraction=0.9))
 

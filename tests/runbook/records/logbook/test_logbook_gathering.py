@@ -186,6 +186,14 @@ def test_logbook_of_simulated_device_is_labeled_and_not_comparable():
     assert "simulated" in [reason.name for reason in real.diff(book).reasons]
 
 
+@pytest.mark.real_computer
+def test_loading_the_model_does_not_change_the_logbook():
+    before = nb.logbook(model="bundled_small")
+    nb.load_pipeline("bundled_small")
+
+    assert before.model == nb.logbook(model="bundled_small").model
+
+
 def test_resident_peak_is_that_of_this_process(monkeypatch):
     assert 1 << 20 < resident_peak() < 1 << 40
     monkeypatch.setattr(gathering, "read_footprint", lambda: Footprint(1 << 40, 1 << 41))
