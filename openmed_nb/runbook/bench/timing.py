@@ -178,6 +178,8 @@ class Interval:
     Example:
         >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
         '1.25 (1.10 to 1.50, 95.9% CI)'
+        >>> str(Interval(6625.62, 9876.54, 14072.77, 0.969))
+        '9,877 (6,626 to 14,073, 96.9% CI)'
     """
 
     low: float
@@ -186,7 +188,9 @@ class Interval:
     confidence: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {format_percent(self.confidence, '.1f')} CI)"
+        values = (self.low, self.median, self.high)
+        low, median, high = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in values)  # noqa: PLR2004 - three digits
+        return f"{median} ({low} to {high}, {format_percent(self.confidence, '.1f')} CI)"
 
 
 def median_interval(values: Sequence[float]) -> Interval:
