@@ -376,7 +376,7 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
         spec = SESSION.load_spec(model, load_arguments)[0] if is_model_name(model) else spec_of_pipeline(model)
         if training:
             pipe = pipeline_from_files(spec)
-            make_example = partial(synthetic_labeled_batch, pipe, length or DEFAULT_LENGTH)
+            make_example = partial(synthetic_labeled_batch, pipe, length)
             target = _target_from_module(pipe.model, data, training, spec.reference.name, make_example)
         else:
             target = target_from_files(spec, texts or SYNTHETIC_TEXTS, length)
@@ -466,7 +466,7 @@ class AnnotationBenchmark:
         annotator: Model with its tokenizer.
         texts: Texts to annotate.
         length: Number of tokens per row of a fixed-shape workload and in the batch budget of a data workload. If ``None``,
-            use 128 tokens. The maximum is that of the model.
+            use 128 tokens, or the maximum of the model.
     """
 
     name: str
@@ -534,8 +534,8 @@ class AnnotationBenchmark:
 
     @property
     def row_length(self) -> int:
-        """Number of tokens per full row, at most the maximum of the model."""
-        return min(self.length or DEFAULT_LENGTH, _max_row_length(self.annotator))
+        """Number of tokens per full row."""
+        return _row_length(self.annotator, self.length)
 
     def _workload(
         self,
@@ -551,17 +551,25 @@ class AnnotationBenchmark:
         )
 
 
-def _max_row_length(annotator: Annotator) -> int:
-    """Return the maximum number of tokens per row, including special tokens."""
-    return annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
+def _row_length(annotator: Annotator, length: int | None) -> int:
+    """Return the number of tokens per row, including special tokens; by default 128, or the maximum of the model.
+
+    Raises:
+        ConfigurationError: If the length is above the maximum of the model.
+    """
+    maximum = annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
+    if length is not None and length > maximum:
+        message = f"length={length} is above the maximum of the model."
+        raise ConfigurationError(message, f"Use a length of at most {maximum} tokens.")
+    return length or min(DEFAULT_LENGTH, maximum)
 
 
-def synthetic_labeled_batch(pipe: AnnotationPipeline, length: int) -> ModelInputs:
+def synthetic_labeled_batch(pipe: AnnotationPipeline, length: int | None) -> ModelInputs:
     """Return a synthetic batch of full rows with labels for training a token-classification model."""
     import torch
 
     annotator = pipe.default_annotator()
-    arrays = annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, min(length, _max_row_length(annotator)))
+    arrays = annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, _row_length(annotator, length))
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return ModelInputs(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})
 

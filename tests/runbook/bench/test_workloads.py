@@ -109,8 +109,10 @@ class TestAnnotation:
         assert (workload.rows, workload.length, workload.task, workload.dtype) == (5, 16, "annotation", "float32")
         assert probabilities.shape[:2] == (5, 16)
         assert labels.shape == scores.shape == (50, 16)
-        for length in (None, 1000):  # The maximum of the model is 64 tokens.
+        for length in (None, 64):  # The maximum of the model.
             assert build(str(keyword_model), device=device, length=length).fixed_shape_workload(1).length == 64
+        with pytest.raises(ConfigurationError, match=r"length=65 .*at most 64 tokens"):
+            build(str(keyword_model), device=device, length=65).fixed_shape_workload(1)
 
     def test_batch_tokens_follow_rows_and_length(self, keyword_model):
         benchmark = build(str(keyword_model), ["seen . " * 12] * 3, length=16)
