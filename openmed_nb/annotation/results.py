@@ -425,6 +425,13 @@ class AnnotatedText(Displayable, Sequence[Entity]):
     found: Annotations
     title: str = ""
 
+    if not TYPE_CHECKING:  # A type checker knows the attributes.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _DOCUMENTED_NAMES:
+                raise AttributeError(f"A single text has no attribute {name!r}. Use its annotations: .found.{name}.")
+            return super().__getattr__(name)
+
     def __len__(self) -> int:
         return len(self.entities)
 

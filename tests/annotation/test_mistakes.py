@@ -38,6 +38,7 @@ MISTAKES = {
     "column of texts": (lambda _: annotate(text_column="report"), "'report'", "Columns: note_id, text, ward."),
     "separator": (lambda _: annotate(pd.DataFrame({"id;text": ["1;Well."]}), text_column="text"), "'text'", "sep=';'"),
     "list as a table": (lambda _: annotate(["Well."], **COLUMNS), "id_column requires a table, not list", "Pass a DataFrame"),
+    "attribute of a text": (lambda _: annotate("Well.").by_patient, "'by_patient'", ".found.by_patient"),
     "name of a column": (lambda _: annotate(text_column=["text"]), "text_column: list", "name of a column"),
     "option of annotate": (lambda _: annotate(text_colum="text"), "'text_colum'", "Did you mean 'text_column'?"),
     "option of a pipeline": (lambda _: load(batchsize=3), "'batchsize'", "Options: batch_size, batch_tokens, "),
