@@ -254,13 +254,14 @@ class ReviewListing(NoteListing):
         self.position = (start + int(np.argmax(np.roll(is_left, -start)))) % len(is_left)
 
     def _add_missed(self, note: Any, event: Mapping[str, Any]) -> None:
-        """Add a selected span, or the first whole words that equal a typed text and are not an entity yet."""
+        """Add a selected span, or the first whole words that equal a typed text and where no unmarked or right entity starts."""
         text = self._read_text(event["note"])
         words = event["text"].strip()
         start = event["start"]
         end = event["end"]
         if start is None:
-            taken = {span.start for span in self._spans(note)}
+            marks = self.review.marked_spans(note)
+            taken = {span.start for span in self._spans(note) if marks.get(span, True)}
             matches = (match.span() for match in re.finditer(re.escape(words), text))
             whole = (span for span in matches if span[0] not in taken and whole_words(text, *span) == span)
             start, end = next(whole, (-1, -1))

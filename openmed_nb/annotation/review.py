@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -71,7 +72,7 @@ class Review(LiveNotes):
     Attributes:
         found: The reviewed :class:`Annotations`, which import this module.
         path: File of the review, or ``None`` if it is not saved.
-        notes: Ids of the notes of the sample, or their positions if there are no unique ids, in random order. The first notes are
+        notes: Ids of the notes of the sample, or their positions if there are no unique ids (as ``#3`` if ids are numbers), in random order. The first notes are
             a random sample, too.
         seed: Seed of the sample.
         entities: Entities of the model in each of these notes.
@@ -95,7 +96,11 @@ class Review(LiveNotes):
         if not positions:
             raise ConfigurationError("There are no notes to review.", "Annotate at least one note.")
         ids = range(len(found)) if found.ids is None else found.ids
-        self._names = ids if len(find_positions(ids)) == len(found) else range(len(found))
+        self._names: Sequence[Any] = ids
+        if len(find_positions(ids)) < len(found):
+            # A position could be the id of another note if ids are numbers.
+            has_numbers = any(isinstance(note_id, Number) for note_id in ids)
+            self._names = [f"#{position}" if has_numbers else position for position in range(len(found))]
         self._positions = {self._names[position]: position for position in positions}
         self.notes: tuple[Any, ...] = tuple(self._positions)
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}

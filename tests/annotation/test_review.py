@@ -375,3 +375,21 @@ def test_typed_entity_is_added_at_the_next_whole_word():
     assert "Select" in listing.state()["alert"]
     assert places_of("RA") == [11, 27, 34]
     assert places_of("EIG") == [11, 27, 34]
+
+
+def test_typed_entity_may_start_where_a_wrong_one_does():
+    review = annotate(["Known asthma attack."]).review()
+    (found,) = review.entities[0]
+    typed = {"action": "add", "note": 0, "label": "DISEASE", "start": None, "end": None}
+    review.mark(0, *found, right=False)
+    ReviewListing(review).handle({**typed, "text": "asthma attack" if found.end == 12 else "asthma"})
+    assert [is_right for _, is_right in sorted(review.marked_spans(0).items())].count(True) == 1
+
+
+@pytest.mark.filterwarnings("ignore:1 id occurs more than once")
+def test_number_is_no_position_where_ids_repeat():
+    review = annotate(pd.DataFrame({"id": [2, 1, 1], "text": NOTES[:3]}), text_column="text", id_column="id").review()
+    with pytest.raises(ConfigurationError):
+        review.accept(1)
+    review.accept("#1")
+    assert [note for note in review.notes if review.is_reviewed(note)] == ["#1"]
