@@ -34,6 +34,9 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], object], Calla
                 for stub in Path(file).parent.glob("*/__init__.pyi")
                 for inner_name in _read_stub(stub)
             }
+            parent = package.rpartition(".")[0]
+            if parent and name in sys.modules[parent].__all__:
+                inner[name] = f"{parent}.{name}"
             suggestion = suggest_one(inner.get(name, name), [*modules, *inner.values()])
             raise AttributeError(f"module {package!r} has no attribute {name!r}. {suggestion}".rstrip())
         path = modules[name]

@@ -66,6 +66,7 @@ MISTAKES = {
     "folder of a model": (lambda _: nb.load_model("./notes_2025"), "'./notes_2025'", "Did you mean 'notes_2024'?"),
     "file as a model": (lambda _: nb.load_model("notes.csv"), "'notes.csv' is a file", "Pass the folder"),
     "threshold": (lambda _: nb.runbook.gates(sped_up=1), "'sped_up'", "Gates: speedup, utilization, "),
+    "function elsewhere": (lambda _: nb.runbook.sweep, "'sweep'", "'openmed_nb.sweep'"),
     "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 
