@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import nbval.kernel
 import pytest
 
 # The kernels that nbval starts inherit these; they are set before anything imports torch or huggingface_hub.
@@ -36,6 +37,19 @@ os.environ.update(OPENMED_NB_DATA=DATA, TORCHINDUCTOR_CACHE_DIR=DATA)
 # Kernels and browsers want to write to the home.
 if not os.access(Path.home(), os.W_OK):
     os.environ["HOME"] = DATA
+
+
+def pytest_configure() -> None:
+    """Let nbval start a kernel again: it dies if another process takes one of its ports between their choice and their use."""
+    start = nbval.kernel.start_new_kernel
+
+    def start_again(*arguments: Any, **options: Any) -> Any:
+        try:
+            return start(*arguments, **options)
+        except RuntimeError:
+            return start(*arguments, **options)
+
+    nbval.kernel.start_new_kernel = start_again
 
 
 def pytest_unconfigure() -> None:
