@@ -123,7 +123,7 @@ class EntityChange:
 class EntityAgreement(JsonMixin):
     """Agreement of the entities of reference and candidate.
 
-    Each entity of the reference has one of the first four kinds.
+    Each entity of the reference has one of the first four kinds. Equal entities of a text that repeats count once.
 
     Attributes:
         exact: Number of entities with the same offsets and label.
