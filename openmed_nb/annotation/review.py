@@ -395,8 +395,10 @@ class Review(LiveNotes):
         return (SAMPLE_NOTICE,) if self.path is not None else (SAMPLE_NOTICE, NOT_SAVED_NOTICE)
 
     def progress(self) -> str:
-        """Return the number of reviewed notes as a sentence."""
-        return f"{self.num_reviewed:,} of {pluralize(self.num_notes, 'note')} reviewed."
+        """Return the number of reviewed notes as a sentence, and after the last one the next step."""
+        count = self.num_reviewed
+        sentence = f"{count:,} of {pluralize(self.num_notes, 'note')} reviewed."
+        return f"{sentence} Compute the scores with review.score()." if count == self.num_notes else sentence
 
     def _change(self, note: object, marks: NoteMarks) -> None:
         """Save the marks of a note, so that the change can be undone."""

@@ -393,3 +393,7 @@ def test_number_is_no_position_where_ids_repeat():
         review.accept(1)
     review.accept("#1")
     assert [note for note in review.notes if review.is_reviewed(note)] == ["#1"]
+    assert "score()" not in review.progress()
+    for note in review.notes:
+        review.accept(note)
+    assert "review.score()" in review.progress()
