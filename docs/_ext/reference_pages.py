@@ -249,13 +249,11 @@ def api_pages() -> dict[str, str]:
             continue
         title = short_name(qualified) if qualified in public else value.__name__  # type: ignore[attr-defined]
         pages[f"reference/api/{page_name(qualified, value)}.rst"] = api_page(title, qualified, value)
-    sections = {f"`{short_name(namespace)}`": namespace for namespace in NAMESPACES}
-    lines = [GENERATED + "# Functions and classes\n", "`import openmed_nb as nb` gives the names of this page.\n"]
-    for heading, namespace in sections.items():
-        names = [name for name in public if name.rpartition(".")[0] == namespace]
-        lines += [f"## {heading}\n", first_sentence(importlib.import_module(namespace)) + "\n"]
-        lines += [*table_of(names, public, short_name), ""]
-    lines += ["## Results\n", "The functions return values of [these classes](results.md).\n"]
+    lines = [
+        GENERATED + "# Functions and classes\n",
+        "One page for each name of the [reference](../../reference.md) and of the [reference for",
+        "engineers](../../reference_engineering.md). The functions return values of [these classes](results.md).\n",
+    ]
     pages["reference/api/index.md"] = "\n".join([*lines, hidden_toctree([*page_names(public), "results"])])
     pages["reference/api/results.md"] = "\n".join(
         [
