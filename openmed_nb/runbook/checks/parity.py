@@ -330,12 +330,12 @@ def run_parity(  # noqa: C901, PLR0915 - one loop over the texts
                 if fingerprint not in distinct or compared.exact < compared.all:
                     agreement += compared
                 distinct.add(fingerprint)
+                fingerprints.append(fingerprint)
                 if gold is not None:
                     entities = set(gold[text_index])
                     found["entities"] += len(entities)
                     found["reference"] += len(entities.intersection(expected))
                     found["candidate"] += len(entities.intersection(computed))
-            fingerprints += map(text_fingerprint, tokenized.texts)
     if not fingerprints:
         raise _no_texts_error()
     return ParityReport(
