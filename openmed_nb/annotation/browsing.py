@@ -112,7 +112,8 @@ class NoteListing:
                 True
             )
             for index, text in enumerate(self.found.iter_note_texts(verify=False)):
-                hits[index] |= folded == self._name(index).casefold()
+                if folded == self._name(index).casefold():
+                    hits[index] = True
                 if text is not None:
                     hits[index] |= folded in text.casefold()
                 elif index not in self._unavailable:

@@ -72,8 +72,8 @@ class Review(LiveNotes):
     Attributes:
         found: The reviewed :class:`Annotations`, which import this module.
         path: File of the review, or ``None`` if it is not saved.
-        notes: Ids of the notes of the sample, or their positions if there are no unique ids (as ``#3`` if ids are numbers), in random order. The first notes are
-            a random sample, too.
+        notes: Ids of the notes of the sample, or their positions if there are no unique ids (as ``"#3"`` if ids are numbers), in
+            random order. The first notes are a random sample, too.
         seed: Seed of the sample.
         entities: Entities of the model in each of these notes.
         context_values: Values of each column of context of the reviewed annotations, which the user can correct.

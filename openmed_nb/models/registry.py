@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .._utils.text import describe_error, describe_value
+from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.validation import suggest_folder, suggest_one
 from ..devices.request import mask_secrets
 from ..errors import InvalidModelError, ModelDownloadError, ModelError, UnknownModelError
@@ -103,7 +103,7 @@ def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
     aliases = all_aliases()
     suggestion = suggest_one(name, [*BUNDLED, *aliases, *aliases.values()]) or suggest_folder(name)
     message = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
-    return UnknownModelError(message, f"{hint} {suggestion} Use 'bundled', which works offline.")
+    return UnknownModelError(message, collapse_whitespace(f"{hint} {suggestion} Use 'bundled', which works offline."))
 
 
 def all_aliases() -> dict[str, str]:
