@@ -1551,7 +1551,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         save_annotations(path, self)
 
-    def export(self, format: str, path: str | os.PathLike[str]) -> ExportReport:  # noqa: A002 - public name
+    def export(self, format: str, path: str | os.PathLike[str] | None = None) -> ExportReport:  # noqa: A002 - public name
         """Write notes and entities in the format of an annotation tool.
 
         Notes without a text are omitted and counted: missing and failed notes, notes that have changed, and those from a
@@ -1559,13 +1559,13 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         Args:
             format: ``"brat"``, ``"conll"``, ``"doccano"`` or ``"label-studio"``.
-            path: File, or a new folder for brat. Files are readable by their owner only.
+            path: File, or a new folder for brat. It is required. Files are readable by their owner only.
 
         Returns:
             The number of notes and entities, and ``losses``: counts of what the format cannot contain.
 
         Raises:
-            ConfigurationError: If the format is unknown, the results are not entities, or the file cannot be written.
+            ConfigurationError: If the format is unknown, there is no path, the results are not entities, or the file cannot be written.
 
         Example:
             >>> import tempfile

@@ -87,8 +87,11 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     """Write notes in the format of another tool.
 
     Raises:
-        ConfigurationError: If the format is unknown, or if the file cannot be written.
+        ConfigurationError: If the format is unknown, if there is no path, or if the file cannot be written.
     """
+    if path is None:
+        message = f"export() needs a format and a path, and got only {describe_value(name)}."
+        raise ConfigurationError(message, "Pass both, as in found.export('label-studio', 'tasks.json').")
     writers = {key: form.write for key, form in FORMATS.items() if form.write}
     check_choice("format", name, writers)
     target = check_path(path, "path")
@@ -231,9 +234,9 @@ def _read_file(
 def _detect_format(source: Path, name: str | None) -> str:
     """Return the format of a file or folder."""
     readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
-    if name is None and source.is_dir():
-        name = "brat"
-    if name is None:
+    if source.is_dir():
+        name = name or "brat"
+    elif name is None:
         name = next((key for key in readable if source.suffix.lower() in readable[key]), None)
     if name is None:
         message = "The suffix of the file does not select a format of annotations."
