@@ -31,9 +31,6 @@ OPEN_VIEWS: dict[str, tuple[str, list[BrowserView]]] = {}
 # Number of notes in the list. A browser displays further notes when it gets there.
 NUM_LISTED = 100
 
-# Label of a missed entity if the labels of the model are not known.
-DEFAULT_LABEL = "ENTITY"
-
 # Selects the entities without a context label.
 NO_CONTEXT = "no context"
 
@@ -270,11 +267,10 @@ class ReviewListing(NoteListing):
             selected = text[start:end]
             end = start + len(selected.rstrip())
             start += len(selected) - len(selected.lstrip())
-        label = event["label"]
-        if not words or not 0 <= start < end or label not in self._labels_of(note):
+        if not words or not 0 <= start < end:
             message = "The note does not contain this text as whole words that are not an entity yet."
             raise ConfigurationError(message, "Select the text in the note.")
-        self.review.mark(note, start, end, label)
+        self.review.mark(note, start, end, event["label"])
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
         """Return the entities of the model and the missed entities of a note, without wrong ones whose boundaries were corrected."""
@@ -313,7 +309,7 @@ class ReviewListing(NoteListing):
         state["status"] = f"Note {state['name']}: {self.detail(index)}. {review.progress()}"
         state["review"] = {
             "notice": " ".join(review.notices()),
-            "labels": self._labels_of(note),
+            "labels": review.labels,
             "entities": [
                 {
                     **span._asdict(),
@@ -340,11 +336,6 @@ class ReviewListing(NoteListing):
         """Return the entities of the model and the missed entities of a note."""
         missed = [span for span, is_right in self.review.marked_spans(note).items() if is_right]
         return sorted({*self.review.entities[note], *missed})
-
-    def _labels_of(self, note: Any) -> list[str]:
-        """Return the labels of missed entities that a user can select."""
-        labels = {*(self.found.known_labels or ()), *(span.label for span in self._spans(note))}
-        return sorted(labels) or [DEFAULT_LABEL]
 
 
 class BrowserView(anywidget.AnyWidget):

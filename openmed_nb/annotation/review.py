@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._render.display import Report, pluralize
-from .._utils.validation import check_bool, check_integer, check_optional_integer, check_path, is_hashable
+from .._utils.validation import check_bool, check_choice, check_integer, check_optional_integer, check_path, is_hashable
 from ..errors import ConfigurationError
 from .context import CONTEXT_LABELS, CONTEXT_VALUES, check_context_values
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
@@ -75,6 +74,7 @@ class Review(LiveNotes):
         notes: Ids of the notes of the sample, or their positions if there are no unique ids (as ``"#3"`` if ids are numbers), in
             random order. The first notes are a random sample, too.
         seed: Seed of the sample.
+        labels: Labels of the model, which :meth:`mark` accepts.
         entities: Entities of the model in each of these notes.
         context_values: Values of each column of context of the reviewed annotations, which the user can correct.
     """
@@ -103,6 +103,7 @@ class Review(LiveNotes):
             self._names = [f"#{position}" if has_numbers else position for position in range(len(found))]
         self._positions = {self._names[position]: position for position in positions}
         self.notes: tuple[Any, ...] = tuple(self._positions)
+        self.labels = sorted({*(found.known_labels or ()), *found.results.labels})
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
         self.context_values: dict[str, tuple[bool | str, ...]] = {
             name: values for name, values in CONTEXT_VALUES.items() if name in found.results.context
@@ -236,15 +237,15 @@ class Review(LiveNotes):
             note: Id or position of the note, one of :attr:`notes`.
             start: Start of the span in characters.
             end: End of the span in characters, exclusive.
-            label: Label of the span.
+            label: Label of the span, one of :attr:`labels`.
             right: ``True`` for a true entity, also for one that the model missed. ``False`` for an entity of the model that is
                 wrong. ``None`` removes the mark.
             context: Correct values of columns of the reviewed annotations, such as ``negated=True``. The others remain unchanged. A
                 missed entity has those of the entity that it overlaps, or else not negated, not uncertain, recent and patient.
 
         Raises:
-            ConfigurationError: If the note is not in the sample, the span is not in its text, the annotations do not have this
-                context, or the file cannot be written.
+            ConfigurationError: If the note is not in the sample, the span is not in its text, the model does not have the label, the
+                annotations do not have this context, or the file cannot be written.
 
         Example:
             >>> from openmed_nb import annotate
@@ -256,16 +257,15 @@ class Review(LiveNotes):
             >>> review.score().context["negated"].recall
             0.5
         """
-        if right is not None:
-            check_bool("right", right)
         position = self.position_of(note)
         span = parse_span((start, end, label))
         text = next(self.found.iter_note_texts(position), None)
         if span is None or (text is not None and span.end > len(text)):
             message = "The mark is not a span of the note."
             raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
-        if re.search(r"[\ud800-\udfff]", span.label):
-            raise ConfigurationError("The label contains an unpaired surrogate.", "Pass printable characters.")
+        if right is not None:
+            check_bool("right", right)
+            check_choice("label", span.label, self.labels)
         check_context_values(self.context_values, context)
         if context and not right:
             raise ConfigurationError("Only a right entity has a context.", "Remove the context, or pass right=True.")

@@ -50,6 +50,7 @@ MISTAKES = {
     "missing context": (lambda found: found.filter(negated=False), "'negated'", "found.with_context('all')"),
     "format": (lambda found: found.export("bratt", "x"), "'bratt'", "Did you mean 'brat'?"),
     "file without a format": (lambda found: found.export("tasks.json"), "'tasks.json'", "'label-studio', 'tasks.json'"),
+    "label of a mark": (lambda found: found.review().mark(0, 8, 14, "DISAESE"), "'DISAESE'", "Did you mean 'DISEASE'?"),
     "suffix": (lambda found: found.save("x.xls"), "'.xls'", "Suffixes: .jsonl, "),
     "folder": (lambda _: annotate(Path("notes_2025") / "*.txt"), "'notes_2025'", "Did you mean 'notes_2024'?"),
     "path of a table": (lambda _: annotate(Path("notes.csv")), "'notes.csv'", "sep=';', encoding='cp1252'"),
