@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
-from .._utils.text import describe_value, shorten
+from .._utils.text import describe_names, describe_value, shorten
 from .._utils.validation import (
     check_integer,
     check_names,
@@ -855,9 +855,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         return get_row_index(self.texts)
 
     @property
-    def _has_own_ids(self) -> bool:
-        """Whether the texts have ids in addition to the index of a Series."""
-        return self.ids is not None and type(self.ids) is list
+    def _own_ids(self) -> list[Any] | None:
+        """The ids of the texts in addition to the index of a Series, or ``None``."""
+        return self.ids if type(self.ids) is list else None
 
     @property
     def errors(self) -> Mapping[int, str]:
@@ -996,12 +996,12 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
                 "The groups contain lists or other values without a hash.", "Pass strings or numbers."
             )
         table = pd.DataFrame(index=column.index)
-        if self._has_own_ids and column.index.name == self.id_name:
+        if self._own_ids and column.index.name == self.id_name:
             table = table.reset_index()
         try:
             column = column.take(keys.find_rows(table))
         except UnmatchedIdsError as error:
-            raise UnmatchedIdsError(error.message, self._groups_remedy(), error.unmatched) from None
+            raise UnmatchedIdsError(error.message, self._groups_remedy(column.name), error.unmatched) from None
         num_missing = int(column.isna().sum())
         if num_missing:
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
@@ -1016,15 +1016,15 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         is_free = column.name is not None and column.name not in counts.columns
         return counts.rename(columns={"group": column.name}) if is_free else counts
 
-    def _groups_remedy(self) -> str:
-        """Return the remedy for groups of :meth:`by_patient` that do not match the notes."""
-        if self._has_own_ids and len(self._indices_by_id) == len(self):
-            return (
-                "Pass the column with the ids of all notes as its index, as in notes.set_index('note_id')['patient']."
-            )
+    def _groups_remedy(self, name: Any) -> str:
+        """Return the remedy for groups of :meth:`by_patient`, such as a column with a name, that do not match the notes."""
+        column = f"[{describe_names([str(name or 'patient')])!r}]"
+        if self._own_ids and len(self._indices_by_id) == len(self):
+            ids = f"set_index({describe_names([self.id_name])!r})"
+            return f"Pass the column with the ids of all notes as its index, as in notes.{ids}{column}."
         if self.row_index is None:
             return "Pass a list with one group per note, in the order of the notes."
-        return "Pass a column of the table as you annotated it, such as notes['patient'], or sort it before annotate()."
+        return f"After you read or sort the table, annotate it again, and pass its whole column notes{column}."
 
     def to_frame_with_ids(self) -> pd.DataFrame:
         """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""
@@ -1045,8 +1045,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     @property
     def _note_keys(self) -> NoteKeys:
         """Ids, index and fingerprints of the notes."""
-        ids = self.ids if self._has_own_ids else None
-        return NoteKeys(ids, self.id_name, self.row_index, self.text_name, self.results.fingerprints)
+        return NoteKeys(self._own_ids, self.id_name, self.row_index, self.text_name, self.results.fingerprints)
 
     def to_keyed_frame(self, columns: Mapping[str, Any], has_index: bool = True) -> pd.DataFrame:
         """Return columns as a DataFrame with the ids, paths and index of the notes that the column ``note_index`` contains.
@@ -1061,7 +1060,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             raise ConfigurationError("to_frame() needs pandas.", "Install it: python -m pip install pandas.") from error
         notes = columns[NOTE_COLUMN]
         frame = pd.DataFrame(columns)
-        ids = self.ids if self._has_own_ids else None
+        ids = self._own_ids
         id_name = self.id_name
         row_index = self.row_index
         if ids is None and not (has_index or row_index is None or are_positions(row_index)):
@@ -1468,7 +1467,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             UnmatchedIdsError: If it has another index, but no ids.
         """
         columns = getattr(gold, "columns", ())
-        if self.row_index is None or self._has_own_ids or NOTE_COLUMN not in columns or ID_COLUMN in columns:
+        if self.row_index is None or self._own_ids or NOTE_COLUMN not in columns or ID_COLUMN in columns:
             return False
         positions = gold[NOTE_COLUMN]
         is_own = bool(positions.isin(range(len(self))).all() and gold.index.equals(self.row_index.take(positions)))

@@ -268,14 +268,15 @@ class TestPatients:
         ("rows", "remedy", "follow"),
         [
             ([0, 2, 5], "set_index", lambda table: table[::-1].set_index("note_id")["patient"]),
-            ([0, 2, 3], "as you annotated it", lambda table: table["patient"]),
+            ([0, 2, 3], "annotate it again", lambda table: table["patient"]),
         ],
     )
     def test_by_patient_names_a_remedy_that_works(self, rows, remedy, follow):
         table = self.NOTES.iloc[rows]
         found = annotate(table, text_column="note", id_column="note_id")
-        with pytest.raises(UnmatchedIdsError, match=remedy):
-            found.by_patient(table["patient"][1:])
+        for groups in (table["patient"][1:], table["patient"].reset_index(drop=True)):
+            with pytest.raises(UnmatchedIdsError, match=remedy):
+                found.by_patient(groups)
         assert found.by_patient(follow(table))["patient"][0] == "p1"
 
     def test_by_patient_takes_ids_and_columns_with_the_name_group(self):
