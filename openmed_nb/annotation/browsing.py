@@ -46,7 +46,7 @@ class NoteListing:
         hidden_labels: Labels that are not displayed.
         min_score: Minimum score of a displayed entity.
         context: Context label of the displayed entities, ``NO_CONTEXT``, or an empty string for all entities.
-        matches: Indices of the notes in the list.
+        matches: Indices of the notes in the list. If there is a filter, one of their displayed entities contains the query.
         position: Position of the displayed note in the list.
         alert: Error of the last action, or an empty string.
     """
@@ -63,7 +63,6 @@ class NoteListing:
         columns = found.results.columns()
         self._notes = columns[NOTE_COLUMN]
         self._labels = columns[found.results.key]
-        self._words = columns["word"]
         self._scores = columns["score"]
         self._label_counts = Counter(self._labels)
         self._contexts = {
@@ -71,7 +70,8 @@ class NoteListing:
         }
         if self._contexts:
             self._contexts[NO_CONTEXT] = ~np.logical_or.reduce([*self._contexts.values()])
-        self._hits: np.ndarray | None = None
+        self._entity_hits = np.ones(len(self._notes), bool)
+        self._note_hits = np.ones(len(found), bool)
         self._num_unsearched = 0
         self._unavailable = {**dict.fromkeys(found.errors, "error"), **dict.fromkeys(found.missing, "missing")}
         self.update()
@@ -88,36 +88,36 @@ class NoteListing:
         if self.context:
             self._is_shown &= self._contexts[self.context]
         self._counts = np.bincount(self._notes[self._is_shown], minlength=len(self.found))
-        listed = np.ones(len(self.found), bool) if self._hits is None else self._hits.copy()
+        self.matches = np.flatnonzero(self._note_hits)
         if self.hidden_labels or self.min_score or self.context:
-            listed &= self._counts > 0
-        self.matches = np.flatnonzero(listed)
+            self.matches = np.unique(self._notes[self._is_shown & self._entity_hits])
         positions = np.flatnonzero(self.matches == displayed)
         self.position = int(positions[0]) if len(positions) else 0
 
     def search(self, query: str) -> None:
         """List only the notes whose text or entities contain a query, in upper or lower case, or whose id equals it.
 
-        Texts are read from where they are, such as files. Texts of a generator are not stored.
+        With a filter, a displayed entity must contain it. Texts are read from where they are, such as files. Texts of a generator
+        are not stored.
         """
         num_unsearched = 0
-        hits = None
+        entity_hits: list[bool] = []
+        note_hits: list[bool] = []
         folded = query.casefold()
-        if folded:
-            hits = np.zeros(len(self.found), bool)
-            hits[[note for note, word in zip(self._notes, self._words, strict=True) if folded in word.casefold()]] = (
-                True
-            )
-            for index, text in enumerate(self.found.iter_note_texts(verify=False)):
-                if folded == self._name(index).casefold():
-                    hits[index] = True
-                if text is not None:
-                    hits[index] |= folded in text.casefold()
-                elif index not in self._unavailable:
-                    num_unsearched += 1
+        texts = self.found.iter_note_texts(verify=False) if folded else [""] * len(self.found)
+        for index, (text, entities) in enumerate(zip(texts, self.found, strict=True)):
+            is_named = folded == self._name(index).casefold()
+            # The word of the model, and the characters of the note.
+            contents = text or ""
+            words = [f"{entity['word']}\n{contents[entity['start'] : entity['end']]}" for entity in entities]
+            hits = [is_named or folded in word.casefold() for word in words]
+            entity_hits += hits
+            note_hits.append(is_named or any(hits) or folded in contents.casefold())
+            num_unsearched += text is None and index not in self._unavailable
         # Assigned only now, because reading the texts may fail or be interrupted.
         self.query = query
-        self._hits = hits
+        self._entity_hits = np.array(entity_hits, bool)
+        self._note_hits = np.array(note_hits, bool)
         self._num_unsearched = num_unsearched
         self.update()
 
@@ -142,9 +142,8 @@ class NoteListing:
         elif action == "search" and self.found.show_text:
             self.search(displayable(str(event["query"])))
         elif action == "filter":
-            min_score = check_number("min_score", event["min_score"], 1)
+            self.min_score = check_number("min_score", event["min_score"], 1)
             self.hidden_labels = frozenset(event["hidden"]) & self._label_counts.keys()
-            self.min_score = min_score
             self.context = event["context"] if event["context"] in self._contexts else ""
             self.update()
 

@@ -62,7 +62,11 @@ def filtered(*hidden, min_score=0, context=""):
         ((filtered("DRUG", "DISEASE"),), []),
         ((filtered("UNKNOWN"),), [0, 1, 2, 3, 4]),
         ((filtered(min_score=0.85),), [0]),
-        ((filtered("DISEASE"), search("flu")), [2]),
+        ((filtered("DISEASE"), search("flu")), []),
+        ((search("flu"), filtered("DRUG")), [2]),
+        ((filtered("DRUG"), search("STRASSE")), []),
+        ((filtered("DRUG"), search("takes")), []),
+        ((filtered("DRUG"), search("4")), [4]),
         ((filtered("DISEASE"), filtered()), [0, 1, 2, 3, 4]),
     ],
 )
