@@ -40,6 +40,33 @@ function offset(note, node, position) {
   return [...before.textContent].length;
 }
 
+// Mark the hits of a search in the note, in upper or lower case. A hit may start or end inside of an entity, but has no label.
+function markHits(note, query) {
+  const hasNoLabel = (node) => node.parentElement.closest("small") ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT;
+  const walker = document.createTreeWalker(note, NodeFilter.SHOW_TEXT, hasNoLabel);
+  const nodes = [];
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  const pattern = query.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&").replace(/ss|ß/gi, "(?:ss|ß)").replace(/\s+/g, "\\s+");
+  const hits = [...nodes.map(({ data }) => data).join("").matchAll(new RegExp(pattern, "giu"))].reverse();
+  let position = 0;
+  for (const node of nodes) {
+    const { length } = node;
+    for (const { index, 0: hit } of hits) { // From the end, because the text before a mark stays in the node.
+      const start = Math.max(index - position, 0);
+      const end = Math.min(index - position + hit.length, length);
+      if (start >= end) continue;
+      const range = document.createRange();
+      range.setStart(node, start);
+      range.setEnd(node, end);
+      range.surroundContents(element("mark", { className: "openmed-hit" }));
+    }
+    position += length;
+  }
+  const box = note.querySelector("[role=region]"); // A long note is displayed from its first hit.
+  const first = box?.querySelector(".openmed-hit");
+  if (first) box.scrollTop += first.getBoundingClientRect().top - box.getBoundingClientRect().top - 24;
+}
+
 function render({ model, el }) {
   let pending = 0; // Number of actions that the kernel has not handled.
   const send = (action, values = {}) => {
@@ -224,6 +251,7 @@ function render({ model, el }) {
   });
 
   let drawn = null;
+  let marked = null; // Query whose hits are marked.
   const draw = () => {
     const hadFocus = el.contains(activeElement());
     const isOtherNote = model.get("state").note !== state.note;
@@ -248,10 +276,12 @@ function render({ model, el }) {
     name.value = state.name;
     status.textContent = state.status;
     alert.textContent = state.alert;
-    if (state.html !== drawn) {
+    if (state.html !== drawn || state.query !== marked) {
       note.innerHTML = state.html;
+      if (state.query) markHits(note, state.query);
       note.querySelectorAll("[tabindex]").forEach((box) => { box.dataset.lmSuppressShortcuts = "true"; });
       drawn = state.html;
+      marked = state.query;
       selection = null; // It has the offsets of the previous note.
       missed.value = "";
     }
