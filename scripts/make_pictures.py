@@ -85,6 +85,11 @@ CELLS = {
 ALWAYS = ("device", "summary", "browser", "simulated")
 """The cells that others need: they load the extension, import the package, annotate notes, and begin the simulation."""
 
+NARROW = ("ner", "summary")
+"""The pictures of text, which are as narrow as a phone: there, a wider one would be scaled until nobody can read it."""
+
+NARROW_WIDTH = 360
+
 TYPED = (
     "%load_ext openmed_nb\n%openmed_device --simulate mps",
     "%%openmed_ner\nPatient with type 2 diabetes mellitus and hypertension. No history of asthma.",
@@ -179,6 +184,8 @@ def still(server: Any, browser: Browser, wanted: list[str], folder: Path) -> Non
         for number, name in enumerate(cells):
             if name in wanted:
                 shown = front.page.locator(".jp-CodeCell").nth(number).locator(".jp-OutputArea-output").last
+                if name in NARROW:
+                    shown.evaluate("(output, width) => { output.style.maxWidth = `${width}px`; }", NARROW_WIDTH)
                 image = Image.open(io.BytesIO(taken(front.page, shown))).convert("RGB")
                 image = image.quantize(COLORS, dither=Image.Dither.NONE)
                 image.save(folder / f"{name}_{theme}.png", optimize=True)

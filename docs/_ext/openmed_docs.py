@@ -27,7 +27,7 @@ TITLES = {"README": "Install and try it"}
 PICTURE_PATTERN = re.compile(
     r'<picture>(?P<still><source media="\(prefers-reduced-motion: reduce\)[^>]*>)*'
     r'<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
-    r'<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)"></picture>'
+    r'<img alt="(?P<alt>[^"]+)" (?:width="(?P<width>\d+)" )?src="(?P<light>[^"]+)"></picture>'
 )
 # An animation that repeats needs a switch that stops it (WCAG 2.2.2). It needs no script: see openmed_docs.css.
 STOP_SWITCH = """
@@ -64,8 +64,9 @@ def _picture(match: re.Match[str]) -> str:
         pictures = {path: f"only-{theme}"}
         if match["still"]:
             pictures = {path: f"only-{theme} moving", f"{path.removesuffix('.gif')}_still.png": f"only-{theme} still"}
+        width = f":width: {match['width']}px\n" if match["width"] else ""
         directives += [
-            f"```{{image}} {file}\n:alt: {html.unescape(match['alt'])}\n:class: {classes}\n```\n"
+            f"```{{image}} {file}\n:alt: {html.unescape(match['alt'])}\n:class: {classes}\n{width}```\n"
             for file, classes in pictures.items()
         ]
     directives.append(f'```{{raw}} html\n<p class="picture-caption" aria-hidden="true">{match["alt"]}</p>\n```\n')
