@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._render.display import pluralize
-from .._utils.text import is_identifier
+from .._utils.text import describe_names
 from .._utils.validation import as_integer, invalid_type, is_hashable
 from .._utils.warning import warn
 from ..errors import UnmatchedIdsError
@@ -70,7 +70,7 @@ def warn_if_repeated(ids: Any, name: str) -> None:
     count = sum(len(positions) > 1 for positions in find_positions(ids).values())
     if count:
         verb = "occurs" if count == 1 else "occur"
-        column = name if is_identifier(name) else "note_id"
+        column = describe_names([name])
         keys = f"notes[{column!r}]" if type(ids) is list else "notes.index"
         remedy = f"List them with notes[{keys}.duplicated(keep=False)], and do not join tables by these ids."
         warn(f"{pluralize(count, 'id')} {verb} more than once. {remedy}")
