@@ -85,7 +85,7 @@ CELLS = {
 ALWAYS = ("device", "summary", "browser", "simulated")
 """The cells that others need: they load the extension, import the package, annotate notes, and begin the simulation."""
 
-NARROW = ("ner", "summary")
+NARROW = ("device", "ner", "summary")
 """The pictures of text, which are as narrow as a phone: there, a wider one would be scaled until nobody can read it."""
 
 NARROW_WIDTH = 360

@@ -36,6 +36,7 @@ from source_calls import ELLIPSIS, Call, find_calls
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "openmed_nb"
 PICTURES = ROOT / "docs" / "pictures"
+MAX_NARROW_PIXELS = 1000
 
 NAMESPACES = (
     "openmed_nb",
@@ -344,7 +345,7 @@ def magic_pages() -> dict[str, str]:
         text = f"{GENERATED}# %{name}\n\n{description}{cell_magic}\n\n"
         picture = name.removeprefix("openmed_")
         if (PICTURES / f"{picture}_light.png").exists():
-            text += picture_block(f"../../pictures/{picture}", f"The output of %{name}")
+            text += picture_block(picture, f"The output of %{name}")
         text += f"## Options\n\n`%{name} --help` prints:\n\n```text\n{help_of_magic(magic)}\n```\n"
         pages[f"reference/magics/{name}.md"] = text
         rows.append(f"| [`%{name}`]({name}.md) | {cell(description)} |")
@@ -371,10 +372,13 @@ def magic_pages() -> dict[str, str]:
     return pages
 
 
-def picture_block(path: str, alt: str) -> str:
-    """Return a picture in its light and its dark form."""
+def picture_block(name: str, alt: str) -> str:
+    """Return a picture in its light and its dark form. A wide one is as wide as the page."""
+    pixels = int.from_bytes((PICTURES / f"{name}_light.png").read_bytes()[16:20], "big")
+    width = "" if pixels > MAX_NARROW_PIXELS else f":width: {pixels // 2}px\n"  # The pictures have a double density.
     return "".join(
-        f"```{{image}} {path}_{theme}.png\n:alt: {alt}\n:class: only-{theme}\n```\n\n" for theme in ("light", "dark")
+        f"```{{image}} ../../pictures/{name}_{theme}.png\n:alt: {alt}\n:class: only-{theme}\n{width}```\n\n"
+        for theme in ("light", "dark")
     )
 
 
