@@ -8,8 +8,9 @@ does not own are discarded. Nothing is truncated.
 from __future__ import annotations
 
 import functools
+import unicodedata
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ WINDOW_CONTEXT = 16
 PROBE_TEXTS = ("a", "the", "1", ".", "中")
 
 SPACE = ord(" ")
+DELETE = 127
+CONTROL_SPACES = tuple(map(ord, "\t\n\r"))
 
 # Results of :func:`get_token_names` by tokenizer.
 TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenNames] = weakref.WeakKeyDictionary()
@@ -194,7 +197,9 @@ def expand_ranges(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return shifts + np.arange(len(shifts))
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], special_tokens: bool = False) -> list[Encoding]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], special_tokens: bool = False, with_offsets: bool = True
+) -> list[Encoding]:
     """Encode texts with a fast tokenizer, without padding and truncation."""
     backend = tokenizer.backend_tokenizer
     with TOKENIZER_LOCK:
@@ -203,13 +208,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], special_tok
         backend.encode_special_tokens = tokenizer.split_special_tokens
         if len(texts) == 1:  # Threads are not worthwhile for one text.
             return [backend.encode(texts[0], add_special_tokens=special_tokens)]
-        encodings: list[Encoding] = backend.encode_batch(list(texts), add_special_tokens=special_tokens)
+        encode_batch = backend.encode_batch if with_offsets else backend.encode_batch_fast
+        encodings: list[Encoding] = encode_batch(list(texts), add_special_tokens=special_tokens)
     return encodings
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], transformers_boundaries: bool = False) -> Tokens:
     """Return the tokens of texts."""
-    return build_tokens(tokenizer, encode(tokenizer, texts), texts, transformers_boundaries)
+    encodings = encode(tokenizer, texts, with_offsets=not _can_measure_spans(tokenizer, texts))
+    return build_tokens(tokenizer, encodings, texts, transformers_boundaries)
 
 
 def build_tokens(
@@ -228,9 +235,11 @@ def build_tokens(
     """
     text_offsets = np.array([0, *accumulate(map(len, encodings))])
     ids = np.fromiter(chain.from_iterable(encoding.ids for encoding in encodings), np.int64, text_offsets[-1])
-    offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
-    starts, ends = np.fromiter(offsets, np.int64).reshape(-1, 2).T
     text_ids = np.repeat(np.arange(len(encodings)), np.diff(text_offsets))
+    if _can_measure_spans(tokenizer, texts):
+        starts, ends = _measure_spans(tokenizer, texts, ids, text_offsets)
+    else:
+        starts, ends = _read_spans(encodings)
     prefix = _continuation_prefix(tokenizer)
     if transformers_boundaries:
         # As in TokenClassificationPipeline.gather_pre_entities: with a continuation prefix such as ``##``, a token is a
@@ -244,21 +253,81 @@ def build_tokens(
             is_subword &= ids != tokenizer.unk_token_id
         return Tokens(ids, starts, ends, is_subword, text_offsets)
     if prefix:
-        names = get_token_names(tokenizer, ids)
-        starts_word = ~names.continues[ids]
-        # A token that contains the prefix itself, as in the text "##ing", may start a word.
-        if (~starts_word & (names.lengths[ids] == ends - starts)).any():
+        starts_word = ~get_token_names(tokenizer, ids).continues[ids]
+        # Other pre-tokenizers may leave the prefix in a piece, as in the text "##ing": then a token with the prefix starts a word.
+        if not _splits_as_bert(tokenizer):
             starts_word |= _starts_piece(encodings, len(ids))
-    else:
-        starts_word = _starts_piece(encodings, len(ids))
-        pairs = np.stack(_adjacent_characters(texts, starts, text_ids))
-        distinct = sorted(set(pairs.ravel().tolist()))
-        separators = np.array([is_separator(code) for code in distinct], bool)
-        is_next_to_separator = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)].any(0)
-        # A token that shares a character with the previous token continues that character, even if it is a separator.
-        shares_character = np.append(False, starts[1:] < ends[:-1])
-        starts_word |= is_next_to_separator & ~shares_character
+        return Tokens(ids, starts, ends, ~starts_word, text_offsets)
+    starts_word = _starts_piece(encodings, len(ids))
+    pairs = np.stack(_adjacent_characters(texts, starts, text_ids))
+    distinct = sorted(set(pairs.ravel().tolist()))
+    separators = np.array([is_separator(code) for code in distinct], bool)
+    is_next_to_separator = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)].any(0)
+    # A token that shares a character with the previous token continues that character, even if it is a separator.
+    shares_character = np.append(False, starts[1:] < ends[:-1])
+    starts_word |= is_next_to_separator & ~shares_character
     return Tokens(ids, starts, ends, ~starts_word, text_offsets)
+
+
+def _read_spans(encodings: Iterable[Encoding]) -> np.ndarray:
+    """Return the starts and the ends of tokens in characters of their texts, int64 array of shape ``(2, T)``."""
+    offsets = chain.from_iterable(chain.from_iterable(encoding.offsets for encoding in encodings))
+    return np.fromiter(offsets, np.int64).reshape(-1, 2).T
+
+
+def _can_measure_spans(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> bool:
+    return len(texts) > 1 and _splits_as_bert(tokenizer)
+
+
+def _measure_spans(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], ids: np.ndarray, text_offsets: np.ndarray
+) -> np.ndarray:
+    """Return the same as :func:`_read_spans` from the lengths of BERT's tokens.
+
+    The tokens are the characters of a text without its spaces, unless its normal form has more or fewer characters. The offsets
+    of an encoding are Python objects, which take longer than the rest of the host's work; they are read for the other texts.
+    """
+    # The point at the end is for tokens of spaces, which a tokenizer may have added.
+    codes = np.frombuffer(("".join(texts) + ".").encode("ascii", "replace"), np.uint8)
+    is_control = (codes < SPACE) | (codes == DELETE)
+    visible = np.flatnonzero((codes != SPACE) & ~is_control)
+    removed = np.flatnonzero(is_control)
+    removed = removed[~np.isin(codes[removed], CONTROL_SPACES)]
+    text_starts = np.array([0, *accumulate(map(len, texts))])
+    first_visible = np.searchsorted(visible, text_starts)
+    names = get_token_names(tokenizer, ids)
+    lengths = names.lengths[ids] - len(_continuation_prefix(tokenizer) or "") * names.continues[ids]
+    lengths[ids == tokenizer.unk_token_id] = len(codes)  # Its length is not known. No text is as long.
+    bounds = np.append(0, np.cumsum(lengths))
+    num_tokens = np.diff(text_offsets)
+    shifts = np.repeat(first_visible[:-1] - bounds[text_offsets[:-1]], num_tokens)
+    starts = visible.take(bounds[:-1] + shifts, mode="clip") - np.repeat(text_starts[:-1], num_tokens)
+    spans = np.stack([starts, starts + lengths])
+    is_read = np.diff(bounds[text_offsets]) != np.diff(first_visible)
+    is_read |= np.diff(np.searchsorted(removed, text_starts)) > 0
+    is_read |= [not (text.isascii() or all(map(_is_one_character, set(text)))) for text in texts]
+    indices = np.flatnonzero(is_read).tolist()
+    for index, encoding in zip(indices, encode(tokenizer, [texts[index] for index in indices]), strict=True):
+        spans[:, text_offsets[index] : text_offsets[index + 1]] = _read_spans([encoding])
+    return spans
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_one_character(character: str) -> bool:
+    """Return whether BERT's normalizer returns one visible character for a character, or whether it is ASCII."""
+    if character.isascii():
+        return True
+    lower = unicodedata.normalize("NFD", character.lower())
+    return (
+        unicodedata.category(character)[0] in "LNPS" and sum(unicodedata.category(part) != "Mn" for part in lower) == 1
+    )
+
+
+def _splits_as_bert(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether words are split as in BERT: at spaces and punctuation, and then into the longest known pieces."""
+    backend = tokenizer.backend_tokenizer
+    parts = (backend.normalizer, backend.pre_tokenizer, backend.model)
+    return [type(part).__name__ for part in parts] == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
 
 
 def _starts_piece(encodings: Sequence[Encoding], num_tokens: int) -> np.ndarray:
@@ -300,6 +369,11 @@ def get_token_names(tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> Toke
     if cached is None or len(cached.names) < min_size:
         size = max(len(tokenizer), min_size)
         cached = TokenNames(np.full(size, None), np.zeros(size, np.int64), np.zeros(size, bool))
+        # Added tokens are found in the text as they are: with the prefix as well, they start a word.
+        for name, token_id in tokenizer.get_added_vocab().items():
+            if token_id < size:
+                cached.names[token_id] = name
+                cached.lengths[token_id] = len(name)
         TOKEN_NAME_CACHE[tokenizer] = cached
     missing = ids[cached.lengths[ids] == 0]
     if len(missing):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from openmed_nb.annotation.pipeline import AnnotationPipeline
@@ -23,6 +23,8 @@ from openmed_nb.annotation.tokens import (
 
 KINDS = ("bert", "roberta", "modernbert", "xlm-roberta")
 """One architecture for each kind of tokenizer."""
+
+ASCII_TEXTS = some.text(some.characters(codec="ascii"), max_size=40)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_special_tokens_need_one_known_letter(letters, is_known):
     assert SpecialTokens.from_tokenizer(tokenizer) == expected
 
 
-@given(some.sampled_from(KINDS), some.lists(some.text(max_size=40), max_size=5))
+@given(some.sampled_from(KINDS), some.lists(some.text(max_size=40) | ASCII_TEXTS, max_size=5))
 def test_tokenize_equals_transformers(architectures, name, texts):
     """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
     tokenizer = architectures.tokenizer_of(name)
@@ -85,6 +87,18 @@ def test_is_subword_follows_prefix(architectures, text, expected, transformers_b
     """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
     is_subword = tokenize(architectures.tokenizer_of("bert"), [text], transformers_boundaries).is_subword
     assert "".join(str(int(flag)) for flag in is_subword) == expected
+
+
+@pytest.mark.parametrize(("splitter", "added"), [("BertPreTokenizer", ["##ma"]), ("WhitespaceSplit", [])])
+def test_prefix_in_text_starts_word(splitter, added):
+    """As an added token, or where the pre-tokenizer does not separate punctuation."""
+    vocabulary = {name: number for number, name in enumerate(["[UNK]", "as", "##thma", "##ma"])}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = getattr(pre_tokenizers, splitter)()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    tokenizer.add_tokens(added)
+    tokens = tokenize(tokenizer, ["asthma ##ma"])
+    assert tokens.is_subword.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(
