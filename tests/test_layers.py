@@ -113,15 +113,17 @@ ALLOWED = {
     "annotation": {"numpy"},
     "annotation.browsing": {"anywidget", "numpy"},
     "annotation.pipeline": {"numpy", "torch", "transformers"},
+    "annotation.tuning": {"numpy", "torch"},
     "notebook.panel.view": {"anywidget", "ipywidgets"},
     "runbook.checks.silent_errors": {"torch"},
     "runbook.checks.operator_tracer": {"torch"},
     "runbook.bench.profile_watch": {"torch"},
     "simulation.device": {"torch"},
     "simulation.modes": {"torch"},
+    "simulation.operators": {"torch"},
     "training.live": {"ipywidgets"},
 }
-"""Imports that are allowed in files that are themselves imported inside functions: arrays, and base classes."""
+"""Imports that are allowed in files that are themselves imported inside functions: arrays, base classes, and what only such files import."""
 
 
 def test_import_time_is_light():

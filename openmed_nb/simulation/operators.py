@@ -15,17 +15,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
 
 from .._utils.text import describe_value
 from .._utils.warning import stacklevel_outside
 from ..devices.moving import iter_operator_tensors
 from ..devices.profilers import Arguments, Keywords, Result, TorchFunction
 from ..errors import ConfigurationError
-
-if TYPE_CHECKING:
-    import torch
-    from torch._ops import OpOverload
 
 # Commit of torch 2.13.0, which its message contains.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
@@ -174,8 +173,6 @@ def check_operator(
         kwargs: Keyword arguments.
         cpu_tensors: Those tensors among the arguments that are on the CPU.
     """
-    import torch
-
     name = base_name(operator)
     if name in TWO_DEVICE_OPERATORS:
         return
@@ -344,8 +341,6 @@ def _sum_beyond_end(call: OperatorCall) -> Result:
 
 def _embed_as_zeros(call: OperatorCall) -> Result:
     """Return zeros for a token without an embedding; its gradient is discarded."""
-    import torch
-
     backward = call.name == "aten::embedding_dense_backward"
     values, tokens, *rest = call.args
     rows = rest[0] if backward else values.shape[0]
@@ -358,8 +353,6 @@ def _embed_as_zeros(call: OperatorCall) -> Result:
 
 def _ignore_label(call: OperatorCall) -> Result:
     """Ignore labels outside the model's label range in the loss."""
-    import torch
-
     backward = "backward" in call.name
     args = list(call.args)
     index, logits, ignore_index = (2, args[1], args[5]) if backward else (1, args[0], args[4])
@@ -384,8 +377,6 @@ def _change_weight_gradient(call: OperatorCall) -> Result:
 
 def _misread_weight(call: OperatorCall) -> Result:
     """Read the weight of a convolution as if it were contiguous."""
-    import torch
-
     inputs, weight, *rest = call.args
     capacity = weight.untyped_storage().nbytes() // weight.element_size()
     if not weight.is_contiguous() and weight.storage_offset() + weight.numel() <= capacity:
@@ -395,7 +386,6 @@ def _misread_weight(call: OperatorCall) -> Result:
 
 def _use_first_number(call: OperatorCall) -> Result:
     """Use the first element of the underlying CPU tensor for any CPU scalar."""
-    import torch
 
     def read(argument: object) -> object:
         if isinstance(argument, torch.Tensor) and argument.dim() == 0 and not call.holds(argument):
@@ -407,15 +397,11 @@ def _use_first_number(call: OperatorCall) -> Result:
 
 def _return_minimum(call: OperatorCall) -> Result:
     """Return the smallest integer for every position."""
-    import torch
-
     return torch.full_like(call.run(), torch.iinfo(torch.int64).min)
 
 
 def _return_nan(call: OperatorCall) -> Result:
     """Return NaN for a row that is masked entirely, instead of zeros."""
-    import torch
-
     if call.name == "aten::_safe_softmax":
         return torch.softmax(call.args[0], call.args[1])
     result, *rest = call.run()
@@ -494,8 +480,6 @@ def _overwrite_source(call: OperatorCall) -> Result:
 
 def _write_nothing(call: OperatorCall) -> Result:
     """Write nothing into the target of a copy from the device whose dtype MPS does not support."""
-    import torch
-
     unsupported = (torch.float64, torch.complex128)
     if call.name == "to":
         result = call.run()
@@ -526,8 +510,6 @@ def _copy_without_strides(call: OperatorCall) -> Result:
 
 def _abort_transposed_bfloat16(call: OperatorCall) -> Result:
     """End the process if a linear layer in bfloat16 has a transposed weight and input of three dimensions or more."""
-    import torch
-
     inputs = call.argument(0, "input")
     weight = call.argument(1, "weight")
     if inputs.dim() > MATRIX_DIMENSIONS and weight.dtype == torch.bfloat16 and not weight.is_contiguous():
