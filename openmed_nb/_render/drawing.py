@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import cycle
@@ -141,23 +141,6 @@ class Chart:
     axes: Axes | None = None
 
 
-def bar_chart(caption: str, values: Iterable[tuple[str, float]], format_value: Callable[[float], str]) -> Chart:
-    """Return a bar chart of labels and values.
-
-    Args:
-        caption: Caption with the unit.
-        values: Labels with their values. Values that cannot be drawn are ignored.
-        format_value: Function that formats a value for display.
-
-    Example:
-        >>> bar_chart("Entities", [("DRUG", 2), ("DISEASE", math.inf)], str).bars
-        (Bar(label='DRUG', value=2, display_value='2', start=0.0, emphasized=False),)
-    """
-    return Chart(
-        caption, tuple(Bar(label, value, format_value(value)) for label, value in values if _is_drawable(value))
-    )
-
-
 def render_charts(*charts: Chart) -> str:
     """Return charts as HTML, one below the other with aligned axes, or an empty string if there is nothing to draw."""
     left_margin = max(map(_left_margin, charts), default=0)
@@ -188,22 +171,18 @@ def _is_drawable(value: float | None) -> bool:
     return value is not None and abs(value) <= MAX_DRAWABLE
 
 
-def nice_ticks(maximum: float, integers: bool = False) -> tuple[float, ...]:
+def nice_ticks(maximum: float) -> tuple[float, ...]:
     """Return about five round numbers from 0 to at least a maximum.
 
-    Args:
-        maximum: Value that the ticks include.
-        integers: Whether the ticks are integers.
-
     Example:
-        >>> nice_ticks(170), nice_ticks(2, integers=True), nice_ticks(9, integers=True), nice_ticks(0)
-        ((0, 50, 100, 150, 200), (0, 1, 2), (0, 2, 4, 6, 8, 10), (0, 1))
+        >>> nice_ticks(170), nice_ticks(0)
+        ((0, 50, 100, 150, 200), (0, 1))
     """
     if not maximum > 0:
         return (0, 1)
     interval = maximum / NUM_INTERVALS
     power = 10.0 ** math.floor(math.log10(interval)) if interval > 1 / MAX_DRAWABLE else maximum
-    steps = [factor * power for factor in (1, 2, 2.5, 5, 10) if not integers or (factor * power).is_integer()]
+    steps = (factor * power for factor in (1, 2, 2.5, 5, 10))
     step = next((step for step in steps if step * NUM_INTERVALS >= maximum), 1.0)
     step = int(step) if step.is_integer() else step
     return tuple(step * index for index in range(math.ceil(maximum / step) + 1))

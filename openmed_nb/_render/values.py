@@ -41,14 +41,14 @@ def format_bytes(size: int | None) -> str:
     return f"{amount:.1f} {UNITS[unit]}" if unit else f"{size} bytes"
 
 
-def format_milliseconds(seconds: float, digits: int = 2) -> str:
-    """Return a duration in milliseconds with the given number of decimals.
+def format_milliseconds(seconds: float) -> str:
+    """Return a duration in milliseconds with two decimals.
 
     Example:
-        >>> format_milliseconds(0.0123), format_milliseconds(2.5, 0)
-        ('12.30 ms', '2,500 ms')
+        >>> format_milliseconds(0.0123), format_milliseconds(2.5)
+        ('12.30 ms', '2,500.00 ms')
     """
-    return f"{1000 * seconds:,.{digits}f} ms"
+    return f"{1000 * seconds:,.2f} ms"
 
 
 def format_percent(fraction: float, number_format: str = ".0f") -> str:

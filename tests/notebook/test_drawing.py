@@ -20,7 +20,6 @@ from openmed_nb._render.drawing import (
     Bar,
     Chart,
     Series,
-    bar_chart,
     nice_ticks,
     render_charts,
 )
@@ -76,7 +75,7 @@ UNKNOWN = tuple(Bar("cpu", value, "not known") for value in (None, math.nan, mat
 CHARTS = {
     "bars": [Chart("Time", (Bar("data", 1.0, "1 ms"), Bar("forward", 3.0, "3 ms", start=1.0)))],
     "emphasized bar": [Chart("Speed", (Bar("cpu", 10.0, "10"), Bar("mps", 30.0, "30", emphasized=True)))],
-    "bars of one format": [bar_chart("Speed", [("cpu", 10.0), ("mps", 30.0)], "{:g}".format)],
+    "bars of one format": [Chart("Speed", (Bar("cpu", 10.0, "10"), Bar("mps", 30.0, "30")))],
     "bars without a finite value": [Chart("Speed", (*UNKNOWN, Bar("mps", 2.0, "2")))],
     "line with a limit and a marker": [make_line_chart(make_series(50.0, 120.0, 100.0), **LIMITED)],
     "two lines": [make_line_chart(make_series(1.0, 2.0), make_series(2.0, 3.0))],
