@@ -12,6 +12,7 @@ from contextlib import nullcontext
 import pytest
 
 import openmed_nb as nb
+from helpers.clock import use_clock
 from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, EventDispatcher, ProgressEvent
 from openmed_nb._events.progress import (
     ProgressBar,
@@ -21,7 +22,6 @@ from openmed_nb._events.progress import (
     detect_output,
     is_interactive,
 )
-from openmed_nb._utils.clock import use_clock
 from openmed_nb.errors import RunInterrupted
 from openmed_nb.session import SESSION
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 
 # Function that returns seconds since an arbitrary start. The context variable allows a different clock per thread.
@@ -21,19 +20,3 @@ def time_call(function: Callable[[], object]) -> float:
     start = current_time()
     function()
     return current_time() - start
-
-
-@contextlib.contextmanager
-def use_clock(clock: Callable[[], float]) -> Iterator[None]:
-    """Use another clock in a block.
-
-    Example:
-        >>> with use_clock(iter([2.0, 5.0]).__next__):
-        ...     time_call(str)
-        3.0
-    """
-    token = CLOCK.set(clock)
-    try:
-        yield
-    finally:
-        CLOCK.reset(token)

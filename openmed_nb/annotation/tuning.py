@@ -98,7 +98,7 @@ def measure_onednn_speedup() -> float:
     """Return the speedup of oneDNN over the default of torch on this machine, or 0 if oneDNN cannot be used.
 
     It takes about 30 milliseconds. The rounds are interleaved, so that background load affects both. The clock is the real
-    one, even inside ``use_clock``: the speedup applies to the whole process.
+    one, even if ``CLOCK`` is replaced: the speedup applies to the whole process.
     """
     import torch
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from openmed_nb._utils.clock import use_clock
+from helpers.clock import use_clock
 from openmed_nb.devices.system_status import BackgroundLoadReader, SystemStatus
 from openmed_nb.runbook.bench import timing
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from openmed_nb._utils.clock import use_clock
+from helpers.clock import use_clock
 from openmed_nb.devices.device import Device, MemoryStats
 from openmed_nb.devices.environment import HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.simulation.memory import MacMemory, SimulatedAllocator

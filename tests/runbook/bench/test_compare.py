@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
+from helpers.clock import use_clock
 from helpers.sample_reports import COMPARISON
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
-from openmed_nb._utils.clock import use_clock
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailableError, InvalidTextError, ModelError
 from openmed_nb.runbook.bench.comparison import _device_metrics, _samples_during
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb._utils.clock import use_clock
+from helpers.clock import use_clock
 from openmed_nb.runbook.bench.comparison import _steps_per_trial, _time_interleaved
 from openmed_nb.runbook.bench.timing import FORWARD, median_interval
 from openmed_nb.runbook.bench.workloads import FORWARD_PASS, Workload
