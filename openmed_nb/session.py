@@ -12,7 +12,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ._events.activity import IMPORTING, LOADING, EventDispatcher, ProgressEvent
@@ -120,7 +119,7 @@ class Session:
         if self._models is None:
             from .models.store import ModelStore
 
-            def on_placement(key: ModelKey, device: str, is_reused: bool = False) -> None:
+            def on_placement(key: ModelKey, device: str, is_reused: bool) -> None:
                 if key.spec.dtype != "float32":
                     from .models.records import warn_unless_validated
 
@@ -131,9 +130,7 @@ class Session:
 
                 return load_batch_sizes(spec, self.device_manager, self.environ)
 
-            self._models = ModelStore(
-                self.notify, on_placement, tuned_batch_sizes, partial(on_placement, is_reused=True)
-            )
+            self._models = ModelStore(self.notify, on_placement, tuned_batch_sizes)
         return self._models
 
     def device(self, device: object = None, source: str = "argument") -> DeviceChoice:

@@ -8,12 +8,12 @@ import pytest
 import openmed_nb as nb
 from helpers import simulated_computers as computers
 from helpers.listeners import RecordingListener, is_idle_for_others
+from helpers.session_state import make_store
 from openmed_nb._annotate import annotate_in_session
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.models.store import ModelStore
 from openmed_nb.session import SESSION, Session
 
 NOTE = "He has asthma."
@@ -123,7 +123,7 @@ def test_interrupt_in_listener_restores_models(keyword_model, random_model, seco
         if activity.completed == 1:
             raise KeyboardInterrupt
 
-    models = ModelStore(interrupt)
+    models = make_store(interrupt)
     for folder in (keyword_model, random_model):
         models.get(LoadSpec.from_name(str(folder), OpenMedConfig()), "cpu", follows_session=True)
     events.clear()

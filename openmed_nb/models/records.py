@@ -366,7 +366,7 @@ def select_dtype(
 
 
 def warn_unless_validated(
-    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str], is_reused: bool = False
+    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str], is_reused: bool
 ) -> None:
     """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy.
 

@@ -99,32 +99,25 @@ class ModelKey:
     device: str | None
 
 
-def noop(*_arguments: object) -> None:
-    """Do nothing: the default callback."""
-
-
 class ModelStore:
     """The loaded models of a session.
 
     Args:
         on_progress: Called with an event before a model is loaded or moved.
-        on_placement: Called with the key and the device before a model is loaded on a device and after it was moved
-            there. If it raises, the model is not placed there.
+        on_placement: Called with the key, the device, and whether the model was loaded there before: before a model is
+            loaded on a device or returned again, and after it was moved there. If it raises, the model is not placed there.
         load_batch_sizes: Called for a loaded model; returns its tuned batch sizes by device type.
-        on_reuse: Called like ``on_placement`` before a loaded model is returned again.
     """
 
     def __init__(
         self,
-        on_progress: Callable[[ProgressEvent], None] = noop,
-        on_placement: Callable[[ModelKey, str], None] = noop,
-        load_batch_sizes: Callable[[LoadSpec], Mapping[str, int]] = lambda _spec: {},
-        on_reuse: Callable[[ModelKey, str], None] = noop,
+        on_progress: Callable[[ProgressEvent], None],
+        on_placement: Callable[[ModelKey, str, bool], None],
+        load_batch_sizes: Callable[[LoadSpec], Mapping[str, int]],
     ) -> None:
         self._on_progress = on_progress
         self._on_placement = on_placement
         self._load_batch_sizes = load_batch_sizes
-        self._on_reuse = on_reuse
         self._models: dict[ModelKey, LoadedModel] = {}
 
     def get(self, spec: LoadSpec, device: str, follows_session: bool, reload: bool = False) -> LoadedModel:
@@ -137,7 +130,7 @@ class ModelStore:
             self.move_followers(device)
         if reload or key not in self._models:
             self._on_progress(ProgressEvent(LOADING, model_label(spec.reference.name)))
-            self._on_placement(key, device)
+            self._on_placement(key, device, False)
             loaded = load_from_spec(spec, device)
             spec = replace(spec, folder=loaded.folder)
             loaded.tuned_batch_tokens.update(self._load_batch_sizes(spec))
@@ -148,7 +141,7 @@ class ModelStore:
             self._drop([key])
             self._models[key] = loaded
         else:
-            self._on_reuse(replace(key, spec=replace(spec, folder=self._models[key].folder)), device)
+            self._on_placement(replace(key, spec=replace(spec, folder=self._models[key].folder)), device, True)
         return self._models[key]
 
     def move_followers(self, device: str, skip_checks: bool = False) -> tuple[str, ...]:
@@ -171,7 +164,7 @@ class ModelStore:
                 move_model(loaded.model, device, loaded.name)
                 rollback.callback(move_model, loaded.model, previous, loaded.name)
             for key in () if skip_checks else moving:
-                self._on_placement(key, device)
+                self._on_placement(key, device, False)
             rollback.pop_all()
         return tuple(dict.fromkeys(loaded.name for loaded in moving.values()))
 
@@ -227,7 +220,7 @@ class ModelStore:
     def recheck_followers(self) -> None:
         """Call ``on_placement`` for each model that follows the session, as if it had just been placed on its device."""
         for key, loaded in self._followers():
-            self._on_placement(key, str(loaded.model.device))
+            self._on_placement(key, str(loaded.model.device), False)
 
     def model_folder(self, spec: LoadSpec) -> Path | None:
         """Return the directory of a model that is already loaded in any dtype, or ``None``."""

@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from openmed_nb.models.store import ModelStore
 from openmed_nb.session import SESSION
+
+
+def make_store(on_progress: Any = id, on_placement: Any = lambda *_placement: None) -> ModelStore:
+    """Return a store without models and without tuned batch sizes."""
+    return ModelStore(on_progress, on_placement, lambda _spec: {})
 
 
 def read_environment() -> dict[str, str]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from helpers.session_state import make_store
 from openmed_nb.annotation.pipeline import get_pipeline
 from openmed_nb.models.config import DEFAULT_STRATEGY, OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.registry import BUNDLED
-from openmed_nb.models.store import ModelStore
 
 pytestmark = pytest.mark.parametrize("name", BUNDLED)
 
@@ -23,7 +23,7 @@ MAX_BYTES = {"bundled": 17_000_000, "bundled_small": 6_000_000}
 @pytest.fixture(scope="module")
 def store():
     """The models of this module, each loaded once."""
-    return ModelStore()
+    return make_store()
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import weakref
 import pytest
 import torch
 
+from helpers.session_state import make_store
 from openmed_nb.annotation.pipeline import get_pipeline
 from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, move_model
-from openmed_nb.models.store import LoadedModelInfo, LoadedModels, ModelStore
+from openmed_nb.models.store import LoadedModelInfo, LoadedModels
 
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 MIB = 1 << 20
@@ -19,7 +20,7 @@ MIB = 1 << 20
 @pytest.fixture
 def store():
     """A store without models."""
-    return ModelStore()
+    return make_store()
 
 
 @pytest.fixture
@@ -104,8 +105,8 @@ def test_move_to_a_device_that_torch_lacks_leaves_the_model(store, spec, words_o
 
 def test_placements_are_announced_once(spec, another_spec, second_device):
     placements = []
-    store = ModelStore(
-        on_placement=lambda key, device: placements.append((key.spec.reference.name, key.device, device))
+    store = make_store(
+        on_placement=lambda key, *placement: placements.append((key.spec.reference.name, key.device, *placement))
     )
     name = spec.reference.name
     for _ in range(2):
@@ -115,20 +116,21 @@ def test_placements_are_announced_once(spec, another_spec, second_device):
     store.move_followers("cpu", skip_checks=True)
 
     pinned = (another_spec.reference.name, "cpu", "cpu")
-    assert placements == [(name, None, "cpu"), pinned, (name, None, second_device)]
+    loads = [(name, None, "cpu", False), (*pinned, False)]
+    assert placements == [*loads, (name, None, "cpu", True), (*pinned, True), (name, None, second_device, False)]
     store.recheck_followers()
-    assert placements[3:] == [(name, None, "cpu")]
+    assert placements[5:] == [(name, None, "cpu", False)]
 
 
 def test_rejected_placement_changes_nothing(spec, another_spec, second_device):
     placements = []
 
-    def reject(key, device):
+    def reject(key, device, _is_reused):
         placements.append(key)
         if len(placements) > 2:
             raise PermissionError(device)
 
-    store = ModelStore(on_placement=reject)
+    store = make_store(on_placement=reject)
     loaded = [store.get(model_spec, "cpu", True) for model_spec in (spec, another_spec)]
     with pytest.raises(PermissionError):
         store.move_followers(second_device)
