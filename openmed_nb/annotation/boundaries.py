@@ -86,6 +86,13 @@ def find_line_ends(text: str, start: int, end: int) -> Iterator[re.Match[str]]:
             yield match
 
 
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a span without surrounding white space."""
+    span = text[start:end]
+    start += len(span) - len(span.lstrip())
+    return start, max(start, end - len(span) + len(span.rstrip()))
+
+
 def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
     """Return a span without surrounding white space, extended to whole words.
 
@@ -96,12 +103,7 @@ def whole_words(text: str, start: int, end: int) -> tuple[int, int]:
         >>> whole_words("by O'Brien-Lee", 5, 10), whole_words("by Schmi\u00addt", 2, 8)
         ((3, 10), (3, 11))
     """
-    start = max(0, start)
-    end = min(len(text), end)
-    while start < end and text[start].isspace():
-        start += 1
-    while start < end and text[end - 1].isspace():
-        end -= 1
+    start, end = strip_span(text, max(0, start), min(len(text), end))
     if start == end:
         return start, end
     while start > 0 and is_inside_word(text, start):

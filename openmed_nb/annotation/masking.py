@@ -14,7 +14,7 @@ from .._render.display import WARNING, Displayable, Report, Table, TextSegment, 
 from .._utils.text import shorten
 from .._utils.validation import invalid_type, invalid_value
 from ..errors import ConfigurationError
-from .boundaries import JOINER, split_lines, whole_words
+from .boundaries import JOINER, split_lines, strip_span, whole_words
 from .inputs import make_id_column
 from .matching import NoteKeys
 from .presentation import note_name
@@ -548,22 +548,15 @@ def refine_spans(text: str, entities: Iterable[Mapping[str, Any]]) -> list[dict[
             start -= 1
         while _continues_character(text, end):
             end += 1
-        start, end = _strip_span(text, start, end)
+        start, end = strip_span(text, start, end)
         span = text[start:end]
         matches = (pattern.search(span) for name, pattern in LABEL_PATTERNS.items() if name in label.lower())
         if match := next(filter(None, matches), None):
             end = start + match.end()
             start += match.start()
         elif label:
-            start, end = _strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
+            start, end = strip_span(text, start, start + len(CONJUNCTION.sub("", span)))
         refined.append(
             {"entity_group": label, "score": float(score), "word": text[start:end], "start": start, "end": end}
         )
     return refined
-
-
-def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a span without surrounding white space."""
-    span = text[start:end]
-    start += len(span) - len(span.lstrip())
-    return start, max(start, end - len(span) + len(span.rstrip()))
