@@ -401,8 +401,6 @@ class ForwardRun:
             for window, error in self.window_errors.items()
         }
         nan_positions = np.flatnonzero(np.isnan(scores))
-        if not len(nan_positions):
-            return Predictions(labels, scores, probabilities), errors
         device = next(iter(self.synchronizers), self.network.device)  # The model may have been moved after the run.
         for text_id in {*self.tokens.text_ids(nan_positions).tolist()}:
             message = f"The model produces NaN on {device} in {model.dtype}."
@@ -440,14 +438,12 @@ def pad_batch(tokens: Tokens, windows: Windows, batch: Batch, network: TokenClas
     types = np.full(size, special.pad_token_type_id)
     ids[text_positions] = tokens.ids[expand_ranges(windows.starts[rows], windows.ends[rows])]
     types[text_positions] = special.token_type_id
-    for index in range(len(special.prefix_ids)):
-        positions = text_starts - len(special.prefix_ids) + index
-        ids[positions] = special.prefix_ids[index]
-        types[positions] = special.prefix_type_ids[index]
-    for index in range(len(special.suffix_ids)):
-        positions = text_starts + counts + index
-        ids[positions] = special.suffix_ids[index]
-        types[positions] = special.suffix_type_ids[index]
+    prefix_positions = text_starts[:, None] - np.arange(len(special.prefix_ids), 0, -1)
+    ids[prefix_positions] = special.prefix_ids
+    types[prefix_positions] = special.prefix_type_ids
+    suffix_positions = (text_starts + counts)[:, None] + np.arange(len(special.suffix_ids))
+    ids[suffix_positions] = special.suffix_ids
+    types[suffix_positions] = special.suffix_type_ids
     mask = np.arange(batch.length) < (counts + special.num_special_tokens)[:, None]
     return network.build_inputs(ids.reshape(mask.shape), mask, types.reshape(mask.shape))
 
