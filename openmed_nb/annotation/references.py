@@ -262,8 +262,9 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
         path = os.path.abspath(os.path.expanduser(pattern))
         subject = describe_file(PurePath(path))
         exists = os.path.lexists(path)
+        root, names = _split_at_folder(path)
         try:
-            matches = [path] if exists else _find_matches(path)
+            matches = [path] if exists else sorted({*_iter_matches(root, names)}, key=PurePath)
         except OSError as error:
             message = f"{subject} on {host}: a folder in the search cannot be listed: {describe_read_error(error)}."
             return ConfigurationError(message, "Make it readable, or pass the paths of the files.")
@@ -272,7 +273,7 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
                 f"{subject} on {host} {'is' if exists else 'also matches'} a table.", TABLE_REMEDY
             )
         if not matches:
-            return _not_found_error(path, host)
+            return _not_found_error(root, names, host)
         if os.path.isdir(path):
             return ConfigurationError(f"{subject} is a folder on {host}.", _FILES_REMEDY)
         paths += [match for match in matches if exists or match not in matched]
@@ -280,30 +281,26 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
     return tuple(map(FileReference.from_path, paths))
 
 
-def _not_found_error(path: str, host: str) -> ConfigurationError:
-    """Return the error for a path or pattern without files: its first part that does not exist, and a similar folder."""
+def _split_at_folder(path: str) -> tuple[str, list[str]]:
+    """Return the innermost folder of a path that exists, and the parts of the path after it, which may be patterns."""
     root, name = os.path.split(path)
-    is_folder = False
-    while not os.path.isdir(root):
-        root, name = os.path.split(root)
-        is_folder = True
-    remedy = _FILES_REMEDY
-    if glob.has_magic(name) or os.path.exists(os.path.join(root, name)):
-        name = os.path.relpath(path, root)  # The part is a file, or a pattern that may have matches.
-    elif is_folder:
-        remedy = suggest_folder(os.path.join(root, name)) or remedy
-    message = f"{describe_file(PurePath(name))} was not found in the folder {describe_file(PurePath(root)) if PurePath(root).name else root} on {host}."
-    return ConfigurationError(message, remedy)
-
-
-def _find_matches(pattern: str) -> list[str]:
-    """Return the paths of files that match a pattern. The part of it that exists is not treated as a pattern."""
-    root, name = os.path.split(pattern)
     names = [name]
     while not os.path.isdir(root):
         root, name = os.path.split(root)
         names.insert(0, name)
-    return sorted({*_iter_matches(root, names)}, key=PurePath)
+    return root, names
+
+
+def _not_found_error(root: str, names: Sequence[str], host: str) -> ConfigurationError:
+    """Return the error for a path or pattern without files: its first part that does not exist, and a similar folder."""
+    name = names[0]
+    remedy = _FILES_REMEDY
+    if glob.has_magic(name) or os.path.exists(os.path.join(root, name)):
+        name = os.path.join(*names)  # The part is a file, or a pattern that may have matches.
+    elif len(names) > 1:
+        remedy = suggest_folder(os.path.join(root, name)) or remedy
+    message = f"{describe_file(PurePath(name))} was not found in the folder {describe_file(PurePath(root)) if PurePath(root).name else root} on {host}."
+    return ConfigurationError(message, remedy)
 
 
 def _iter_matches(folder: str, names: Sequence[str]) -> Iterator[str]:
