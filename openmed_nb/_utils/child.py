@@ -105,13 +105,18 @@ def _send(stream: IO[bytes], data: bytes) -> None:
         stream.write(data)
 
 
-def _end(process: subprocess.Popen[bytes], sender: threading.Thread) -> None:
-    """Kill a process and its children, and close its input. A process that the operating system cannot end is left running."""
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """Kill a process that was started in a new session, and its children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises these if the process has just exited.
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
+
+
+def _end(process: subprocess.Popen[bytes], sender: threading.Thread) -> None:
+    """Kill a process and its children, and close its input. A process that the operating system cannot end is left running."""
+    kill_group(process)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_GRACE_SECONDS)
     sender.join(EXIT_GRACE_SECONDS)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import os
 import platform
 import re
-import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -150,14 +148,11 @@ class RunCommand(Protocol):
     def __call__(self, command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None: ...
 
 
-def run_command(
-    command: list[str], environ: Mapping[str, str] | None = None, *, seconds: float = COMMAND_SECONDS
-) -> str | None:
+def run_command(command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None:
     """Return the standard output of a command, or ``None`` if it cannot run or exceeds its time limit.
 
     Args:
         command: Command and arguments.
-        environ: Environment variables. If ``None``, those of this process.
         seconds: Time limit. After it, the command and the processes that it started are killed.
 
     Returns:
@@ -165,14 +160,13 @@ def run_command(
     """
     import subprocess
 
-    environment = {**(os.environ if environ is None else environ), "LC_ALL": "C"}
     try:
         process = subprocess.Popen(  # noqa: S603 - the commands are constants of this package
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
+            env={**os.environ, "LC_ALL": "C"},
             encoding="utf-8",
             errors="replace",
             start_new_session=True,  # The signal at the end then reaches all processes of the command.
@@ -184,11 +178,9 @@ def run_command(
             return process.communicate(timeout=seconds)[0]
         except BaseException as error:  # Including an interrupt, which the new session does not receive.
             # A child of the command that keeps its output open would block ``subprocess.run``.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if hasattr(os, "killpg"):
-                    os.killpg(process.pid, signal.SIGKILL)
-                else:
-                    process.kill()
+            from .._utils.child import kill_group
+
+            kill_group(process)
             if isinstance(error, subprocess.TimeoutExpired):
                 return None
             raise
