@@ -152,7 +152,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     return annotate_in_session(SESSION, texts, options, arguments, client=client, progress=progress, resume=resume)
 
 
-def annotate_in_session(  # noqa: C901, PLR0913, PLR0915 - one run, from its arguments to its results
+def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, from its arguments to its results
     session: Session,
     texts: Any,
     options: Mapping[str, Any],
@@ -213,7 +213,11 @@ def annotate_in_session(  # noqa: C901, PLR0913, PLR0915 - one run, from its arg
                 run.run(options.get("on_error", "raise"))
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
-            _forget_finished_run(session, annotations, earlier, path)
+            interrupted: _InterruptedRun | None = session.interrupted_run
+            if interrupted and len(annotations) >= interrupted.num_texts:
+                is_same_file = path is not None and interrupted.path == os.path.realpath(path)
+                if interrupted is earlier or is_same_file:  # This run has resumed it.
+                    session.interrupted_run = None
             return annotations.at(0) if is_single else annotations
         except (KeyboardInterrupt, Exception) as error:
             completed = Annotations(ResultStore(), (), "no model", "no device")
@@ -253,18 +257,6 @@ class _InterruptedRun:
     results: ResultStore
     path: str
     num_texts: int
-
-
-def _forget_finished_run(
-    session: Session, annotations: Annotations, earlier: _InterruptedRun | None, path: str | None
-) -> None:
-    """Release the interrupted run of the session if a run of at least its texts has resumed it."""
-    interrupted: _InterruptedRun | None = session.interrupted_run
-    if interrupted is None or len(annotations) < interrupted.num_texts:
-        return
-    is_resumed = interrupted is earlier or (path is not None and interrupted.path == os.path.realpath(path))
-    if is_resumed:
-        session.interrupted_run = None
 
 
 def _local_source(
@@ -480,7 +472,9 @@ class _AnnotationRun:
                     self._complete_texts()
             self._notify()
             for chunk in self.source.annotate(self.inputs, on_progress):
-                count = _count_before_error(chunk, on_error)
+                count = len(chunk)
+                if on_error == "raise":  # Only the results before the first error are stored.
+                    count = min(chunk.errors, default=count)
                 self._complete_texts(chunk, count)
                 self._notify()
                 if count < len(chunk):
@@ -510,22 +504,21 @@ class _AnnotationRun:
                 row = known[text.fingerprint]
             rows.append(row)
         if chunk is not None and fingerprints:
-            self._store(chunk, fingerprints)
+            if self._file:
+                # An error of a repeated text is in the file already.
+                failed = self.inputs.failed
+                results = chunk.items(fingerprints)
+                self._file.add(
+                    result
+                    for result in results
+                    if result.fingerprint not in failed or not isinstance(result.answer, str)
+                )
+            self.results.extend(fingerprints, chunk)
         # The texts are complete only now, because storing their results may fail.
         for row in rows:
             text = pending.popleft()
             self.rows[text.position : text.position + 1] = array("q", [row])
             self._completed_size += text.size
-
-    def _store(self, chunk: ResultStore, fingerprints: Sequence[int]) -> None:
-        """Store the first results of a chunk, and write them to the file. An error of a repeated text is in the file already."""
-        if self._file:
-            results = chunk.items(fingerprints)
-            failed = self.inputs.failed
-            self._file.add(
-                result for result in results if result.fingerprint not in failed or not isinstance(result.answer, str)
-            )
-        self.results.extend(fingerprints, chunk)
 
     def _notify(self, further_size: int = 0) -> None:
         """Report the number of texts with a result, as an interrupt does, and the approximate number of characters.
@@ -573,11 +566,6 @@ class _AnnotationRun:
             known_labels=self.source.known_labels,
             seconds=None if self._start_time is None else current_time() - self._start_time,
         )
-
-
-def _count_before_error(chunk: ResultStore, on_error: OnError) -> int:
-    """Return the number of results to store: all of a chunk, or those before the first error if errors are raised."""
-    return min(chunk.errors, default=len(chunk)) if on_error == "raise" else len(chunk)
 
 
 def _number_message(message: str, position: int) -> str:
