@@ -173,11 +173,12 @@ def to_text(report: Report) -> str:
     lines = [report.title, *(f"  {sentence}" for sentence in filter(None, (report.details, *report.sentences)))]
     if report.segments:
         lines.append("".join(map(_text_segment, report.segments)).rstrip())
-        if counts := _count_segment_labels(report.segments):
-            lines.append(
-                "Labels: "
-                + ", ".join(f"{label} ({pluralize(count, 'entity', 'entities')})" for label, count in counts.items())
-            )
+        counts: Counter[str] = Counter()
+        for segment in report.segments:
+            counts.update([segment.label] if segment.label else [span.label for span in segment.spans])
+        labels = [f"{label} ({pluralize(count, 'entity', 'entities')})" for label, count in sorted(counts.items())]
+        if labels:
+            lines.append(f"Labels: {', '.join(labels)}")
     metrics = [replace(table, caption=f"{table.caption} (this run)") for table in report.metrics]
     for table in drop_empty_tables((*report.tables, *metrics)):
         if table.caption:
@@ -306,14 +307,6 @@ def _cell_style(column: tuple[str, ...]) -> str:
     align = "right" if values and all(map(NUMBER_PATTERN.fullmatch, values)) else "left"
     nowrap = ";white-space:nowrap" if max(map(len, column)) <= MAX_NOWRAP_CHARACTERS else ""
     return f"{CELL};text-align:{align}{nowrap}"
-
-
-def _count_segment_labels(segments: Iterable[TextSegment]) -> dict[str, int]:
-    """Return the labels of a text in alphabetical order with their counts."""
-    counts: Counter[str] = Counter()
-    for segment in segments:
-        counts.update([segment.label] if segment.label else [span.label for span in segment.spans])
-    return dict(sorted(counts.items()))
 
 
 def drop_empty_tables(tables: Iterable[Table]) -> tuple[Table, ...]:

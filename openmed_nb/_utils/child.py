@@ -96,7 +96,10 @@ def run(
                 exit_code = process.wait(seconds)
         value_file = Path(directory, VALUE_FILE)
         value = json.loads(value_file.read_text("utf-8")) if exit_code == 0 and value_file.exists() else None
-        return Outcome(exit_code, value, _read_end(output_file))
+        with output_file.open("rb") as stream:
+            if stream.seek(max(0, output_file.stat().st_size - MAX_OUTPUT_BYTES)):
+                stream.readline()  # The first line is truncated.
+            return Outcome(exit_code, value, stream.read().decode("utf-8", "replace"))
 
 
 def _send(stream: IO[bytes], data: bytes) -> None:
@@ -122,14 +125,6 @@ def _end(process: subprocess.Popen[bytes], sender: threading.Thread) -> None:
     sender.join(EXIT_GRACE_SECONDS)
     if process.stdin and not sender.is_alive():
         process.stdin.close()
-
-
-def _read_end(file: Path) -> str:
-    """Return the last lines of a file, without a truncated line."""
-    with file.open("rb") as stream:
-        if stream.seek(max(0, file.stat().st_size - MAX_OUTPUT_BYTES)):
-            stream.readline()
-        return stream.read().decode("utf-8", "replace")
 
 
 def main(directory: str, seconds: float) -> None:
