@@ -148,6 +148,7 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
             fewest requirements.
     """
     value = request.value
+    source = source_name(request.source)
     torch = facts.torch
     candidates = [value]
     cpu_switch = ""
@@ -167,7 +168,14 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
         if rule is not None:
             rejected.append(Rejection(name, rule.reason, rule.remedy))
             continue
-        reason = _selection_reason(request, name, rejected, cpu_switch)
+        reason = f"{value!r} was requested by {source}"
+        if value == "auto":
+            automatic = "No device was requested" if request.source == DEFAULT_SOURCE else reason
+            cause = f"{name} has the highest priority"
+            if rejected:
+                devices = " and ".join(rejection.device for rejection in rejected)
+                cause = f"{devices} {'is' if len(rejected) == 1 else 'are'} unavailable"
+            reason = f"{automatic}, and {cpu_switch or cause}"
         hardware = device.describe_hardware(facts) if device.is_accelerator else ""
         return DeviceChoice(
             device=name,
@@ -182,24 +190,8 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
     reasons = rejected[0].reason
     if len(rejected) > 1:
         reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
-    source = source_name(request.source)
     message = f"{value!r} is not available (requested by {source}): {reasons}."
     raise DeviceUnavailableError(message, rejected[-1].remedy or USE_AUTO_REMEDY)
-
-
-def _selection_reason(request: DeviceRequest, device: str, rejected: list[Rejection], cpu_switch: str) -> str:
-    """Return the reason for the selected device as a clause."""
-    source = source_name(request.source)
-    if request.value != "auto":
-        return f"{request.value!r} was requested by {source}"
-    automatic = f"'auto' was requested by {source}"
-    if request.source == DEFAULT_SOURCE:
-        automatic = "No device was requested"
-    reason = f"{device} has the highest priority"
-    if rejected:
-        devices = " and ".join(rejection.device for rejection in rejected)
-        reason = f"{devices} {'is' if len(rejected) == 1 else 'are'} unavailable"
-    return f"{automatic}, and {cpu_switch or reason}"
 
 
 @dataclass(frozen=True)

@@ -69,15 +69,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_torch_failure or isinstance(error, MemoryError)
 
 
-def describe_out_of_memory(error: BaseException) -> str:
-    """Return the text of an error of torch, or the type of another error, whose text may be part of a note."""
-    is_torch_error = isinstance(error, RuntimeError) and TORCH_OOM_PATTERN.match(str(error))
-    return describe_error(error) if is_torch_error else type(error).__name__
-
-
 def out_of_memory_error(subject: str, device: str, error: BaseException, remedy: str) -> DeviceUnavailableError:
     """Return the error for a subject that does not fit in the memory of a device."""
-    reason = describe_out_of_memory(error)
+    is_torch_error = isinstance(error, RuntimeError) and TORCH_OOM_PATTERN.match(str(error))
+    # The text of another error may be part of a note.
+    reason = describe_error(error) if is_torch_error else type(error).__name__
     return DeviceUnavailableError(f"{subject} does not fit in the memory of {device}: {reason}.", remedy)
 
 

@@ -146,17 +146,12 @@ Use 'cuda:1'; accepted values are auto, default, cpu, cuda, cuda:N, mps, mps:0, 
         displayed = mask_secrets(source, spelling) if isinstance(spelling, str) else spelling
         message = f"{describe_value(displayed)} (from {source}) is not a valid device name."
         accepted = ", ".join(ACCEPTED_SPELLINGS)
-        suggestion = _suggest_device(value)
+        word, _, index = value.partition(":")
+        suggestion = _closest_device(word)
+        if INDEXED_PATTERN.fullmatch(f"{suggestion}:{index}"):
+            suggestion = f"{suggestion}:{index}"
         remedy = f"Use {suggestion!r}; accepted values are {accepted}." if suggestion else f"Use one of {accepted}."
         raise UnknownDeviceError(message, remedy)
-
-
-def _suggest_device(value: str) -> str:
-    """Return the device name that an invalid name is closest to, with its index, or an empty string."""
-    word, _, index = value.partition(":")
-    name = _closest_device(word)
-    indexed = f"{name}:{index}"
-    return indexed if INDEXED_PATTERN.fullmatch(indexed) else name
 
 
 def _closest_device(word: str) -> str:

@@ -218,7 +218,12 @@ def read_system_status(machine: MachineInfo, device: str, run: RunCommand = run_
         chip=machine.chip,
     )
     if machine.system == "Darwin":
-        status = replace(status, **_read_mac(run))
+        outputs = {name: run(command) for name, command in MAC_COMMANDS.items()}
+        values: dict[str, Any] = {"gpu": _parse_ioreg(outputs["ioreg"])}
+        for name, command, pattern, states in MAC_READINGS:
+            if state := states.get(_first_group(pattern, outputs[command]) or ""):
+                values[name] = state
+        status = replace(status, **values)
     if get_device(device).sensor == "nvidia-smi":
         status = replace(status, gpu=_read_nvidia(device, run))
     return status
@@ -275,16 +280,6 @@ def _parse_integer(text: str | None, max_number: int) -> int | None:
     if text is None or not re.fullmatch(r"\d{1,15}", text, re.ASCII):
         return None
     return int(text) if int(text) <= max_number else None
-
-
-def _read_mac(run: RunCommand) -> dict[str, Any]:
-    """Return the known values of the commands of macOS by field of :class:`SystemStatus`."""
-    outputs = {name: run(command) for name, command in MAC_COMMANDS.items()}
-    values: dict[str, Any] = {"gpu": _parse_ioreg(outputs["ioreg"])}
-    for name, command, pattern, states in MAC_READINGS:
-        if state := states.get(_first_group(pattern, outputs[command]) or ""):
-            values[name] = state
-    return values
 
 
 def _parse_ioreg(output: str | None) -> GpuStatus:
