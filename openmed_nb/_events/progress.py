@@ -217,12 +217,17 @@ def is_disabled(variable: str, environ: Mapping[str, str]) -> bool:
     return environ.get(variable, "").strip().lower() in DISABLED_VALUES
 
 
+def current_shell() -> Any:
+    """Return the IPython shell of this process, or ``None`` if there is none."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
 def detect_output(environ: Mapping[str, str]) -> OutputTarget | None:
     """Return the output for progress lines, or ``None`` if the use is not interactive or lines are disabled."""
     if is_disabled(PROGRESS_VARIABLE, environ):
         return None
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    shell = current_shell()
     if shell is not None and hasattr(shell, "kernel"):
         from IPython.core.displaypub import CapturingDisplayPublisher
 

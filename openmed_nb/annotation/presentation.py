@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .._events.progress import is_interactive
+from .._events.progress import current_shell, is_interactive
 from .._render.display import WIDGET_MIME_TYPE, Displayable, format_duration, pluralize, to_html, to_text
 from .references import is_missing
 
@@ -113,8 +112,7 @@ class LiveNotes(Displayable):
     def _repr_mimebundle_(self, **_options: Any) -> dict[str, Any]:
         report = self.final_report()
         static = {"text/plain": to_text(report), "text/html": to_html(report)}
-        ipython = sys.modules.get("IPython")
-        shell: Any = None if ipython is None else ipython.get_ipython()
+        shell = current_shell()
         if len(self) <= 1 or shell is None or not shell.has_trait("kernel"):
             return static
         parent = shell.get_parent()

@@ -62,15 +62,11 @@ def _unregister(shell: InteractiveShell, keep: OpenMedMagics | None = None) -> N
             # IPython's own magics are proxies that import their module on attribute access.
             if isinstance(method, MethodType) and isinstance(method.__self__, OpenMedMagics):
                 del magics[name]
-    for configurable in shell.configurables:
-        is_removed = isinstance(configurable, OpenMedMagics) and configurable is not keep
-        if is_removed and "preloader" in vars(configurable):  # Otherwise no magic has used it.
-            configurable.preloader.stop()
-    shell.configurables[:] = [
-        configurable
-        for configurable in shell.configurables
-        if configurable is keep or not isinstance(configurable, OpenMedMagics)
-    ]
+    for configurable in list(shell.configurables):
+        if isinstance(configurable, OpenMedMagics) and configurable is not keep:
+            shell.configurables.remove(configurable)
+            if "preloader" in vars(configurable):  # Otherwise no magic has used it.
+                configurable.preloader.stop()
     with contextlib.suppress(ValueError):  # Neither is registered before the first load.
         shell.input_transformers_cleanup.remove(prepare_cell)
         shell.Completer.custom_matchers.remove(_openmed_matcher)

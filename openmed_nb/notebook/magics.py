@@ -408,12 +408,8 @@ class OpenMedMagics(Magics):
         """Release memory held by variables, the output history, the last error and loaded models."""
         from ..training.release import release
 
-        kept = {
-            "models": arguments.keep_models,
-            "history": arguments.keep_history,
-            "traceback": arguments.keep_traceback,
-        }
-        return release(*arguments.names, keep=[source for source, is_kept in kept.items() if is_kept])
+        sources = ("models", "history", "traceback")
+        return release(*arguments.names, keep=[source for source in sources if getattr(arguments, f"keep_{source}")])
 
     @magic_arguments()
     @argument("--model", help="model for the text under 'Try it' (default: the setting default_model)")

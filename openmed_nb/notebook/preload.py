@@ -138,11 +138,10 @@ class Preloader:
 
     def _start(self, _result: object) -> None:
         self._shell.events.unregister("post_run_cell", self._start)
-        has_kernel = hasattr(self._shell, "kernel")
         if (
             is_disabled(PRELOAD_VARIABLE, os.environ)
             or not self._is_enabled()
-            or not has_kernel
+            or not hasattr(self._shell, "kernel")
             or not is_interactive(self._shell.get_parent())
         ):
             return

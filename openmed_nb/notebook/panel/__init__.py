@@ -7,11 +7,11 @@ widgets. ``view`` imports ipywidgets, so it is imported only when a panel is ope
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from ..._events.progress import current_shell
 from ..._utils.validation import check_bool
 from ...models.config import OpenMedConfig
 from ...models.files import read_config
@@ -54,8 +54,17 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         ...
     """
     check_bool("show_text", show_text)
-    _validate_model_name(model)
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    # Raise an error for a model that cannot be used, as far as this can be checked without network access.
+    config = OpenMedConfig()
+    reference = find_model(model, config.default_org)
+    if not reference.on_hub:
+        read_config(Path(reference.location), reference.name)
+    else:
+        from huggingface_hub import constants
+
+        if constants.is_offline_mode():
+            download_model(reference.location, config)
+    shell = current_shell()
     if shell is None or not shell.has_trait("kernel"):
         return PanelState(**read_state(SESSION), notice=NO_KERNEL_NOTICE)
     if not importlib.util.find_spec("ipywidgets"):
@@ -80,18 +89,6 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         raise
     OPEN_PANELS[view] = (cell_id, execution_id)
     return view
-
-
-def _validate_model_name(name: str | None) -> None:
-    """Raise an error for a model that cannot be used, as far as this can be checked without network access."""
-    reference = find_model(name, OpenMedConfig().default_org)
-    if not reference.on_hub:
-        read_config(Path(reference.location), reference.name)
-        return
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode():
-        download_model(reference.location, OpenMedConfig())
 
 
 def close_panels() -> None:

@@ -355,7 +355,10 @@ class PanelView(StaticReprMixin, VBox):
         names = [button.device for button in state.buttons]
         if names != list(self.device_buttons):  # torch has counted the GPUs.
             previous = self.device_buttons
-            self.device_buttons = {name: previous.pop(name, None) or self._device_button(name) for name in names}
+            self.device_buttons = {
+                name: previous.pop(name, None) or self._button(name, "", partial(self.model.use_device, name))
+                for name in names
+            }
             self.devices.children = tuple(self.device_buttons.values())
             for button in previous.values():
                 _close_tree(button)
@@ -375,9 +378,6 @@ class PanelView(StaticReprMixin, VBox):
             clicked = region is self._region
             region.activity.value = render_activity(state) if clicked else ""
             region.message.value = render_message(state) if clicked else ""
-
-    def _device_button(self, device: str) -> Button:
-        return self._button(device, "", partial(self.model.use_device, device))
 
     def _show_annotation(self, _change: object = None) -> None:
         """Show the annotation of the text in the box, or nothing if it is of another text; render it only if it changed."""
