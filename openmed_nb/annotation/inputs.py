@@ -181,24 +181,19 @@ def _validate_ids(ids: Any) -> Any:
     is_ordered = isinstance(ids, Sized) and not isinstance(ids, (Mapping, set, frozenset, bytes, bytearray))
     if not is_ordered or getattr(ids, "ndim", 1) != 1:
         raise invalid_type("ids", ids, _IDS_REMEDY)
-    values = _to_list(ids)
+    if type(ids).__module__.partition(".")[0] == "dask":
+        message = "The column of ids is not in memory."
+        raise ConfigurationError(message, "Make the ids the index of the table, with set_index.")
+    if _is_arrow(ids):
+        ids = ids.to_pylist()
+    elif hasattr(ids, "tolist"):  # NumPy scalars become Python scalars.
+        ids = ids.tolist()
+    values = list(ids)
     for position, value in enumerate(values):
         if not is_hashable(value):
             message = f"The id at index {position} is {short_type_name(value)}, which cannot be looked up."
             raise ConfigurationError(message, "Pass strings or integers as ids.")
     return values
-
-
-def _to_list(values: Any) -> list[Any]:
-    """Return the values of a list, an array or a column of any library as a list."""
-    if type(values).__module__.partition(".")[0] == "dask":
-        message = "The column of ids is not in memory."
-        raise ConfigurationError(message, "Make the ids the index of the table, with set_index.")
-    if _is_arrow(values):
-        values = values.to_pylist()
-    elif hasattr(values, "tolist"):  # NumPy scalars become Python scalars.
-        values = values.tolist()
-    return list(values)
 
 
 def _is_arrow(column: Any) -> bool:
