@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
@@ -226,15 +226,15 @@ def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def preserve_variables(names: Collection[str], environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Restore environment variables after a block, even if other code changed them in the meantime."""
-    previous = {name: environ[name] for name in names if name in environ}
+def preserve_variable(name: str, environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Restore an environment variable after a block, even if other code changed it in the meantime."""
+    previous = environ.get(name)
     try:
         yield
     finally:
-        for name in names:
-            environ.pop(name, None)
-        environ.update(previous)
+        environ.pop(name, None)
+        if previous is not None:
+            environ[name] = previous
 
 
 FLOAT_PATTERN = r"\s*[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan)"

@@ -26,7 +26,7 @@ from .._render.display import Displayable, Report, Table, pluralize
 from .._utils.validation import check_bool
 from ..devices import backend
 from ..devices.computer import DeviceManager
-from ..devices.environment import FALLBACK_VARIABLE, preserve_variables
+from ..devices.environment import FALLBACK_VARIABLE, preserve_variable
 from ..devices.machine import ACTIVE_SIMULATIONS, DEFAULT_SIMULATED_MEMORY, MachineInfo, parse_memory
 from ..devices.profilers import push_modes
 from ..errors import DeviceUnavailableError
@@ -168,7 +168,7 @@ def simulated_device(
         ACTIVE_SIMULATIONS.append(device)
         stack.callback(ACTIVE_SIMULATIONS.clear)
         # Accelerate sets the variable whenever it finds MPS.
-        stack.enter_context(preserve_variables([FALLBACK_VARIABLE], os.environ))
+        stack.enter_context(preserve_variable(FALLBACK_VARIABLE, os.environ))
         stack.callback(_restore_default_device)
         stack.callback(_clear_cached_availability)
         for owner, name, replacement in replacements:
@@ -229,7 +229,7 @@ def simulated_computer(
         simulated=True,
     )
     computer = DeviceManager(environ, lambda: machine, torch)
-    with preserve_variables([FALLBACK_VARIABLE], environ):
+    with preserve_variable(FALLBACK_VARIABLE, environ):
         if fallback is not None:
             environ[FALLBACK_VARIABLE] = str(int(fallback))
         try:
