@@ -396,13 +396,6 @@ def _trust_remedy(reference: ModelReference) -> str:
     return f"trust it by name: OpenMedConfig(remote_code_allowed=({trusted_name!r},))."
 
 
-def is_trusted(reference: ModelReference, trusted_names: tuple[str, ...]) -> bool:
-    """Return whether a model is trusted: a Hub model by alias or id in any case, a directory by its full path."""
-    if not reference.on_hub:
-        return reference.location in trusted_names
-    return bool({name.casefold() for name in reference.names} & {name.casefold() for name in trusted_names})
-
-
 def check_remote_code(config: JsonObject, reference: ModelReference, trusted: bool, requested: bool) -> bool:
     """Return whether a model executes remote code, or raise an error if it would without being trusted.
 

@@ -74,6 +74,9 @@ EXPECTED_WARNINGS = (
     (UserWarning, r"torch\.quantize_per_tensor, torch\.quantize_per_channel and other quantized tensor creation"),
 )
 
+# Shapes of the tensors in files of weights, by name.
+Shapes = Mapping[str, tuple[int, ...]]
+
 # The dtype in which the weights are read, if it differs from the requested one. "auto" is resolved before a load.
 STORAGE_DTYPES = {INT8: "float32", "auto": "float32"}
 
@@ -111,6 +114,14 @@ class LoadSpec:
     def dtype(self) -> str:
         """Requested dtype of the weights."""
         return self.config.dtype
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the user trusts the model: a Hub model by alias or id in any case, a directory by its full path."""
+        trusted_names = self.config.remote_code_allowed
+        if not self.reference.on_hub:
+            return self.reference.location in trusted_names
+        return bool({name.casefold() for name in self.reference.names} & {name.casefold() for name in trusted_names})
 
     def in_dtype(self, dtype: str) -> LoadSpec:
         """Return the specification of the same model in another dtype."""
@@ -243,12 +254,11 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     check_int8(spec.dtype, device)
     folder = model_folder(spec)
     settings = files.read_config(folder, name)
-    trusted = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
     files.check_references(settings, name)
-    if not trusted:
+    if not spec.is_trusted:
         files.check_settings(folder, settings, spec.reference)
     safetensors = files.check_weights(folder, name, spec.config.allow_pickle)
-    remote = files.check_remote_code(settings, spec.reference, trusted, spec.remote_code)
+    remote = files.check_remote_code(settings, spec.reference, spec.is_trusted, spec.remote_code)
     import_transformers()
     import torch
     from transformers import AutoConfig, AutoModelForTokenClassification
@@ -258,7 +268,7 @@ def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
     source: dict[str, bool] = {"local_files_only": True, "trust_remote_code": remote}
     # transformers changes the default dtype of torch while it builds a model, which would affect other threads. The default
     # device of the user may be ``meta``, whose tensors have no data.
-    with TENSOR_LOCK, gc_disabled(), _quiet_transformers(), _without_kernels(trusted), torch.device("cpu"):
+    with TENSOR_LOCK, gc_disabled(), _quiet_transformers(), _without_kernels(spec.is_trusted), torch.device("cpu"):
         with _translate_load_errors("config.json", name, folder):
             # Without a dtype transformers 5 uses the stored one, and 16-bit weights are three times slower on a CPU.
             config = AutoConfig.from_pretrained(folder, dtype=STORAGE_DTYPES.get(spec.dtype, spec.dtype), **source)
@@ -290,8 +300,7 @@ def model_folder(spec: LoadSpec) -> Path:
     """Return the directory of a model, downloaded from the Hub if necessary, after checking its links."""
     folder = spec.folder
     if folder is None and spec.reference.on_hub:
-        code = files.is_trusted(spec.reference, spec.config.remote_code_allowed)
-        folder = download_model(spec.reference.location, spec.config, code)
+        folder = download_model(spec.reference.location, spec.config, spec.is_trusted)
     folder = folder or Path(spec.reference.location)
     files.check_file_locations(folder, spec.reference.name)
     return folder
@@ -357,7 +366,7 @@ def _stored_shapes(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_counts(settings: files.JsonObject, shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+def _check_counts(settings: files.JsonObject, shapes: Shapes, name: str) -> None:
     """Raise an error for far more modules or labels than the weights have. Such a model could take forever to build."""
     limit = max(MAX_COUNT, len(shapes), _largest_size(shapes))
     for key, value in files.walk_settings(settings):
@@ -368,9 +377,7 @@ def _check_counts(settings: files.JsonObject, shapes: Mapping[str, tuple[int, ..
             raise InvalidModelError(message, "Correct its config.json.")
 
 
-def check_size(
-    settings: files.JsonObject, config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]], name: str
-) -> None:
+def check_size(settings: files.JsonObject, config: PreTrainedConfig, shapes: Shapes, name: str) -> None:
     """Raise an error if the settings describe a model far larger than its weights.
 
     The missing weights would be initialized randomly and might exceed the memory. This requires a setting larger than
@@ -391,7 +398,7 @@ def check_size(
         raise InvalidModelError(message, "Correct its config.json.")
 
 
-def _largest_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _largest_size(shapes: Shapes) -> int:
     """Return the largest dimension of any tensor."""
     return max((size for shape in shapes.values() for size in shape), default=0)
 

@@ -85,13 +85,10 @@ def identify_model(spec: LoadSpec, dtype: str, device: str, computer: DeviceMana
     Downloads the files of the model if necessary. Each file is read once per process.
     """
     import_torch()  # torch.__version__ has the build of a CUDA wheel, which the package metadata may lack.
-    hashes = hash_model_files(model_folder(spec))
     parsed_device = get_device(device)
     return ModelIdentity(
         model=spec.reference.name.encode("utf-8", "replace").decode(),  # A path may contain undecodable bytes.
-        weights=hashes.weights,
-        config=hashes.config,
-        tokenizer=hashes.tokenizer,
+        **asdict(hash_model_files(model_folder(spec))),
         dtype=dtype,
         device=parsed_device.type,
         device_name=parsed_device.hardware_name(computer.machine, computer.torch),
