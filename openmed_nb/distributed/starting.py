@@ -114,7 +114,12 @@ def cluster(n: int | None = None, hosts: Iterable[str] | None = None, *, device:
         if n is not None:
             remedy = "Remove n. A host that is named twice gets two workers."
             raise ConfigurationError("n can only be used without hosts.", remedy)
-        return _start_on_hosts(_validate_hosts(hosts), device)
+        names = _validate_hosts(hosts)
+        requested = None if device is None else DeviceRequest.parse(device, "argument").value
+        require_extra("asyncssh", "A cluster over SSH needs asyncssh")
+        reason = requested and f"{requested!r} was requested by {source_name('argument')}."
+        remedy = f"Check that this machine and {', '.join(names)} can reach each other's ports."
+        return _start(lambda: _create_ssh_cluster(names, worker_options(requested)), len(names), reason, remedy)
 
 
 def _start_on_this_machine(n: int | None, device: str | None) -> Cluster:
@@ -155,17 +160,8 @@ def _validate_hosts(hosts: object) -> tuple[str, ...]:
     raise invalid_value("hosts", hosts, f"Pass a list of host names, such as ['mac1', 'mac2']. {SSH_SETTINGS}.")
 
 
-def _start_on_hosts(hosts: Sequence[str], device: str | None) -> Cluster:
-    """Start a cluster over SSH: the scheduler on the first host, and one worker for each host name."""
-    requested = None if device is None else DeviceRequest.parse(device, "argument").value
-    require_extra("asyncssh", "A cluster over SSH needs asyncssh")
-    reason = requested and f"{requested!r} was requested by {source_name('argument')}."
-    remedy = f"Check that this machine and {', '.join(hosts)} can reach each other's ports."
-    return _start(lambda: _create_ssh_cluster(hosts, worker_options(requested)), len(hosts), reason, remedy)
-
-
 def _create_ssh_cluster(hosts: Sequence[str], options: Mapping[str, object]) -> SpecCluster:
-    """Start the processes of a cluster on hosts, and return the cluster.
+    """Start a cluster over SSH: the scheduler on the first host, and one worker for each host name.
 
     Raises:
         ClusterUnavailableError: If a host is not reachable, or cannot run Dask.
