@@ -242,7 +242,7 @@ def _drawable_lines(chart: Chart) -> list[tuple[Series, Points]]:
 def _y_ticks(lines: Sequence[tuple[Series, Points]], axes: Axes) -> tuple[float, ...]:
     """Return the ticks of the y axis."""
     values = [y for _, points in lines for _, y, _ in points]
-    values += [marker.position for marker in axes.reference_lines if _is_drawable(marker.position)]
+    values += [marker.position for marker in _drawable_markers(axes.reference_lines)]
     return nice_ticks(max(values, default=0))
 
 

@@ -146,8 +146,9 @@ class _Value(NamedTuple):
 # Values of findings by column. Columns without a cue have their usual value.
 _State = dict[str, _Value]
 
+_Entities = Sequence[Mapping[str, Any]]
 # Function that returns the value of each column for each entity of a text.
-ContextFinder = Callable[[str, Sequence[Mapping[str, Any]]], dict[str, list[Any]]]
+ContextFinder = Callable[[str, _Entities], dict[str, list[Any]]]
 
 
 def context_labels(entity: Mapping[str, Any]) -> dict[str, str]:
@@ -207,7 +208,7 @@ def create_context_finder(columns: Sequence[str], language: str = "en", cues: An
     if cues is not None:
         graphs.insert(0, _create_graph(_read_own_cues(cues)))
 
-    def find_context(text: str, entities: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    def find_context(text: str, entities: _Entities) -> dict[str, list[Any]]:
         states = _find_states(text, entities, graphs) if entities else []
         return {name: [_column_value(state, name) for state in states] for name in selected}
 
@@ -301,7 +302,7 @@ def _read_own_cues(cues: Any) -> list[dict[str, Any]]:
 
 
 def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and for each position of a cue
-    text: str, entities: Sequence[Mapping[str, Any]], graphs: Sequence[_Node]
+    text: str, entities: _Entities, graphs: Sequence[_Node]
 ) -> list[_State]:
     """Return the values of each entity."""
     words, findings = _read_words(text, entities)
@@ -413,7 +414,7 @@ def _iter_listed_findings(words: list[str], limit: int, position: int) -> Iterat
                 return
 
 
-def _read_words(text: str, entities: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[int, list[int]]]:
+def _read_words(text: str, entities: _Entities) -> tuple[list[str], dict[int, list[int]]]:
     """Return the words of a text in lower case, and the indices of the entities at each position of a finding.
 
     Entities that overlap are one finding, and a finding is one word. So is the end of a sentence or line, and the start of a line
@@ -451,7 +452,7 @@ def _split_words(text: str, start: int = 0, end: int = sys.maxsize) -> list[str]
     return [word.lower().replace("\u2019", "'") for word in _WORD.findall(text, start, end)]
 
 
-def _find_headings(text: str, entities: Sequence[Mapping[str, Any]]) -> Iterator[_Mark]:
+def _find_headings(text: str, entities: _Entities) -> Iterator[_Mark]:
     """Yield the start and end of each line that may be a heading: without entities, in capitals or with a colon at its end."""
     starts = sorted(entity["start"] for entity in entities)
     line_start = 0
@@ -483,7 +484,7 @@ def _create_openmed_finder(selected: Sequence[str], language: str) -> ContextFin
         message = f"No context rules for the language {describe_value(language)}."
         raise ConfigurationError(message, f"Pass one of {', '.join(languages)}.")
 
-    def find_context(text: str, entities: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    def find_context(text: str, entities: _Entities) -> dict[str, list[Any]]:
         context: dict[str, list[Any]] = {name: [] for name in selected}
         ends = [0, *(match.start() for match in _SENTENCE_END.finditer(text)), len(text)]
         for entity in entities:

@@ -125,10 +125,9 @@ class MaskedText(Displayable):
 
     def to_report(self) -> Report:
         """Return the text with highlighted replacements, and the limits of masking."""
-        if self.error:
-            return Report("Nothing masked", (self.error,), status=WARNING)
-        if self.missing:
-            return Report("Nothing masked", (IS_MISSING,), status=WARNING)
+        problem = self.error or (IS_MISSING if self.missing else "")
+        if problem:
+            return Report("Nothing masked", (problem,), status=WARNING)
         title_suffix, limits = self.limits
         sentences = (*_partial_sentence(self.spans), *limits)
         title = f"{_count_entities(self.spans)} masked{title_suffix}"

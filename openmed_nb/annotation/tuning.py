@@ -6,18 +6,14 @@ import contextlib
 import functools
 import timeit
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from ..devices.linear import MIN_ROWS, get_linear_mode_class
 from ..devices.profilers import push_modes
 from ..devices.registry import get_device
 from .forward import Inputs, TokenClassifier, evaluation_mode
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
 PROBE_LENGTH = 32
@@ -34,8 +30,6 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
     and the hashes of YOSO. A row of synthetic tokens therefore runs with and without padding. Hooks of the user are not called.
     An error of the model is raised, so that no answer is cached.
     """
-    import torch
-
     if "attention_mask" not in network.input_names:
         return False
     padded_length = min(PROBE_LENGTH, max_length)
@@ -100,8 +94,6 @@ def measure_onednn_speedup() -> float:
     It takes about 30 milliseconds. The rounds are interleaved, so that background load affects both. The clock is the real
     one, even if ``CLOCK`` is replaced: the speedup applies to the whole process.
     """
-    import torch
-
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return 0.0
     numbers = torch.linspace(-1, 1, 768 * 768).reshape(768, 768)
