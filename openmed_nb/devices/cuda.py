@@ -42,10 +42,6 @@ class Cuda(Device):
         """Index of the GPU; 0 if the name has none, as in torch."""
         return int(self.name.partition(":")[2] or 0)
 
-    @classmethod
-    def is_gpu_type_for(cls, machine: MachineInfo) -> bool:
-        return machine.system != "Darwin"
-
     def names(self, torch: TorchInfo) -> list[str]:
         return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
 

@@ -166,11 +166,6 @@ class Device:
         """Suggested action if a model does not fit into the memory of the device."""
         return f"Unload other models first, or use {self.alternative_devices}."
 
-    @classmethod
-    def is_gpu_type_for(cls, _machine: MachineInfo) -> bool:
-        """Return whether this is the default GPU type on the operating system of a machine."""
-        return False
-
     def names(self, _torch: TorchInfo) -> list[str]:
         """Return the names of all devices of this type that torch has reported."""
         return [self.type]

@@ -74,10 +74,6 @@ class Mps(Device):
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_types = ("float32", "float16", "bfloat16")  # pytorch#127242
 
-    @classmethod
-    def is_gpu_type_for(cls, machine: MachineInfo) -> bool:
-        return machine.system == "Darwin"
-
     def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
         machine = facts.machine
         torch = facts.torch

@@ -33,7 +33,7 @@ def get_device(device: str | torch.device) -> Device:
 
 def gpu_type(machine: MachineInfo) -> str:
     """Return the GPU type of the machine's operating system: ``"mps"`` on macOS, otherwise ``"cuda"``."""
-    return next(name for name, device_class in DEVICE_TYPES.items() if device_class.is_gpu_type_for(machine))
+    return "mps" if machine.system == "Darwin" else "cuda"
 
 
 def empty_cache(device: str) -> None:
