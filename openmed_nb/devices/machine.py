@@ -101,14 +101,13 @@ def read_machine(
     architecture: str = platform.machine(),
     run: Callable[[list[str]], str | None] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
-    cpuinfo: Path = CPUINFO,
 ) -> MachineInfo:
     """Read the facts of this machine; facts that cannot be read are ``None``."""
     if system == "Windows":
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
         return MachineInfo(system, architecture, gpu_driver=driver)
     if system != "Darwin":
-        apple = APPLE_CPU.search(_read_cpuinfo(cpuinfo)) is not None
+        apple = APPLE_CPU.search(_read_cpuinfo()) is not None
         return MachineInfo(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
     output = (run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]) or ""
     lines = (line.partition(":") for line in output.splitlines())
@@ -222,21 +221,21 @@ def read_footprint(library: ctypes.CDLL | None = None) -> Footprint | None:
     return Footprint(current, usage[MAX_FOOTPRINT_INDEX])
 
 
-def _read_cpuinfo(file: Path = CPUINFO) -> str:
+def _read_cpuinfo() -> str:
     """Return the start of Linux's ``/proc/cpuinfo``, or an empty string on other operating systems.
 
     The limit of 4,096 characters makes this fast on machines with hundreds of processors.
     """
     try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
+        with CPUINFO.open(encoding="utf-8", errors="replace") as stream:
             return stream.read(4096)
     except OSError:
         return ""
 
 
-def processor_name(file: Path = CPUINFO) -> str:
+def processor_name() -> str:
     """Return the name of the first processor, or its architecture if the name is unknown, as on most ARM machines."""
-    match = re.search(r"^model name\s*:[ \t]*(.+)$", _read_cpuinfo(file), re.MULTILINE)
+    match = re.search(r"^model name\s*:[ \t]*(.+)$", _read_cpuinfo(), re.MULTILINE)
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
 
 

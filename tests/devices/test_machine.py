@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openmed_nb.devices import machine as machine_facts
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.machine import (
     Footprint,
@@ -78,12 +79,13 @@ def test_native_apple_silicon_requires_arm_python():
     assert not MACS["unreadable", "x86_64"].native_apple_silicon
 
 
-def test_gpu_driver_is_detected():
+def test_gpu_driver_is_detected(monkeypatch):
+    monkeypatch.setattr(machine_facts, "CPUINFO", Path(os.devnull))
     for file in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd"):
         assert read_machine("Linux", "x86_64", exists=lambda path, file=file: path == file).gpu_driver is True
     assert read_machine("Windows", "AMD64", exists=lambda path: path.endswith("nvcuda.dll")).gpu_driver is True
     for system in ("Linux", "Windows"):
-        machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False, cpuinfo=Path(os.devnull))
+        machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False)
         assert machine == MachineInfo(system, "x86_64", gpu_driver=False)
 
 
@@ -100,14 +102,16 @@ CPUINFO = {
 """Texts of Linux for the first processor, and whether it is an Apple chip. The fourth is from docker/for-mac#6512 (2022)."""
 
 
-def test_apple_chip_on_linux_is_detected(tmp_path):
+def test_apple_chip_on_linux_is_detected(tmp_path, monkeypatch):
     file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine_facts, "CPUINFO", file)
     for text, apple in CPUINFO.items():
         file.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n" + text)
-        machine = read_machine("Linux", "aarch64", exists=lambda _: False, cpuinfo=file)
+        machine = read_machine("Linux", "aarch64", exists=lambda _: False)
         assert machine == MachineInfo("Linux", "aarch64", apple_silicon=apple, gpu_driver=False), text
         assert not machine.native_apple_silicon
-    assert not read_machine("Linux", "aarch64", cpuinfo=tmp_path / "none").apple_silicon
+    file.unlink()
+    assert not read_machine("Linux", "aarch64").apple_silicon
 
 
 @given(st.text(max_size=200))
@@ -240,8 +244,9 @@ def test_device_own_name():
         assert get_device(device).hardware_name(machine, torch) == name
 
 
-def test_processor_name_on_linux(tmp_path):
+def test_processor_name_on_linux(tmp_path, monkeypatch):
     here, file = {platform.processor(), platform.machine()}, tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine_facts, "CPUINFO", file)
     two = b"processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n"
     texts = {
         two: {"AMD EPYC 9655"},
@@ -250,9 +255,10 @@ def test_processor_name_on_linux(tmp_path):
     }
     for text, names in texts.items():
         file.write_bytes(text)
-        assert processor_name(file) in names
+        assert processor_name() in names
 
-    assert processor_name(tmp_path / "none") in here
+    file.unlink()
+    assert processor_name() in here
 
 
 class Library:
