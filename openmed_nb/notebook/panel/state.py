@@ -101,21 +101,17 @@ class DeviceButton:
 
     Attributes:
         device: Name of the device, or ``"auto"``.
+        tooltip: Reason why the device is unavailable and remedy as sentences, or what the button does.
         pressed: Whether this device is requested.
         active: Whether this device is active.
         enabled: Whether the device can be requested.
-        reason: Reason why the device is unavailable, or a description.
-        remedy: Suggested action if the device is unavailable.
-        is_untested: Whether nobody has tested yet whether the device can be used.
     """
 
     device: str
+    tooltip: str = ""
     pressed: bool = False
     active: bool = False
     enabled: bool = True
-    reason: str = ""
-    remedy: str = ""
-    is_untested: bool = False
 
     @property
     def label(self) -> str:
@@ -126,14 +122,6 @@ class DeviceButton:
             ('cpu ✓', 'mps')
         """
         return f"{self.device} ✓" if self.pressed else self.device
-
-    @property
-    def tooltip(self) -> str:
-        """Reason and remedy as sentences, or what the button does."""
-        if self.is_untested:
-            return f"Not tested yet. Click to test and use {self.device}."
-        sentences = [f"{clause.rstrip('.')}." for clause in (self.reason, self.remedy) if clause]
-        return " ".join(sentences) or f"Use {self.device}."
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,7 +162,7 @@ class PanelState(Displayable):
     @property
     def is_annotation_outdated(self) -> bool:
         """Whether the last text was annotated on a device that is no longer active."""
-        device = "" if self.choice is None else normalize_device(format_device(self.choice.device))
+        device = "" if self.choice is None else format_device(self.choice.device)
         return self.annotation is not None and normalize_device(self.annotation.device) != device
 
     @property
@@ -182,20 +170,22 @@ class PanelState(Displayable):
         """The button of ``auto`` and of each device that this computer may have."""
         active_device = normalize_device(self.choice.device) if self.choice else ""
         is_auto = self.choice is not None and self.choice.requested == "auto"
-        buttons = [DeviceButton("auto", pressed=is_auto, reason="The best available device")]
+        buttons = [DeviceButton("auto", "The best available device.", pressed=is_auto)]
         for status in self.devices.devices:
             is_active = normalize_device(status.device) == active_device
             if status.is_absent and not is_active:
                 continue
+            sentences = [f"{clause.rstrip('.')}." for clause in (status.reason, status.remedy) if clause]
+            tooltip = " ".join(sentences) or f"Use {status.device}."
+            if status.usable is None:
+                tooltip = f"Not tested yet. Click to test and use {status.device}."
             buttons.append(
                 DeviceButton(
                     status.device,
+                    tooltip,
                     pressed=is_active and not is_auto,
                     active=is_active,
                     enabled=status.usable is not False,
-                    reason=status.reason,
-                    remedy=status.remedy,
-                    is_untested=status.usable is None,
                 )
             )
         return tuple(buttons)
