@@ -339,9 +339,9 @@ class Session:
     ) -> SimulatedMps:
         """Run the session on a simulated Mac until :meth:`end_simulation`; see :func:`simulated_mps`."""
         with self.operation(), self.lock, contextlib.ExitStack() as undo:
-            parse_memory(memory)  # Reject an invalid size before torch is imported, which takes seconds.
+            installed = parse_memory(memory)  # Reject an invalid size before torch is imported, which takes seconds.
             self.device_manager.load_torch()
-            device = undo.enter_context(self._on_simulated_mac(memory, fallback, defects))
+            device = undo.enter_context(self._on_simulated_mac(installed, fallback, defects))
             self.use("auto" if device.defects else "mps", source)  # A defective device may fail its device check.
             self._simulation = _ActiveSimulation(threading.get_ident(), undo.pop_all())
             return device
@@ -377,7 +377,7 @@ class Session:
 
     @contextlib.contextmanager
     def _on_simulated_mac(
-        self, memory: str | int, fallback: bool | None, defects: str | Iterable[str]
+        self, installed: int, fallback: bool | None, defects: str | Iterable[str]
     ) -> Iterator[SimulatedMps]:
         """Run the session on a simulated Mac, and restore device manager, override and active device afterwards."""
         from .simulation.device import simulated_computer
@@ -390,7 +390,7 @@ class Session:
         self.device_manager.restore_device_variable()
         self.device_manager.restore_mps_variables()
         try:
-            with simulated_computer(memory, fallback, self.environ, defects) as (simulated_manager, device):
+            with simulated_computer(installed, fallback, self.environ, defects) as (simulated_manager, device):
                 self.device_manager = simulated_manager
                 self.override = None
                 self.active_device = None

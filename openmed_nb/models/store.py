@@ -86,9 +86,7 @@ def describe_model(loaded: LoadedModel, follows_session: bool) -> LoadedModelInf
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     # Packed weights are not unpacked: they have one byte per weight and four per bias.
     size += sum((layer.in_features + 4) * layer.out_features for _name, layer in packed_layers(model))
-    return LoadedModelInfo(
-        loaded.name, format_device(normalize_device(str(model.device))), dtype_of(model), size, follows_session
-    )
+    return LoadedModelInfo(loaded.name, format_device(str(model.device)), dtype_of(model), size, follows_session)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class SimulatedTorch:
 
 @contextlib.contextmanager
 def simulated_computer(
-    memory: str | int, fallback: bool | None, environ: MutableMapping[str, str], defects: str | Iterable[str] = ()
+    installed: int, fallback: bool | None, environ: MutableMapping[str, str], defects: str | Iterable[str]
 ) -> Iterator[tuple[DeviceManager, SimulatedMps]]:
     """Start a simulated Mac with its device, and stop it.
 
@@ -216,7 +216,6 @@ def simulated_computer(
     if fallback is not None:
         check_bool("fallback", fallback)
     torch = SimulatedTorch()
-    installed = parse_memory(memory)
     machine = MachineInfo(
         "Darwin",
         "arm64",
