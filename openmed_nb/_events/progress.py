@@ -21,7 +21,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 from .._render.values import format_duration
@@ -127,16 +127,6 @@ class _Series:
     samples: tuple[_Sample, ...] = ()
     steps: int = 0
 
-    def append(self, event: ProgressEvent, time: float) -> _Series:
-        """Return the series with another event, or a new series if the event belongs to other work."""
-        previous = self.event
-        sample = _Sample(time, event)
-        if (event.heading, event.unit) != (previous.heading, previous.unit):
-            return _Series(event, (sample,))
-        if (event.completed_size, event.completed) != (previous.completed_size, previous.completed):
-            return _Series(event, (*self.samples[:2], sample), self.steps + 1)
-        return _Series(event, self.samples, self.steps)
-
 
 class ProgressHistory:
     """Events of an operation and their times, from which the remaining time is estimated.
@@ -154,8 +144,16 @@ class ProgressHistory:
         self._series = _Series(ProgressEvent("", ""))
 
     def record(self, event: ProgressEvent, time: float) -> None:
-        """Record an event with its time."""
-        self._series = self._series.append(event, time)
+        """Record an event with its time. An event of other work starts a new series."""
+        series = self._series
+        previous = series.event
+        sample = _Sample(time, event)
+        if (event.heading, event.unit) != (previous.heading, previous.unit):
+            self._series = _Series(event, (sample,))
+        elif (event.completed_size, event.completed) != (previous.completed_size, previous.completed):
+            self._series = _Series(event, (*series.samples[:2], sample), series.steps + 1)
+        else:
+            self._series = replace(series, event=event)
 
     def snapshot(self, time: float, outcome: str = "") -> ProgressLine:
         """Return the line to display at a time."""
