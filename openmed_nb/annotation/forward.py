@@ -193,7 +193,7 @@ class TokenClassifier:
         """Start a forward pass over inputs on the device. The model must be in evaluation mode.
 
         Returns:
-            Labels and scores, or all probabilities, as tensors ``(rows, length, …)``.
+            Labels and scores, or all probabilities if they are requested or few, as tensors ``(rows, length, …)``.
         """
         import torch
 
@@ -201,7 +201,16 @@ class TokenClassifier:
             logits = self._forward_logits(inputs)
             if on_logits:
                 on_logits(logits)
-            return self._postprocess_logits(logits)
+        num_outputs = logits.shape[-1]
+        num_labels = self.model.config.num_labels
+        if num_outputs > num_labels:
+            message = f"The model outputs {num_outputs} labels, but id2label defines {num_labels}."
+            raise InvalidModelError(message, "Correct model.config.id2label.")
+        probabilities = logits.float().softmax(-1)
+        if self.return_all_probabilities or probabilities.numel() <= MAX_PROBABILITIES_TO_COPY:
+            return (probabilities,)
+        scores, labels = probabilities.max(-1)
+        return labels.to(torch.int32), scores
 
     def build_inputs(self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray | None = None) -> Inputs:
         """Return the arrays that the model takes, each an int64 array of shape ``(rows, length)``."""
@@ -238,21 +247,6 @@ class TokenClassifier:
             output = self.model(**inputs)
         logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
         return logits
-
-    def _postprocess_logits(self, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return labels and scores, or all probabilities if they are requested or few."""
-        import torch
-
-        num_outputs = logits.shape[-1]
-        num_labels = self.model.config.num_labels
-        if num_outputs > num_labels:
-            message = f"The model outputs {num_outputs} labels, but id2label defines {num_labels}."
-            raise InvalidModelError(message, "Correct model.config.id2label.")
-        probabilities = logits.float().softmax(-1)
-        if self.return_all_probabilities or probabilities.numel() <= MAX_PROBABILITIES_TO_COPY:
-            return (probabilities,)
-        scores, labels = probabilities.max(-1)
-        return labels.to(torch.int32), scores
 
 
 @dataclass

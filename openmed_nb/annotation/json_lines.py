@@ -60,13 +60,23 @@ class LineFile:
             raise problem
 
     def _read_lines(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
+        """Yield the values of the lines after the header, or raise an error if the file has another header."""
         header = to_json_line(self.header)
         line = file.readline()
         if line != header and header.startswith(line):  # The file is new, or the process was killed.
             file.seek(0)
             file.write(header)
             return
-        self._check_header(line)
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict) or values.get("format") != self.header["format"]:
+            raise self.error(f"is not a {self.kind}")
+        names = sorted({*self.header, *values})
+        if changed := [name for name in names if values.get(name) != self.header.get(name)]:
+            problem = f"was written with different settings ({', '.join(changed)})"
+            raise self.error(problem, "Use a different file, or the settings of this file.")
         for number in itertools.count(2):
             position = file.tell()
             line = file.readline()
@@ -96,16 +106,3 @@ class LineFile:
     def error(self, problem: str, remedy: str = OTHER_FILE_REMEDY) -> ConfigurationError:
         """Return an error about the file."""
         return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)
-
-    def _check_header(self, line: bytes) -> None:
-        """Raise an error if the file has another header."""
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict) or values.get("format") != self.header["format"]:
-            raise self.error(f"is not a {self.kind}")
-        names = sorted({*self.header, *values})
-        if changed := [name for name in names if values.get(name) != self.header.get(name)]:
-            problem = f"was written with different settings ({', '.join(changed)})"
-            raise self.error(problem, "Use a different file, or the settings of this file.")

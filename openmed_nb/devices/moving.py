@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._render.values import pluralize
@@ -356,7 +356,10 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
     inner = getattr(model, "_orig_mod", model)
     name = type(inner).__name__
     tensors = [*inner.parameters(), *inner.buffers()]
-    check_materialized(name, tensors)
+    num_meta = sum(tensor.is_meta for tensor in tensors)
+    if num_meta:
+        message = f"{name} has {pluralize(num_meta, 'tensor')} with a shape but no memory (device meta)."
+        raise ConfigurationError(message, "Load the weights or create real inputs, then try again.")
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     for unsupported in sorted(dtypes.intersection(get_device(device).dtype_fallbacks)):
         message = f"{name} has tensors in {unsupported}, which MPS does not support (pytorch#122602)."
@@ -381,14 +384,6 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
         if copied_weight.requires_grad != weight.requires_grad:  # An uninitialized weight rejects the call.
             copied_weight.requires_grad_(weight.requires_grad)
     return copied.to(torch.device(device))
-
-
-def check_materialized(owner: str, tensors: Iterable[torch.Tensor]) -> None:
-    """Raise an error if a tensor of the owner has a shape but no memory."""
-    num_meta = sum(tensor.is_meta for tensor in tensors)
-    if num_meta:
-        message = f"{owner} has {pluralize(num_meta, 'tensor')} with a shape but no memory (device meta)."
-        raise ConfigurationError(message, "Load the weights or create real inputs, then try again.")
 
 
 # Names and dtypes of the conversions reported in this process, because a training loop moves thousands of batches.
