@@ -217,7 +217,7 @@ def inspect_imported_torch() -> TorchInfo:
     return TorchInfo(
         version=torch.__version__,
         is_imported=True,
-        gpu_build=gpu_build(torch.version.cuda, getattr(torch.version, "hip", None)),
+        gpu_build=gpu_build(torch.version.cuda, torch.version.hip),
         mps_built=mps.is_built(),
         mps_available=mps.is_available(),
         cuda_names=tuple(cuda_names),
