@@ -262,7 +262,11 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
         path = os.path.abspath(os.path.expanduser(pattern))
         subject = describe_file(PurePath(path))
         exists = os.path.lexists(path)
-        root, names = _split_at_folder(path)
+        root, name = os.path.split(path)  # The innermost folder that exists, and the parts after it.
+        names = [name]
+        while not os.path.isdir(root):
+            root, name = os.path.split(root)
+            names.insert(0, name)
         try:
             matches = [path] if exists else sorted({*_iter_matches(root, names)}, key=PurePath)
         except OSError as error:
@@ -279,16 +283,6 @@ def expand_globs(patterns: Sequence[str]) -> tuple[FileReference, ...] | Configu
         paths += [match for match in matches if exists or match not in matched]
         matched.update(matches)
     return tuple(map(FileReference.from_path, paths))
-
-
-def _split_at_folder(path: str) -> tuple[str, list[str]]:
-    """Return the innermost folder of a path that exists, and the parts of the path after it, which may be patterns."""
-    root, name = os.path.split(path)
-    names = [name]
-    while not os.path.isdir(root):
-        root, name = os.path.split(root)
-        names.insert(0, name)
-    return root, names
 
 
 def _not_found_error(root: str, names: Sequence[str], host: str) -> ConfigurationError:

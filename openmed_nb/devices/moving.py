@@ -129,13 +129,8 @@ def iter_operator_tensors(value: object) -> list[torch.Tensor]:
         return [value]
     if not isinstance(value, (tuple, list, dict)):
         return []
-    tensors: list[torch.Tensor] = []
-    for child in value.values() if isinstance(value, dict) else value:
-        if isinstance(child, torch.Tensor):
-            tensors.append(child)
-        elif isinstance(child, (tuple, list, dict)):
-            tensors += iter_operator_tensors(child)
-    return tensors
+    children = value.values() if isinstance(value, dict) else value
+    return [tensor for child in children for tensor in iter_operator_tensors(child)]
 
 
 def map_tensors(value: object, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
