@@ -246,10 +246,8 @@ class JsonMixin:
         """Return the value as JSON-compatible mappings, lists, numbers and strings."""
         data: JsonObject = {"schema": self.SCHEMA} if self.SCHEMA else {}
         field_names: list[str] = [field.name for field in fields(self)] if is_dataclass(self) else []
-        for name in field_names:
-            if name not in self.JSON_EXCLUDE:
-                data[name] = to_plain_data(getattr(self, name))
-        for name in self.JSON_PROPERTIES:
+        names = [name for name in field_names if name not in self.JSON_EXCLUDE]
+        for name in (*names, *self.JSON_PROPERTIES):
             data[name] = to_plain_data(getattr(self, name))
         return data
 

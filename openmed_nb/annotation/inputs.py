@@ -151,9 +151,8 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
     """Return a column of a table."""
     if not isinstance(name, str):
         raise invalid_type(argument, name, "Pass the name of a column.")
-    columns = getattr(table, "column_names", None)  # Arrow tables, and datasets
-    if columns is None:
-        columns = getattr(table, "columns", None)
+    # Arrow tables and datasets have column_names.
+    columns = getattr(table, "column_names", getattr(table, "columns", None))
     if columns is None:
         message = f"{argument} requires a table, not {short_type_name(table)}."
         raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
