@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .._render.values import SIMULATED_SUFFIX
 from .._utils.text import describe_value
@@ -99,7 +99,7 @@ class MachineInfo:
 def read_machine(
     system: str = platform.system(),
     architecture: str = platform.machine(),
-    run: Callable[[list[str]], str | None] | None = None,
+    run: RunCommand | None = None,
     exists: Callable[[str], bool] = os.path.exists,
 ) -> MachineInfo:
     """Read the facts of this machine; facts that cannot be read are ``None``."""
@@ -141,18 +141,17 @@ def apple_chip_generation(machine: MachineInfo) -> int | None:
 COMMAND_SECONDS = 2.0  # Time limit of a command.
 
 
-class RunCommand(Protocol):
-    """Function that runs a command and returns its output, or ``None`` if it cannot run or exceeds its time limit."""
-
-    def __call__(self, command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None: ...
+# Function that runs a command and returns its output, or ``None`` if it cannot run or exceeds its time limit.
+RunCommand: TypeAlias = Callable[[list[str]], "str | None"]
 
 
-def run_command(command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None:
+def run_command(command: list[str]) -> str | None:
     """Return the standard output of a command, or ``None`` if it cannot run or exceeds its time limit.
+
+    After the time limit, the command and the processes that it started are killed.
 
     Args:
         command: Command and arguments.
-        seconds: Time limit. After it, the command and the processes that it started are killed.
 
     Returns:
         The output as text, in which undecodable bytes are replaced by U+FFFD.
@@ -174,7 +173,7 @@ def run_command(command: list[str], *, seconds: float = COMMAND_SECONDS) -> str 
         return None
     with process:
         try:
-            return process.communicate(timeout=seconds)[0]
+            return process.communicate(timeout=COMMAND_SECONDS)[0]
         except BaseException as error:  # Including an interrupt, which the new session does not receive.
             # A child of the command that keeps its output open would block ``subprocess.run``.
             from .._utils.child import kill_group

@@ -137,29 +137,31 @@ def test_run_command_returns_output(monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
-def test_run_command_ends_a_hanging_command_and_its_children(tmp_path):
+def test_run_command_ends_a_hanging_command_and_its_children(tmp_path, monkeypatch):
     """The child keeps the pipe of the output open after its parent was killed."""
     script = tmp_path / "hang"
     pids = tmp_path / "pids"
     script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >{pids}\nwait\n")
     script.chmod(0o755)
 
-    assert run_command([str(script)], seconds=1) is None
+    monkeypatch.setattr(machine_facts, "COMMAND_SECONDS", 1)
+    assert run_command([str(script)]) is None
     _ended, running = psutil.wait_procs(find_processes(int(pids.read_text())), timeout=10)
     assert running == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 @pytest.mark.real_computer
-def test_interrupt_ends_a_running_command(tmp_path):
+def test_interrupt_ends_a_running_command(tmp_path, monkeypatch):
     """The command does not receive the interrupt, because it has its own session."""
     pid_file = tmp_path / "pid"
     script = tmp_path / "slow"
     script.write_text(f"#!/bin/sh\necho $$ >{pid_file}\nsleep 1\nkill -INT {os.getpid()}\nexec sleep 600\n")
     script.chmod(0o755)
 
+    monkeypatch.setattr(machine_facts, "COMMAND_SECONDS", 60)
     with pytest.raises(KeyboardInterrupt):
-        run_command([str(script)], seconds=60)
+        run_command([str(script)])
     _ended, running = psutil.wait_procs(find_processes(int(pid_file.read_text())), timeout=10)
     assert running == []
 
