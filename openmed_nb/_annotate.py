@@ -394,8 +394,7 @@ class _Inputs(Iterator[object]):
             warn_if_repeated(self.ids, self.id_name)
 
     def _ids_error(self, count: str) -> ConfigurationError:
-        message = f"There are {len(self.ids):,} ids for {count} texts."
-        return ConfigurationError(message, "Pass one id per text.")
+        return ConfigurationError(f"There are {len(self.ids):,} ids for {count} texts.", "Pass one id per text.")
 
     def __length_hint__(self) -> int:
         return (

@@ -68,8 +68,7 @@ class NoteInputs:
             return [PurePath(reference.path).name for reference in references]
         count = len(references) if isinstance(references, Sized) else len(self.ids)
         if len(self.ids) != count:
-            message = f"There are {len(self.ids):,} ids for {count:,} texts."
-            raise ConfigurationError(message, _IDS_REMEDY)
+            raise ConfigurationError(f"There are {len(self.ids):,} ids for {count:,} texts.", _IDS_REMEDY)
         if self.id_index is None or row_index is None:
             return self.ids
         return [self.ids[row] for row in match_rows(row_index, self.id_index, "rows of the texts", _IDS_REMEDY)]
@@ -165,8 +164,7 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
     is_repeated = list(columns).count(name) > 1
     column: Any = None if is_repeated else table[name]
     if is_repeated or getattr(column, "ndim", 1) != 1:
-        message = f"The table has several columns with the name of {argument}."
-        raise ConfigurationError(message, "Rename one of them.")
+        raise ConfigurationError(f"The table has several columns with the name of {argument}.", "Rename one of them.")
     return column.to_pylist() if _is_arrow(column) else column
 
 

@@ -32,8 +32,7 @@ def cudnn_attention_disabled(device: torch.device, dtype: torch.dtype) -> contex
         return contextlib.nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    return sdpa_kernel(backends)
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def wrap_mask(mask: torch.Tensor, full: bool) -> torch.Tensor:

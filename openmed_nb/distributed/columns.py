@@ -198,8 +198,7 @@ def get_partitions(column: Series) -> tuple[Partition, ...] | ConfigurationError
         from distributed import futures_of
 
         if futures_of(graph):
-            message = "The column is in the memory of a cluster."
-            return ConfigurationError(message, "Pass the column without persist().")
+            return ConfigurationError("The column is in the memory of a cluster.", "Pass the column without persist().")
     return tuple(Partition(uuid.uuid4().hex, key, cull(graph, [key])[0]) for key in keys)
 
 

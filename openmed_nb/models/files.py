@@ -510,8 +510,7 @@ def check_file_locations(folder: Path, name: str) -> None:
         for part in map(Path, _shard_files(folder / index)):
             if part.is_absolute() or ".." in part.parts or not _is_within(folder / part, roots):
                 message = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
-                remedy = "Move all files into one folder, and use their names in the index."
-                raise UntrustedModelError(message, remedy)
+                raise UntrustedModelError(message, "Move all files into one folder, and use their names in the index.")
             check_file(folder / part, name)
 
 

@@ -158,10 +158,8 @@ def _expand_variables(line: str, namespace: dict[str, object]) -> str:
     except Exception as error:  # noqa: BLE001 - the code in the braces can raise anything
         name = getattr(error, "name", None)
         if isinstance(error, NameError) and name and name not in namespace and re.search(rf"\b{name}\b", line):
-            message = f"Undefined variable: {describe_value(name)}."
-            raise MagicError(message, f"Define it first, {braces}") from None
-        message = f"An expression in braces raised {short_type_name(error)}."
-        raise MagicError(message, f"Correct it, {braces}") from None
+            raise MagicError(f"Undefined variable: {describe_value(name)}.", f"Define it first, {braces}") from None
+        raise MagicError(f"An expression in braces raised {short_type_name(error)}.", f"Correct it, {braces}") from None
 
 
 def split_options(parser: argparse.ArgumentParser, line: str) -> tuple[str, str]:
@@ -344,8 +342,7 @@ class OpenMedMagics(Magics):
         requested = [name for name, is_requested in requests.items() if is_requested]
         if len(requested) > 1:
             listed = f"{', '.join(requested[:-1])} and {requested[-1]}"
-            message = f"%openmed_device: {listed} cannot be combined."
-            raise MagicError(message, "Use only one of them.")
+            raise MagicError(f"%openmed_device: {listed} cannot be combined.", "Use only one of them.")
         self.preloader.schedule()
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")

@@ -133,8 +133,7 @@ def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], content
         problem = describe_read_error(error)
         remedy = "Use a new file or folder where you can write."
     # Raised outside of the handler, so that the original error, which contains the path, is not the context.
-    message = f"{describe_file(path)} cannot be written: {problem}."
-    raise ConfigurationError(message, remedy)
+    raise ConfigurationError(f"{describe_file(path)} cannot be written: {problem}.", remedy)
 
 
 def read_annotations(
