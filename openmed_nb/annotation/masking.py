@@ -390,9 +390,7 @@ def describe_limits(labels: Sequence[str] | None, filters: Sequence[str] = (), n
         '; names, dates, places and numbers are not masked'
     """
     sentences = [*filters]
-    categories: tuple[str, ...] = ()
-    if labels is not None:
-        categories = _find_uncovered_categories(labels)
+    categories = () if labels is None else _find_uncovered_categories(labels)
     if labels:
         plural = "" if len(labels) == 1 else "s"
         sentences.append(f"Only entities with the label{plural} {_join_names([*map(shorten, labels)])} are replaced.")

@@ -37,15 +37,14 @@ from .operators import (
     ALWAYS_ON_CPU,
     LENGTHS_ON_MPS,
     LINEAR_ON_CPU,
-    NO_COMPLEX128,
     NO_DROPOUT,
-    NO_FLOAT64,
     NO_NUMPY,
     OTHER_GENERATOR,
     OTHER_GRADIENT,
     OTHER_ROOT_GRADIENT,
     SCATTER_OPERATORS,
     SECTIONS_ON_MPS,
+    UNSUPPORTED_DTYPES,
     Defect,
     FallbackPolicy,
     OperatorCall,
@@ -64,8 +63,6 @@ get_original_device = torch.UntypedStorage.device.__get__
 # Whether a tensor is on the CPU for torch, whatever ``Tensor.is_cpu`` reports during a simulation.
 is_on_cpu: Callable[[torch.Tensor], bool] = vars(torch._C.TensorBase)["is_cpu"].__get__  # noqa: SLF001
 
-# Dtypes that MPS does not support, with the error texts of torch.
-UNSUPPORTED_DTYPES = {torch.float64: NO_FLOAT64, torch.complex128: NO_COMPLEX128}
 
 # Functions that place a tensor on its device before any operator is called.
 CONSTRUCTORS = frozenset({"to", "tensor", "as_tensor", "asarray", "new_tensor", "from_file"})

@@ -29,11 +29,13 @@ from ..errors import ConfigurationError
 # Commit of torch 2.13.0, which its message contains.
 COMMIT = "cf30153c4c131c8164ee7798e5022d810682e2cb"
 
-NO_FLOAT64 = (
-    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
-    "Please use float32 instead."
-)  # EmptyTensor.cpp:45
-NO_COMPLEX128 = "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype."
+# Dtypes that MPS does not support, with the error texts of torch.
+UNSUPPORTED_DTYPES = {
+    torch.float64: "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
+    "Please use float32 instead.",  # EmptyTensor.cpp:45
+    torch.complex128: "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype.",
+}
+
 NO_NUMPY = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
 OTHER_GRADIENT = "assigned grad has data located on a different device"
@@ -480,12 +482,11 @@ def _overwrite_source(call: OperatorCall) -> Result:
 
 def _write_nothing(call: OperatorCall) -> Result:
     """Write nothing into the target of a copy from the device whose dtype MPS does not support."""
-    unsupported = (torch.float64, torch.complex128)
     if call.name == "to":
         result = call.run()
-        return result.detach().zero_() if result.dtype in unsupported else result
+        return result.detach().zero_() if result.dtype in UNSUPPORTED_DTYPES else result
     target = call.args[0]
-    return target if call.holds(call.argument(1, "src")) and target.dtype in unsupported else call.run()
+    return target if call.holds(call.argument(1, "src")) and target.dtype in UNSUPPORTED_DTYPES else call.run()
 
 
 def _misread_source(call: OperatorCall) -> Result:
