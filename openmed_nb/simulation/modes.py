@@ -35,15 +35,7 @@ from ..devices.profilers import Arguments, Keywords, Result, TorchFunction
 from .memory import SimulatedAllocator
 from .operators import (
     ALWAYS_ON_CPU,
-    LENGTHS_ON_MPS,
-    LINEAR_ON_CPU,
-    NO_DROPOUT,
-    NO_NUMPY,
-    OTHER_GENERATOR,
-    OTHER_GRADIENT,
-    OTHER_ROOT_GRADIENT,
     SCATTER_OPERATORS,
-    SECTIONS_ON_MPS,
     UNSUPPORTED_DTYPES,
     Defect,
     FallbackPolicy,
@@ -418,7 +410,8 @@ class FunctionMode(TorchFunctionMode):
             return 0
         if name in {"numpy", "__array__", "__dlpack__"}:
             if name != "numpy" or not (kwargs.get("force") or args[1:] == (True,)):
-                raise TypeError(NO_NUMPY)
+                text = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                raise TypeError(text)
             device.record_copy(from_device=True)
             return function(device.copy_detached(args[0].detach(), to_device=False), force=True)
         if name == "type":
@@ -438,16 +431,20 @@ class FunctionMode(TorchFunctionMode):
             tensors = iter_operator_tensors([args[:3], kwargs])
             needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
             if dropout and not needs_gradients:
-                raise NotImplementedError(NO_DROPOUT)
+                # Attention.mm
+                raise NotImplementedError("scaled_dot_product_attention for MPS does not support dropout.")
             return function(*args, **kwargs)
         if name == "tensor_split":
             sections = iter_operator_tensors([args[1:], kwargs.get("tensor_indices_or_sections")])
             if any(map(device.contains, sections)):
-                raise RuntimeError(SECTIONS_ON_MPS)
+                # TensorShape.cpp
+                raise RuntimeError("tensor_split expected tensor_indices_or_sections to be on cpu, but it's on mps:0")
         elif name == "_pack_padded_sequence" and device.contains(args[1]):
             lengths = args[1]
             kind = str(lengths.dtype).removeprefix("torch.int").replace("64", "Long").replace("32", "Int")
-            raise RuntimeError(LENGTHS_ON_MPS.format(lengths.dim(), kind))
+            raise RuntimeError(  # PackedSequence.cpp
+                f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D mps:0 {kind} tensor"
+            )
         result = self._call(function, args, kwargs, storages)
         if name in {"_pack_padded_sequence", "_pad_packed_sequence"}:
             device.remove(result[1])  # The batch sizes and the lengths stay on the CPU.
@@ -458,14 +455,15 @@ class FunctionMode(TorchFunctionMode):
         device = self._device
         name = function.__name__
         if getattr(function, "__self__", None) is torch.Tensor.grad:
-            raise RuntimeError(OTHER_GRADIENT)
+            raise RuntimeError("assigned grad has data located on a different device")
         if name == "copy_":
             device.record_copy(device.contains(args[1]), _requests_non_blocking(args[2:], kwargs))
         elif name == "linear":  # It is one operator on MPS.
             names = ("input", "weight", "bias")
             for argument, tensor in {**dict(zip(names, args, strict=False)), **kwargs}.items():
                 if tensor is not None and not device.contains(tensor):
-                    raise RuntimeError(LINEAR_ON_CPU.format(argument))
+                    # _mps_linear, Linear.mm
+                    raise RuntimeError(f"Tensor for argument {argument} is on cpu but expected on mps")
 
     def _check_generator(self, function: TorchFunction, args: Arguments, kwargs: Keywords) -> None:
         """Raise an error for a generator of another device; both devices share the default generator."""
@@ -475,7 +473,9 @@ class FunctionMode(TorchFunctionMode):
             tensors = iter_operator_tensors([args, kwargs])
             device = MPS if tensors and self._device.contains(tensors[0]) else CPU
         if generator is not torch.default_generator and {device.type, generator.device.type} == {"cpu", "mps"}:
-            raise RuntimeError(OTHER_GENERATOR.format(device.type, generator.device.type))
+            raise RuntimeError(  # Generator.h
+                f"Expected a '{device.type}' device type for generator but found '{generator.device.type}'"
+            )
 
     def _call(self, function: TorchFunction, args: Arguments, kwargs: Keywords, storages: Storages) -> Result:
         """Call a function; its results are on the device of its arguments, or on the requested one."""
@@ -575,7 +575,9 @@ class FunctionMode(TorchFunctionMode):
             if to_device == device.contains(gradient) or {root.device.type, gradient.device.type} != {"cpu", "mps"}:
                 continue
             if gradient.dim():
-                raise RuntimeError(OTHER_ROOT_GRADIENT.format(index, root.device, gradient.device))
+                raise RuntimeError(  # validate_outputs, engine.cpp
+                    f"invalid gradient at index {index} - expected device {root.device} but got {gradient.device}"
+                )
             moved[index] = device.copy_differentiable(gradient, to_device)
         return tuple(moved) if isinstance(gradients, tuple) else moved
 

@@ -36,23 +36,11 @@ UNSUPPORTED_DTYPES = {
     torch.complex128: "Trying to convert ComplexDouble to the MPS backend but it does not have support for that dtype.",
 }
 
-NO_NUMPY = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
-OTHER_GRADIENT = "assigned grad has data located on a different device"
-TOO_MANY_NUMBERS = "Trying to pass too many CPU scalars to non-CPU kernel!"  # TensorIterator.cpp
+CPU_TENSOR = "Passed CPU tensor to MPS op"  # mtl_setBuffer, OperationUtils.h: what every Metal kernel says
 OTHER_INDEX = (
     "indices should be either on cpu or on the same device as the indexed tensor (cpu)"  # TensorAdvancedIndexing.cpp
 )
-OTHER_WEIGHT = "Input type ({0}) and {1} type ({2}) should be the same"  # Convolution.cpp
-OTHER_WEIGHT_ON_CPU = OTHER_WEIGHT + " or input should be a MKLDNN tensor and {1} is a dense tensor"
-CPU_TENSOR = "Passed CPU tensor to MPS op"  # mtl_setBuffer, OperationUtils.h: what every Metal kernel says
-LINEAR_ON_CPU = "Tensor for argument {} is on cpu but expected on mps"  # _mps_linear, Linear.mm
-LENGTHS_ON_MPS = "'lengths' argument should be a 1D CPU int64 tensor, but got {}D mps:0 {} tensor"  # PackedSequence.cpp
-SECTIONS_ON_MPS = "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on mps:0"  # TensorShape.cpp
-OTHER_GENERATOR = "Expected a '{}' device type for generator but found '{}'"  # Generator.h
-OTHER_ROOT_GRADIENT = "invalid gradient at index {} - expected device {} but got {}"  # validate_outputs, engine.cpp
-NO_DROPOUT = "scaled_dot_product_attention for MPS does not support dropout."  # Attention.mm
-
 FALLS_BACK = (
     "The operator '{}' is not currently supported on the MPS backend and will fall back to run on the CPU. "
     "This may have performance implications."
@@ -198,7 +186,7 @@ def check_operator(
         raise RuntimeError(CPU_TENSOR if name in METAL_OPERATORS else TWO_DEVICES)
     # A pointwise operator is a TensorIterator over its arguments, which accepts one CPU scalar.
     if len(on_cpu) > 1 and torch.Tag.pointwise in operator.tags and name not in NUMBER_OPERATORS:
-        raise RuntimeError(TOO_MANY_NUMBERS)
+        raise RuntimeError("Trying to pass too many CPU scalars to non-CPU kernel!")  # TensorIterator.cpp
 
 
 def _check_index(args: Arguments, on_cpu: set[int]) -> None:
@@ -215,7 +203,10 @@ def _check_index(args: Arguments, on_cpu: set[int]) -> None:
 
 
 def _check_convolution(args: Arguments, on_cpu: set[int]) -> None:
-    """Raise an error for a weight or bias of another type than the input; torch type names contain the device."""
+    """Raise an error for a weight or bias of another type than the input; torch type names contain the device.
+
+    The texts are those of Convolution.cpp.
+    """
     is_input_on_cpu = id(args[0]) in on_cpu
     for name, tensor in (("weight", args[1]), ("bias", args[2])):
         if tensor is None or (id(tensor) in on_cpu) == is_input_on_cpu:
@@ -223,8 +214,13 @@ def _check_convolution(args: Arguments, on_cpu: set[int]) -> None:
         # Names of C++ types (DeprecatedTypeProperties::toString).
         kinds = [value.type().rpartition(".")[2].removesuffix("Tensor") for value in (args[0], tensor)]
         if is_input_on_cpu:
-            raise RuntimeError(OTHER_WEIGHT_ON_CPU.format(f"torch.{kinds[0]}Tensor", name, f"MPS{kinds[1]}Type"))
-        raise RuntimeError(OTHER_WEIGHT.format(f"MPS{kinds[0]}Type", name, f"torch.{kinds[1]}Tensor"))
+            raise RuntimeError(
+                f"Input type (torch.{kinds[0]}Tensor) and {name} type (MPS{kinds[1]}Type) should be the same "
+                f"or input should be a MKLDNN tensor and {name} is a dense tensor"
+            )
+        raise RuntimeError(
+            f"Input type (MPS{kinds[0]}Type) and {name} type (torch.{kinds[1]}Tensor) should be the same"
+        )
 
 
 class FallbackPolicy:
