@@ -18,8 +18,6 @@ from .._utils.text import describe_error, describe_value
 from .._utils.validation import check_path
 from ..errors import ConfigurationError
 
-OTHER_FILE_REMEDY = "Use a different file."
-
 
 def to_json_line(value: Mapping[str, Any]) -> bytes:
     """Encode a value as a line of JSON."""
@@ -103,6 +101,6 @@ class LineFile:
         if problem:
             raise problem
 
-    def error(self, problem: str, remedy: str = OTHER_FILE_REMEDY) -> ConfigurationError:
+    def error(self, problem: str, remedy: str = "Use a different file.") -> ConfigurationError:
         """Return an error about the file."""
         return ConfigurationError(f"The file {describe_value(self.path)} {problem}.", remedy)

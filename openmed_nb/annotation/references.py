@@ -26,7 +26,6 @@ from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 
 ResultT = TypeVar("ResultT")
 
-_SAVE_AS_UTF8 = "Save it as UTF-8, or read it in your code and pass its text."
 
 # Suffixes of tables, which have many notes.
 _TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet", ".xlsx", ".jsonl", ".ndjson"})
@@ -201,7 +200,7 @@ def read_text(text: Any, index: int) -> Any:
         return text.read()
     except UnicodeDecodeError as error:
         message = f"Text {index}: the {text.kind} on {socket.gethostname()} is not valid UTF-8 at byte {error.start}."
-        return InvalidTextError(message, _SAVE_AS_UTF8)
+        return InvalidTextError(message, "Save it as UTF-8, or read it in your code and pass its text.")
     except Exception as error:  # noqa: BLE001 - the reader may raise anything
         reason = describe_read_error(error)
         message = f"Text {index}: the {text.kind} cannot be read on {socket.gethostname()}: {reason}."

@@ -39,7 +39,6 @@ GRAD_SCALER_SINCE = (2, 8)
 # First torch release whose fused optimizers respect a GradScaler (pytorch#186360), and whose GradScaler leaves 16-bit
 # gradients unchanged (pytorch#184286). Both are in its release notes.
 FUSED_SCALER_SINCE = (2, 13)
-IGNORES_SCALER = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
 # In bfloat16, a linear layer with a transposed weight ends the process on this macOS and later before this torch release
 # (pytorch#197796). Users reported macOS 27.0 with torch 2.13.0 and 2.14.0.
 BFLOAT16_ABORTS_SINCE_MACOS = (27,)
@@ -172,8 +171,8 @@ class Mps(Device):
             if not self.fused_step_ignores_found_inf(torch_release):
                 return ()
             weights = "Keep weights in float32, as autocast does: GradScaler can set 16-bit gradients to 0 on MPS"
-            fused = f"Use AdamW without fused=True. {IGNORES_SCALER}."
-            return f"{weights} before torch 2.13 (pytorch#184286).", fused
+            fused = "On MPS before torch 2.13 a fused optimizer ignores the GradScaler (pytorch#186360)"
+            return f"{weights} before torch 2.13 (pytorch#184286).", f"Use AdamW without fused=True. {fused}."
         generation = apple_chip_generation(machine)
         if generation is None:
             note = "The chip is unknown; M1 and M2 compute bfloat16 in software, without a speedup"

@@ -66,7 +66,6 @@ PRETRAINING_HEADS_PATTERN = re.compile(
 )
 
 INT8 = "int8"
-OTHER_DTYPE_REMEDY = "Use dtype='bfloat16', or 'float32'."
 
 # Warnings of torch during quantization that a later release removes the feature. Its removal will be an error here.
 EXPECTED_WARNINGS = (
@@ -462,9 +461,8 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
         try:
             return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except (RuntimeError, AttributeError) as error:
-            raise ConfigurationError(
-                f"torch {torch.__version__} cannot quantize: {describe_error(error)}.", OTHER_DTYPE_REMEDY
-            ) from error
+            message = f"torch {torch.__version__} cannot quantize: {describe_error(error)}."
+            raise ConfigurationError(message, "Use dtype='bfloat16', or 'float32'.") from error
 
 
 def packed_layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.quantized.dynamic.Linear]]:

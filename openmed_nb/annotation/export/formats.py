@@ -79,10 +79,6 @@ TAG_PATTERN = re.compile(r"O|([BIESLU])-(.+)")
 # Span group with the entities that overlap an entity in ``doc.ents``.
 SPAN_GROUP = "openmed"
 
-MISALIGNED = (
-    "entities without a label, or that do not start and end at the boundaries of spaCy's tokens, which were omitted"
-)
-
 
 def import_library(name: str) -> Any:
     """Import an optional library, or raise an error with the command that installs it."""
@@ -424,4 +420,7 @@ def iter_docs(nlp: Language, notes: Iterable[ExportedNote | None]) -> Iterator[D
         doc.user_data.update(note.key("id"))
         yield doc
     if num_omitted:
-        warn(f"{num_omitted:,} {MISALIGNED}.")
+        warn(
+            f"{num_omitted:,} entities without a label, or that do not start and end at the boundaries of spaCy's tokens, "
+            "which were omitted."
+        )
