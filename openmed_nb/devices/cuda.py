@@ -136,5 +136,5 @@ class Cuda(Device):
         if capability is None:
             reason = f"the compute capability of the GPU is unknown, and {required}"
         else:
-            reason = "{}; this GPU has {}.{}".format(required, *capability)
+            reason = f"{required}; this GPU has {capability[0]}.{capability[1]}"
         return RejectionRule("bfloat16", reason, "Use 'float16', which is combined with a GradScaler.")
