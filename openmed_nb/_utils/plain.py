@@ -54,7 +54,6 @@ class Minimum:
         return number >= self.number
 
 
-OPTIONAL_TYPES = (types.UnionType, Union)
 MAX_INTEGER = 1 << 64  # Absolute values of integers must be smaller, as the seeds of torch are.
 
 
@@ -83,7 +82,7 @@ def from_json_data(kind: Any, stored: object, place: str = "it") -> Any:
         value = _read_dataclass(kind, stored, place)
     elif kind is Any:
         value = stored
-    elif origin in OPTIONAL_TYPES:
+    elif origin in {types.UnionType, Union}:
         value = None if stored is None else from_json_data(arguments[0], stored, place)
     elif origin is tuple:
         items = enumerate(_read_basic_value(list, stored, place))

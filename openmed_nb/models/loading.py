@@ -434,13 +434,13 @@ def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], name: str) ->
     children = {child for child, _ in model.named_children()}
     extra = [key for key in unused if key.partition(".")[0] in children]
     if extra:
-        count = pluralize(len(extra), "tensor")
-        message = f"{subject} have {count} that the model in its config.json does not have, such as {extra[0]}."
+        message = f"{subject} have {pluralize(len(extra), 'tensor')} that the model in its config.json does not have, such as {extra[0]}."
         raise InvalidModelError(message, "Correct its config.json, or check or download its files again.")
     heads = [key for key in unused if not PRETRAINING_HEADS_PATTERN.match(key)]
     if heads:
-        count = pluralize(len(heads), "tensor")
-        message = f"{subject} have {count} that its architecture does not use, such as {heads[0]}."
+        message = (
+            f"{subject} have {pluralize(len(heads), 'tensor')} that its architecture does not use, such as {heads[0]}."
+        )
         warn(f"{message} Its predictions may differ from those of the trained model.")
 
 

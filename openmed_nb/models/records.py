@@ -34,7 +34,6 @@ from .store import ModelKey
 
 # Names the directory for the records of the user. If it is not set, the user data directory of the system is used.
 DATA_VARIABLE = "OPENMED_NB_DATA"
-DATA_FOLDER = "openmed_nb"  # Name of the data folder in that of the system.
 
 Count = Annotated[int, Minimum(0)]
 Ratio = Annotated[float, Minimum(0)]
@@ -266,7 +265,7 @@ def record_store(environ: Mapping[str, str]) -> RecordStore:
     import platformdirs
 
     named = environ.get(DATA_VARIABLE)
-    default = platformdirs.user_data_path(DATA_FOLDER, appauthor=False)
+    default = platformdirs.user_data_path("openmed_nb", appauthor=False)
     folder = Path(os.path.expanduser(named)) if named else default  # noqa: PTH111 - Path raises an error without a home
     return RecordStore(folder / "validation_records")
 

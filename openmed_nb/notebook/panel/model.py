@@ -95,9 +95,6 @@ def _run_interruptibly(function: Callable[[], None]) -> None:
         signal.signal(signal.SIGINT, previous)
 
 
-# The source of a device request by a click.
-PANEL_SOURCE = "the panel"
-
 NO_TEXT = 'Enter some text, then click "Annotate".'
 
 
@@ -134,7 +131,7 @@ class PanelModel(HasTraits):
         """Override the device for the session, as ``%openmed_device`` does."""
         self._dispatch(
             ProgressEvent("Changing the device", device),
-            lambda: _report_moved(self.session.use(device, PANEL_SOURCE).moved_models),
+            lambda: _report_moved(self.session.use(device, "the panel").moved_models),
         )
 
     def reset(self) -> None:

@@ -83,8 +83,6 @@ def memory_bars(choice: DeviceChoice | None, fraction: float | None = None) -> t
     return (MemoryBar(format_device(choice.device), parts, limit, limit_name), process)
 
 
-NO_DEVICE = "No active device."
-
 # The commands that replace the controls of the panel in its static form.
 COMMANDS = (
     ("%openmed_device", "show the active device and the reason"),
@@ -195,7 +193,7 @@ class PanelState(Displayable):
         """Active device and reason as sentences, or the error with its remedy."""
         choice = self.explanation.choice
         if isinstance(choice, OpenMedError):
-            return NO_DEVICE, choice.message, choice.remedy
+            return "No active device.", choice.message, choice.remedy
         return f"{choice.headline}.", *choice.notices
 
     @property
