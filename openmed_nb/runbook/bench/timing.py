@@ -253,7 +253,7 @@ LOAD_SECONDS = 0.4  # Duration of a sample of the load.
 # many steps, which tolerate the variation of a quiet computer. Sharing a processor core doubles a time.
 MAX_RATIO = 1.5
 
-REPEAT_REMEDY = "Close other programs, let the computer cool down, and measure again."
+REPEAT_REMEDY = "Close other programs, and measure again."
 
 
 class ReliabilityCheck:
@@ -283,7 +283,7 @@ class ReliabilityCheck:
         if load := self.describe_load():
             return f"the computer is busy ({load})"
         if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
-            return "the computer is hot and has reduced its speed"
+            return "the computer is hot and has reduced its speed until it cools down"
         if not 1 / MAX_RATIO <= speed_ratio <= MAX_RATIO:
             return f"the computer became {'faster' if speed_ratio > 1 else 'slower'} during the measurement"
         if varies:
