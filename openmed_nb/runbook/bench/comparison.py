@@ -369,14 +369,18 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         _device_metrics(workload, name, trials, phase_times[name], utilizations.get(name))
         for name, workload in workloads.items()
     )
-    intervals = [device.throughput for device in metrics if device.throughput]
-    varies = any(interval.high > MAX_INTERVAL_RATIO * interval.low for interval in intervals)
+    spread = max(device.throughput.high / device.throughput.low for device in metrics if device.throughput)
+    disturbance = check.find_disturbance(varies=spread > MAX_INTERVAL_RATIO)
+    for speedup in filter(None, (device.speedup for device in metrics)):
+        # Even if the check is off, no device is faster by less than the times vary.
+        if not speedup.low <= 1 <= speedup.high and max(speedup.median, 1 / speedup.median) < spread:
+            disturbance = disturbance or "the times of the same step vary by more than the devices differ"
     return Comparison(
         **baseline.report_fields,
         devices=metrics,
         rounds=len(trials[CPU]),
         batch_tokens=baseline.batch_tokens,
-        disturbance=check.find_disturbance(varies=varies),
+        disturbance=disturbance,
     )
 
 

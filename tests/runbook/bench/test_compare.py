@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from helpers.clock import use_clock
 from helpers.sample_reports import COMPARISON
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailableError, InvalidTextError, ModelError
+from openmed_nb.runbook.bench import comparison
 from openmed_nb.runbook.bench.comparison import _device_metrics, _samples_during
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
@@ -274,6 +276,17 @@ def test_speedup_is_median_of_ratios_per_round():
     assert (metrics.speedup.low, metrics.speedup.median, metrics.speedup.high) == (2.0, 2.0, 3.0)
     assert (metrics.seconds, metrics.rows_per_second) == (1.5, pytest.approx(8 / 1.5))
     assert (metrics.throughput.low, metrics.throughput.high) == (pytest.approx(8 / 30), 16)
+
+
+@pytest.mark.parametrize(("factor", "is_hidden"), [(0.8, True), (1.2, True), (1.0, False), (0.1, False)])
+def test_winner_below_the_variation_is_not_measured(monkeypatch, factor, is_hidden):
+    """The check of the load is off in the tests."""
+    times = {"cpu": [1.0, 2.0] * 3, "cuda:0": [factor, factor * 2] * 3}
+    monkeypatch.setattr(comparison, "_time_interleaved", lambda *_: times)
+    batches = partial(itertools.repeat, {"forward": 1.0})
+    workloads = dict.fromkeys(times, PrecomputedWorkload("m", "annotation", "cpu", 8, None, batches, ()))
+
+    assert bool(comparison._run_comparison(workloads, 6, 0.0).disturbance) == is_hidden
 
 
 def test_report_and_json_have_speedup_and_utilization():
