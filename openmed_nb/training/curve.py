@@ -96,8 +96,9 @@ def total_memory_bytes() -> int:
     return int(import_psutil().virtual_memory().total)
 
 
-TrendKind = Literal["flat", "growing", "sawtooth", "insufficient data"]
+TrendKind = Literal["flat", "growing below the limit", "growing", "sawtooth", "insufficient data"]
 FLAT: Final = "flat"
+BELOW_LIMIT: Final = "growing below the limit"
 GROWING: Final = "growing"
 SAWTOOTH: Final = "sawtooth"
 INSUFFICIENT_DATA: Final = "insufficient data"
@@ -117,6 +118,7 @@ MAX_SIZES = 100
 MIN_LONG_SERIES = 6
 # Differences below this fraction of the baseline are ignored.
 TOLERANCE = 0.01
+CONFIDENCE_Z = 1.96  # Standard deviations of a 95% interval.
 # Growth is a fraction of at least this many bytes, so that a few kilobytes do not raise an alarm.
 MIN_BASELINE_BYTES = 1 << 20
 
@@ -126,13 +128,15 @@ class Trend(JsonMixin):
     """Trend of one memory metric over the epochs after the warm-up.
 
     Attributes:
-        kind: ``"flat"``, ``"growing"``, ``"sawtooth"`` or ``"insufficient data"``.
+        kind: ``"flat"``, ``"growing below the limit"``, ``"growing"``, ``"sawtooth"`` or ``"insufficient data"``.
         baseline: Bytes at the end of the first epoch after the warm-up.
         last: Bytes at the end of the last epoch.
         growth: Growth over ten epochs as a fraction of the baseline, from the median slope.
         spread: Largest minus smallest value, as a fraction of the baseline.
         steepest: Largest of three estimates of the growth over ten epochs: from all sizes, from the smaller size of
             each consecutive pair, and from the final rise alone.
+        growth_low: Lower end of the 95% interval of ``growth``, or ``None`` with fewer than six epochs.
+        growth_high: Upper end of this interval.
     """
 
     kind: TrendKind
@@ -141,13 +145,16 @@ class Trend(JsonMixin):
     growth: float
     spread: float
     steepest: float = 0.0
+    growth_low: float | None = None
+    growth_high: float | None = None
 
 
 def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) -> Trend:
     """Classify a series of sizes at the ends of epochs after the warm-up.
 
     Repeated growth above the threshold is growing, and so are three rises at the end. An equal rise and fall is a
-    sawtooth. A single jump to a stable level is flat, or insufficient data if it is the last change.
+    sawtooth. A single jump to a stable level is flat, or insufficient data if it is the last change. A series whose slope
+    is above 0 with 95% confidence is growing below the limit.
 
     No outlier decides. The slope is the median over all pairs (Theil 1950, Sen 1968). Growth must be repeated (Kendall
     1938), and must exceed half the threshold without its largest rise.
@@ -163,6 +170,11 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
     # The lower envelope ignores memory that every second epoch takes and releases.
     envelope = [min(pair) for pair in pairwise(sampled)]
     growth = _median_slope(sampled) * GROWTH_EPOCHS / stride
+    # Interval of the slope (Sen 1968): as many slopes are outside as Kendall's statistic varies by at random.
+    slopes = _slopes(sampled)
+    count = len(sampled)
+    rank = int((len(slopes) - CONFIDENCE_Z * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)) / 2)
+    low, high = (slopes[index] * GROWTH_EPOCHS / stride if rank > 0 else None for index in (rank - 1, -rank))
     num_rises = 0  # Number of consecutive rises at the end.
     while num_rises + 1 < len(levels) and levels[-1 - num_rises] > levels[-2 - num_rises] + TOLERANCE:
         num_rises += 1
@@ -181,7 +193,9 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
         kind = SAWTOOTH
     elif last_rise > max(threshold / 2, threshold * num_rises / GROWTH_EPOCHS):  # A smaller final rise is ignored.
         kind = GROWING if num_rises >= MIN_STEADY_EPOCHS else INSUFFICIENT_DATA
-    return Trend(kind, sizes[0], sizes[-1], growth, spread, steepest)
+    elif low is not None and low > 0 and growth > TOLERANCE:
+        kind = BELOW_LIMIT
+    return Trend(kind, sizes[0], sizes[-1], growth, spread, steepest, low, high)
 
 
 def _is_growing(levels: Sequence[float], pace: float) -> bool:
@@ -199,10 +213,15 @@ def _is_growing(levels: Sequence[float], pace: float) -> bool:
     return _median_slope(levels) > pace and rises_repeatedly and rises_late and rises_steadily
 
 
+def _slopes(sizes: Sequence[float]) -> list[float]:
+    """Return the slopes per epoch of all pairs of a series, in ascending order."""
+    return sorted(
+        (later - earlier) / (end - start) for (start, earlier), (end, later) in combinations(enumerate(sizes), 2)
+    )
+
+
 def _median_slope(sizes: Sequence[float]) -> float:
-    """Return the median slope per epoch over all pairs of a series."""
-    slopes = [(later - earlier) / (end - start) for (start, earlier), (end, later) in combinations(enumerate(sizes), 2)]
-    return median(slopes) if slopes else 0.0
+    return median(_slopes(sizes) or [0.0])
 
 
 def _oscillates(sizes: Sequence[float]) -> bool:
@@ -218,11 +237,12 @@ METRIC_LABELS = {
     "reserved": "device memory reserved for the process",
     "resident": "memory of the process",
 }
-DETACH_REMEDY = "Keep loss.item() or loss.detach() instead of the loss; nb.training.find_tensor_referrers() lists what references tensors."
+FIND_REMEDY = "nb.training.find_tensor_referrers() lists what references tensors."
+DETACH_REMEDY = f"Keep loss.item() or loss.detach() instead of the loss; {FIND_REMEDY}"
 # Growth with new shapes is mostly the allocator's, not that of the cached graphs (pytorch#188045). The binaries of torch 2.14.0
 # for macOS place blocks within heaps (pytorch#190438), those of 2.13.0 do not; they were read in November 2026.
 PAD_REMEDY = "Pad batches to a few fixed lengths (pytorch#132596, #181213)."
-KEEP_FEWER_REMEDY = "Keep fewer of them, or store them outside the device; nb.training.find_tensor_referrers() lists what references tensors."
+KEEP_FEWER_REMEDY = f"Keep fewer of them, or store them outside the device; {FIND_REMEDY}"
 
 # Names of the lines in a chart.
 DEVICE_LINE_NAMES = {"allocated": "tensors", "reserved": "reserved by the device", "peak": "peak in the epoch"}
@@ -252,10 +272,11 @@ GROWTH_CAUSES = {
         f"{PAD_REMEDY} torch 2.14 keeps less (pytorch#190438). Then check lists that collect texts or results.",
     ),
 }
-STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, FLAT: OK}
+STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, BELOW_LIMIT: OK, FLAT: OK}
 ADVICE = {
     SAWTOOTH: "Memory rises in some epochs and is released later; check evaluation, logging and checkpointing.",
     INSUFFICIENT_DATA: "Keep training: the first epoch is warm-up, and a trend needs at least three more.",
+    BELOW_LIMIT: f"Train for more epochs to see whether the growth ends. {FIND_REMEDY}",
     FLAT: "No action needed.",
 }
 
@@ -353,7 +374,7 @@ class MemoryCurve(Displayable):
     @property
     def deciding_metric(self) -> str:
         """Metric that decides the verdict: the first that grows, else the first that is not flat."""
-        order = (GROWING, SAWTOOTH, INSUFFICIENT_DATA, FLAT)
+        order = (GROWING, SAWTOOTH, INSUFFICIENT_DATA, BELOW_LIMIT, FLAT)
         return min(self.trends, key=lambda name: order.index(self.trends[name].kind), default="resident")
 
     @cached_property
@@ -371,7 +392,7 @@ class MemoryCurve(Displayable):
 
     @property
     def verdict(self) -> TrendKind:
-        """One of ``"flat"``, ``"growing"``, ``"sawtooth"`` and ``"insufficient data"``."""
+        """Kind of the trend of the deciding metric."""
         return self.trend.kind
 
     @property
@@ -384,10 +405,14 @@ class MemoryCurve(Displayable):
         first = f"{format_bytes(trend.baseline)} after epoch {steady[0].epoch}"
         last = f"{format_bytes(trend.last)} after epoch {steady[-1].epoch}"
         threshold = format_percent(self.growth_threshold)
+        fractions = (trend.growth, trend.growth_low, trend.growth_high)
+        bytes_per_fraction = max(trend.baseline, MIN_BASELINE_BYTES) / GROWTH_EPOCHS
+        slope, low, high = (format_bytes(round(bytes_per_fraction * (fraction or 0))) for fraction in fractions)
         explanations = {
             GROWING: (
                 f"{format_percent(trend.growth, '+.0f')} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
             ),
+            BELOW_LIMIT: f"the slope is {slope} per epoch (95% CI: {low} to {high}), below the limit of {threshold} in {GROWTH_EPOCHS} epochs",
             FLAT: f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
             SAWTOOTH: f"it rose and fell by {format_percent(trend.spread)} in between",
             INSUFFICIENT_DATA: "it rose in the last epochs only",

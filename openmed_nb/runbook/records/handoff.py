@@ -45,7 +45,7 @@ from ...models.files import (
 from ...models.loading import LoadSpec, model_folder
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ...training.curve import FLAT
+from ...training.curve import STATUS
 from ..bench.timing import format_rate
 from ..bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
 from ..bench.workloads import validate_texts
@@ -125,7 +125,7 @@ class Handoff(Displayable):
             f"Handoff bundle {self.folder.name!r}",
             sentences,
             metrics=(Table("Golden run", ("metric", "value"), rows),),
-            status=OK if memory == FLAT and not disturbance else WARNING,
+            status=OK if STATUS.get(memory) == OK and not disturbance else WARNING,
         )
 
 

@@ -236,7 +236,7 @@ def test_growth_of_a_growing_curve_exceeds_any_gate(sizes, gate):
 def test_curve_uses_the_gate_of_the_verdict():
     slow = make_curve(*(100 + n for n in range(9)))
 
-    assert collect_evidence(slow)["memory_verdict"] == "flat"
+    assert collect_evidence(slow)["memory_verdict"] == "growing below the limit"
     assert nb.verdict(slow).recommendation == "measure first"
     assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "fix the leak"
 
