@@ -26,7 +26,7 @@ from ...models.config import DEFAULT_STRATEGY
 from ...models.loading import INT8, LoadSpec, load_from_spec
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ..bench.workloads import spec_of_pipeline
+from ..bench.workloads import is_token_classifier, spec_of_pipeline
 from .parity_report import EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     check_options(parity, arguments)
     check_bool("gradients", gradients)
     with SESSION.operation():
-        check_texts(texts)
+        check_texts(model, texts)
         if is_model_name(model):
             spec, candidate_device = SESSION.load_spec(model, options)
             loaded = SESSION.models.loaded_on(spec, candidate_device)
@@ -124,11 +124,11 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         return run_parity(pair, text_list, spans, gradients)
 
 
-def check_texts(texts: object) -> None:
-    """Raise ``ConfigurationError`` if ``texts`` is not an iterable, without iterating over it."""
+def check_texts(model: object, texts: object) -> None:
+    """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is swapped with ``model``, without iterating over it."""
     from ...annotation.references import check_iterable
 
-    if texts is None:
+    if texts is None or (is_token_classifier(texts) and not is_token_classifier(model)):
         raise _no_texts_error()
     check_iterable(texts)
 

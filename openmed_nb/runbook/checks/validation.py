@@ -178,7 +178,7 @@ def validate_precision(
             kind = short_type_name(model)
             message = f"A validation record requires the files of a model, but {kind} is not a model name."
             raise ConfigurationError(message, "Pass the name or the folder of the model first and then the texts.")
-        check_texts(texts)
+        check_texts(model, texts)
         text_list = list(iter_texts(texts))
         name = normalize_dtype(dtype)
         if name not in REDUCED_DTYPES:

@@ -205,6 +205,8 @@ class TestArguments:
     def test_texts_are_required(self, pipe, texts):
         with pytest.raises(ConfigurationError, match="There are no texts to compare"):
             parity(pipe, texts)
+        with pytest.raises(ConfigurationError, match="Pass the model first"):
+            parity(self.TEXTS, pipe)
 
     @pytest.mark.parametrize("text", [None, "\ud800 asthma"])
     def test_invalid_text_is_named_by_index(self, pipe, text):
