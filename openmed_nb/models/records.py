@@ -189,11 +189,11 @@ class TunedBatchSize:
 
 @dataclass(frozen=True)
 class RejectedDtype:
-    """Rejection of a reduced dtype by a validation.
+    """A reduced dtype that a validation did not accept.
 
     Attributes:
         identity: Model, dtype, device and versions for which the record is valid.
-        reason: Reason for the rejection as a sentence.
+        reason: Reason as a sentence.
         remedy: Suggested action.
     """
 
@@ -366,7 +366,7 @@ def warn_unless_validated(
 ) -> None:
     """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy.
 
-    If the model was placed there before, only a rejected dtype is named again.
+    If the model was placed there before, only a dtype that a validation did not accept is named again.
     """
     spec = key.spec
     if spec.dtype not in REDUCED_DTYPES:
@@ -378,7 +378,7 @@ def warn_unless_validated(
     arguments = f"{spec.reference.name!r}, texts, dtype={spec.dtype!r}{requested}"
     remedy = f"To validate it, run nb.runbook.validate_precision({arguments})"
     if rejected := store.get(identity, RejectedDtype):
-        reason = f"its validation rejected it: {rejected.reason.rstrip('.')}"
+        reason = f"its validation did not accept it: {rejected.reason.rstrip('.')}"
         remedy = rejected.remedy
     if rule := computer.dtype_rejection(spec.dtype, device):
         reason = rule.reason

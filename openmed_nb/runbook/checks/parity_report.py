@@ -7,6 +7,7 @@ ignored.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -167,9 +168,12 @@ class EntityAgreement(JsonMixin):
     def upper_bound(self) -> float | None:
         """Largest fraction of the entities of such texts that can differ, with 95% confidence, or ``None`` if it is not known.
 
-        This is the rule of three. It needs more than three entities, and none that differs.
+        This is an upper bound of a Poisson distribution (Wilson and Hilferty 1931). Its quantile, rounded up, gives the rule
+        of three if no entity differs. It needs more than three entities.
         """
-        return 3 / self.all if self.exact == self.all > 3 else None  # noqa: PLR2004 - the rule of three
+        count = self.all - self.exact + 1
+        bound = count * (1 - 1 / (9 * count) + 1.66 / (3 * math.sqrt(count))) ** 3
+        return min(1.0, bound / self.all) if self.all > 3 else None  # noqa: PLR2004 - the rule of three
 
     def __add__(self, other: EntityAgreement) -> EntityAgreement:
         counts = Counter(self.counts) + Counter(other.counts)

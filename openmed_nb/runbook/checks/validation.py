@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._events.activity import ProgressEvent
-from ..._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent
+from ..._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
 from ..._utils.clock import time_call
 from ..._utils.plain import utc_timestamp
 from ..._utils.text import describe_value, model_label, short_type_name
@@ -100,22 +101,33 @@ class PrecisionVerdict(Displayable):
         """Return the report: verdict, reasons and the comparison."""
         parity = self.parity
         parity_report = parity.to_report()
-        verdict = "Accepted" if self.accepted else "Rejected"
+        verdict = "Rejected" if self.is_refuted else "Not validated"
         status = FAILED if self.is_refuted else WARNING
+        title = f"{parity.model} in {parity.dtype} on {parity.device}"
         reasons = [f"{reason.reason} {reason.remedy}" for reason in self.reasons]
-        if self.accepted:
-            status = OK
         if self.record:
+            verdict = "Accepted"
+            status = OK
+            spans = parity.spans
+            bound = spans.upper_bound or 1.0
+            seen = pluralize(spans.all - spans.exact, "difference")
+            title += f": {seen} in {pluralize(spans.all, 'entity', 'entities')}, up to {format_percent(bound, '.2g')} possible"
             condition = "where it is faster than float32"
             if self.simulated:
                 condition = "under the simulation, where no speed is measured"
             reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
             if self.disturbance:
                 reasons[1] = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
-        required = f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities."
+            limit = 1 - MIN_SPAN_AGREEMENT
+            if bound > limit:
+                texts = f"{math.ceil(parity.texts * bound / limit):,}"
+                reasons.append(
+                    f"About {texts} such texts without another difference show at most {format_percent(limit)}."
+                )
+        required = f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities in these texts."
         sentences = (*reasons, required, *parity_report.sentences)
         return Report(
-            f"{verdict}: {parity.model} in {parity.dtype} on {parity.device}",
+            f"{verdict}: {title}",
             sentences,
             parity_report.tables,
             metrics=parity_report.metrics,
@@ -144,9 +156,9 @@ def validate_precision(
     If accepted, a validation record is stored in the folder ``OPENMED_NB_DATA``, or in the data folder of the system. It
     contains counts and fingerprints, but no text content. ``dtype="auto"`` then selects the dtype if nearly every timing round
     was faster than float32, and loading the model in this dtype no longer warns. On a busy or hot computer, the speed of an
-    older record is kept. The record is valid for the same model files, device, torch and transformers. If there is evidence
-    against the dtype, an older record is removed, and loading the model in this dtype warns each time. Too few texts are
-    not evidence.
+    older record is kept. The record is valid for the same model files, device, torch and transformers. If the dtype is not
+    accepted, loading the model in this dtype warns each time. If there is evidence against it, an older record is removed.
+    Too few texts are not evidence: an older record stays valid.
 
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.
@@ -212,8 +224,8 @@ def validate_precision(
         if verdict.record:
             store.store(verdict.record)
             store.remove(identity, RejectedDtype)
-        elif verdict.is_refuted:  # An older record contradicts the evidence.
-            store.remove(identity)
+        elif verdict.is_refuted or not (store.get(identity) or store.get(identity, RejectedDtype)):
+            store.remove(identity)  # An older record contradicts the evidence.
             store.store(RejectedDtype(identity, verdict.reasons[0].reason, verdict.reasons[0].remedy))
         return verdict
 

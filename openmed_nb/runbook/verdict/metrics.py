@@ -176,7 +176,7 @@ METRICS = {
     "memory_verdict": Metric("memory curve", "text"),
     # Compared with the CPU in float32.
     "entity_agreement": Metric("entity agreement", "fraction"),
-    # Largest fraction with 95% confidence if no entity differs.
+    # Largest fraction with 95% confidence.
     "entity_bound": Metric("entities that can differ, upper bound", "fraction"),
     "logits": Metric("largest logit difference", "difference"),
     "non_finite_tokens": Metric("tokens with NaN or infinity", "count"),

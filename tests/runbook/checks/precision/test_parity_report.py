@@ -113,11 +113,16 @@ def test_report_shows_offsets_of_entities():
 
 
 @pytest.mark.parametrize(
-    ("device", "exact", "text"),
-    [("cpu", 165, "the CPU with itself"), ("mps", 165, "At most 1.8%"), ("mps", 300, "At most 1%"), ("mps", 3, "")],
+    ("device", "exact", "moved", "text"),
+    [
+        ("cpu", 165, 0, "the CPU with itself"),
+        ("mps", 165, 0, "At most 1.8%"),
+        ("mps", 99, 1, "At most 4.8%"),
+        ("mps", 3, 0, ""),
+    ],
 )
-def test_report_states_the_bound_of_the_evidence(device, exact, text):
-    report = replace(PARITY, device=device, spans=EntityAgreement(exact=exact))
+def test_report_states_the_bound_of_the_evidence(device, exact, moved, text):
+    report = replace(PARITY, device=device, spans=EntityAgreement(exact, moved))
 
     assert text in str(report)
     assert ("At most" in str(report)) == ("At most" in text)

@@ -85,12 +85,16 @@ def test_record_contains_identity_metrics_and_criteria():
 
 
 def test_verdict_text_starts_with_reasons():
-    """The text of a record does not depend on the speed."""
+    """The text of a record does not depend on the speed. It has the upper bound, which decides nothing."""
     refused = judge(replace(REPORT, spans=EntityAgreement(exact=50, missing=50)), IDENTITY)
     accepted = judge(REPORT, IDENTITY, 1.4)
+    unknown = judge(replace(REPORT, texts=9), IDENTITY)
 
     assert str(refused).splitlines()[1] == "  Only 50 of 100 entities are identical. Use float32."
-    assert str(accepted).startswith("Accepted: mine in bfloat16 on cpu\n  100 of 100 entities in 60 texts")
+    title = "Accepted: mine in bfloat16 on cpu: 0 differences in 100 entities, up to 3% possible"
+    assert str(accepted).startswith(f"{title}\n  100 of 100 entities in 60 texts")
+    assert "  About 180 such texts" in str(accepted)
+    assert str(unknown).startswith("Not validated: ")
     assert json.loads(json.dumps(accepted.to_dict()))["record"]["identity"]["device_name"] == "AMD EPYC"
 
 
@@ -100,8 +104,9 @@ def test_model_with_changed_entities_is_rejected(load, close_model, border_model
 
     assert (verdict.parity.spans.missing, verdict.accepted, verdict.record) == (60, False, None)
     assert (border.parity.spans.moved, border.accepted, border.record) == (60, False, None)
+    validate(close_model, ["fever"])
     for _ in range(2):
-        with pytest.warns(OpenMedWarning, match="rejected it: Only 0 of 60 entities are identical.*Use float32"):
+        with pytest.warns(OpenMedWarning, match="did not accept it: Only 0 of 60 entities are identical.*Use float32"):
             load(close_model, dtype="bfloat16")
 
 
@@ -133,11 +138,14 @@ def test_busy_computer_keeps_the_speedup_of_an_earlier_record(keyword_model, set
 
 
 @pytest.mark.parametrize("texts", [[f"{number}. no history of asthma ." for number in range(60)], ["asthma . " * 60]])
-def test_repeated_words_are_inconclusive(keyword_model, texts):
-    """Texts that differ in numbers count once."""
+def test_repeated_words_are_inconclusive(load, keyword_model, texts):
+    """Texts that differ in numbers count once. Each load warns."""
     (reason,) = validate(keyword_model, texts).reasons
 
     assert "1 of 50 different texts that are required." in reason.reason
+    for _ in range(2):
+        with pytest.warns(OpenMedWarning, match="did not accept it: Inconclusive.*Repeat the validation"):
+            load(keyword_model, dtype="bfloat16")
 
 
 def test_record_contains_recall_of_gold(load, keyword_model):
