@@ -40,6 +40,7 @@ def test_annotate_prints_json(command, capsys):
         ([str(EXAMPLE_NOTE.parent)], "Is a directory"),
         ([str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors")], "InvalidTextError: "),
         (["doctor", "disease_detection_tinny"], "UnknownModelError: "),
+        (["report", "--model", "disease_detection_tinny"], "UnknownModelError: "),
     ],
 )
 def test_error_is_one_line(arguments, message, capsys):
@@ -53,9 +54,9 @@ def test_error_is_one_line(arguments, message, capsys):
 
 def test_unexpected_options_are_named(capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["report", "folder", "--model", "Zyxwv"])
+        main(["report", "folder", "--modul", "Zyxwv"])
 
-    assert capsys.readouterr().err.endswith("unexpected arguments: --model …\n")
+    assert capsys.readouterr().err.endswith("unexpected arguments: --modul …\n")
 
 
 def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys):
