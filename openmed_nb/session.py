@@ -431,7 +431,7 @@ class Session:
         check_bool("force_reload", force_reload)
         with self.transaction():
             plan = self.load_plan(name, config, arguments)
-            check_names("an option of load_model()", plan.options, sorted(LOAD_OPTIONS), "Options")
+            check_names("an option of load_model()", plan.options, ["model", *sorted(LOAD_OPTIONS)], "Options")
             return self.models.get(plan.spec, plan.device, plan.follows, force_reload)
 
     def unload(self, name: str | None = None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from .._utils.validation import (
     check_bool,
     check_choice,
     check_integer,
+    check_names,
     check_number,
     check_optional_integer,
 )
@@ -260,6 +262,9 @@ class EpochHooks:
         self.curve = replace(self.curve, referrers=tuple(referrers))
 
 
+HOOK_OPTIONS = tuple(inspect.signature(EpochHooks).parameters)
+
+
 class Epochs(EpochHooks):
     """Loop over epochs that ends each epoch, even if the loop is left early or by an error.
 
@@ -273,6 +278,7 @@ class Epochs(EpochHooks):
     """
 
     def __init__(self, epochs: int, device: DeviceArgument = None, **options: Any) -> None:
+        check_names("an option of epochs()", options, HOOK_OPTIONS, "Options")
         self._numbers = range(check_integer("epochs", epochs, minimum=0, maximum=sys.maxsize))
         super().__init__(device, **options)
 
@@ -383,6 +389,7 @@ def callback(library: str, device: DeviceArgument = None, **options: Any) -> Gua
         ConfigurationError: If the library is not supported, or if Lightning is not installed.
     """
     check_choice("library", library, ("trainer", "lightning"))
+    check_names("an option of callback()", options, HOOK_OPTIONS, "Options")
     callback_class = _trainer_class() if library == "trainer" else _lightning_class()
     return callback_class(device, options)
 
