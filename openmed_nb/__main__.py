@@ -151,7 +151,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
     command = _Parser(
         f"{PROGRAM} report",
         description="Benchmark this computer; each step runs in a separate process.",
-        epilog="Writes to FOLDER only and sends nothing. Exits with status 1 if a step produces no result.",
+        epilog="Writes to FOLDER, stores the best batch size for annotate, and sends nothing. Exits with status 1 if a step produces no result.",
     )
     command.add_argument("--model", help="alias, Hub id or folder (default: the bundled model)")
     command.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, help=f"output folder (default: {DEFAULT_FOLDER})")

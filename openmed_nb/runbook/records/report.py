@@ -385,7 +385,7 @@ def report(
 
     Args:
         folder: Directory of ``report.html`` and ``report.json``, which are updated after each step. It is created
-            if it does not exist. No data is sent or written elsewhere. A second run with the same directory keeps the steps
+            if it does not exist. No data is sent. Only the best batch size is written elsewhere, for :func:`annotate`. A second run with the same directory keeps the steps
             with a result and runs the others. If the computer, torch or an argument changed, all steps run again, and the
             report states the reason.
         model: Name or directory of a model. If ``None``, use the bundled model.
@@ -565,7 +565,8 @@ def run_report(
             SESSION.notify(ProgressEvent(operation, step.name, number, len(steps), "step"))
             known = report.evidence(without=step.name)
             metrics = tuple(metrics for outcome in report.steps for metrics in outcome.metrics)
-            step_options = replace(options, device=report.device or "cpu", knee=known["knee"], metrics=metrics)
+            batch_size = known["knee"] if options.training else None
+            step_options = replace(options, device=report.device or "cpu", batch_size=batch_size, metrics=metrics)
             try:
                 # Once the device is known, all other steps measure it.
                 step_subject = replace(subject, request=report.device or subject.request)

@@ -30,7 +30,7 @@ class StepOptions:
         seconds: Approximate duration of the sweep and of the comparison, in seconds.
         arguments: Arguments for loading the model.
         device: Device to measure.
-        knee: Batch size at the knee, after the sweep.
+        batch_size: Rows of a training step, after the sweep. An annotation uses the batch size in tokens that the sweep stores.
         metrics: Metrics of the previous steps, for the logbook.
     """
 
@@ -42,7 +42,7 @@ class StepOptions:
     seconds: float = DEFAULT_SECONDS
     arguments: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
-    knee: int | None = None
+    batch_size: int | None = None
     metrics: tuple[ReportMetrics, ...] = ()
 
     @property
@@ -200,7 +200,7 @@ def _profile(options: StepOptions) -> StepResult:
         options.data,
         steps=5 if options.quick else 20,
         device=options.device,
-        batch_size=options.knee,
+        batch_size=options.batch_size,
         **options.workload_arguments,
     )
     if report.disturbance:
@@ -219,10 +219,10 @@ def _open_benchmark(options: StepOptions, training: bool) -> AbstractContextMana
 
 
 def _memory(options: StepOptions) -> StepResult:
-    from ..bench.workloads import SYNTHETIC_BATCH_SIZE, measure_epoch_memory
+    from ..bench.workloads import measure_epoch_memory
 
     with _open_benchmark(options, options.training) as benchmark:
-        workload = benchmark.data_workload(options.knee or SYNTHETIC_BATCH_SIZE)
+        workload = benchmark.data_workload(options.batch_size)
         curve = measure_epoch_memory(workload, 1 if options.quick else 4, options.device)
     return StepResult(curve, (curve,))
 
@@ -235,7 +235,7 @@ def _compare(options: StepOptions) -> StepResult:
         options.model,
         options.data,
         devices=[options.device],
-        batch_size=options.knee,
+        batch_size=options.batch_size,
         seconds=options.seconds,
         **options.workload_arguments,
     )

@@ -42,6 +42,11 @@ def sweep(_options):
     return StepResult(report, (report,), batch=16)
 
 
+def describe_batch(options):
+    """Return the batch size of a step."""
+    return StepResult(PlantedReport(options.device), summary=f"{options.batch_size}")
+
+
 def report_failure(options):
     """Return a failed finding, and a number that JSON does not support."""
     finding = Finding("long products", FAILED, "results differ from the CPU", "Use 'cpu'.")

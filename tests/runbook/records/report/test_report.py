@@ -154,9 +154,12 @@ def test_output_is_not_stored_if_it_may_quote_a_text(planted_steps, tmp_path, ho
 
 
 def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps, tmp_path):
-    evidence = run_steps(tmp_path, "sweep").evidence()
+    """The knee is a number of full rows, and not of notes."""
+    report = run_steps(tmp_path, "sweep", "describe_batch")
+    evidence = report.evidence()
 
     assert (evidence["knee"], evidence["batch"], evidence["knee_gain"]) == (16, 16, 0.0)
+    assert report.outcome_for("describe_batch").message == "None"
 
 
 def test_other_steps_continue_after_failures(planted_report):
