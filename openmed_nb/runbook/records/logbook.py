@@ -422,7 +422,14 @@ class Logbook(Displayable):
         yield "model", f"{model.name}{f' in {model.dtype}' if model.dtype else ''}" if model else NOT_SPECIFIED
         noun = "text" if dataset and dataset.kind == "texts" else "file"
         yield "dataset", pluralize(dataset.items, noun) if dataset else NOT_SPECIFIED
-        yield "batch", f"{pluralize(run.batch_size, 'row')}{length}" if run.batch_size else NOT_SPECIFIED
+        batch = f"{pluralize(run.batch_size, 'row')}{length}" if run.batch_size else NOT_SPECIFIED
+        yield "batch", f"at most {pluralize(run.batch_tokens, 'token')}" if run.batch_tokens else batch
+        skipped = [report.report for report in self.metrics if report.run.task and report.values.get("slow_conditions")]
+        if skipped:
+            yield (
+                "not measured",
+                f"times of {', '.join(skipped)}: the computer was busy or hot, or the times vary too much",
+            )
         yield "reports", ", ".join(dict.fromkeys(report.report for report in self.metrics)) or "none"
         if self.hypotheses:
             yield "rejected", pluralize(len(self.hypotheses), "hypothesis", "hypotheses")

@@ -80,6 +80,7 @@ class Run:
         checkpointed: Names of the modules with activation checkpointing.
         accumulation: Number of batches per optimizer step.
         autocast: Autocast dtype of a training.
+        batch_tokens: Maximum number of tokens per batch of an annotation, whose batches have no fixed number of rows.
     """
 
     task: str | None = None
@@ -92,6 +93,7 @@ class Run:
     checkpointed: str | None = None
     accumulation: Size | None = None
     autocast: str | None = None
+    batch_tokens: Size | None = None
 
 
 @dataclass(frozen=True)
@@ -473,6 +475,8 @@ def _read_benchmark(
         values = {name: value for name, value in values.items() if name in TIMELESS_METRICS}
         values["slow_conditions"] = (report.disturbance,)
     run = Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
+    if batch_size and report.batch_tokens:
+        run = replace(run, batch_size=None, batch_tokens=report.batch_tokens)
     return ReportMetrics(kind, sanitize_path(report.name), device, report.simulated, values, run)
 
 

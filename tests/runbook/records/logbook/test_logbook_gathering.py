@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.sample_reports import COMPARISON
 from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import ConfigurationError, DeviceError
 from openmed_nb.runbook.bench.profile import Profile
@@ -125,6 +127,9 @@ def test_logbook_takes_run_and_metrics_from_reports(home):
 
     assert (late.run.batch_size, late.metrics[0].run.length, late.metrics[0].run.peak_memory_bytes) == (2, 64, 5)
     assert "2 rows of 64 tokens" in str(late)
+    disturbed = str(late.with_reports(replace(COMPARISON, disturbance="busy")))
+    assert "at most 2,048 tokens" in disturbed
+    assert "times of comparison" in disturbed
     assert early.with_reports(sweep).conditions == early.conditions
     assert late.metrics == early.with_reports(sweep).metrics
 
