@@ -321,7 +321,7 @@ MIN_CHANGE_FRACTION = 0.1  # Smaller changes also occur from run to run.
 COMPARABLE_FIELDS = ("name", "task", "device", "dtype", "rows", "row_shape", "batch_tokens", "workers", "simulated")
 STOPPING_REMEDY = (
     "Stop optimizing. Move this workload, or accept the step time; "
-    "print(nb.verdict(...).lanes) compares CPU, MPS, MLX and a remote pool."
+    "print(nb.verdict(...).lanes) compares CPU, MPS, MLX (not measured here) and a remote pool."
 )
 # Names of the findings of a comparison.
 SAME_WORKLOAD = "same workload"

@@ -378,7 +378,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             Area.CORRECTNESS,
             "a language model generates text on MPS with incorrect results, as defined above",
             incorrect_results if generates_on_mps else (),
-            "Run the model with MLX, or on the CPU or CUDA.",
+            "Run the model with MLX, which is not measured here, or on the CPU or CUDA.",
         ),
         rule(
             FIX_LEAK,
@@ -482,7 +482,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             Area.SPEED,
             f"a language model generates text on MPS, and {IS_SLOW} although the device does not wait",
             small_speedup if generates_on_mps else (),
-            "Run the model with MLX, which is built for text generation.",
+            "Run the model with MLX, which is built for text generation, but is not measured here.",
         ),
         rule(
             REMOTE,

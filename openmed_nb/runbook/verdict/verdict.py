@@ -80,7 +80,7 @@ LANES = (
     ),
     (
         "MLX",
-        "built for Apple GPUs, with fast text generation",
+        "built for Apple GPUs, with fast text generation; not measured here",
         "different code and weights, which require full validation",
         "language models that generate text on a Mac",
     ),
