@@ -169,12 +169,13 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
     pace = threshold * stride / GROWTH_EPOCHS
     # The lower envelope ignores memory that every second epoch takes and releases.
     envelope = [min(pair) for pair in pairwise(sampled)]
-    growth = _median_slope(sampled) * GROWTH_EPOCHS / stride
+    # Growth over ten epochs for each pair of sizes, in ascending order.
+    growths = [slope * GROWTH_EPOCHS / stride for slope in _slopes(sampled)]
+    growth = median(growths or [0.0])
     # Interval of the slope (Sen 1968): as many slopes are outside as Kendall's statistic varies by at random.
-    slopes = _slopes(sampled)
     count = len(sampled)
-    rank = int((len(slopes) - CONFIDENCE_Z * math.sqrt(count * (count - 1) * (2 * count + 5) / 18)) / 2)
-    low, high = (slopes[index] * GROWTH_EPOCHS / stride if rank > 0 else None for index in (rank - 1, -rank))
+    rank = int((len(growths) - CONFIDENCE_Z * math.sqrt(len(growths) * (2 * count + 5) / 9)) / 2)
+    low, high = (growths[rank - 1], growths[-rank]) if rank > 0 else (None, None)
     num_rises = 0  # Number of consecutive rises at the end.
     while num_rises + 1 < len(levels) and levels[-1 - num_rises] > levels[-2 - num_rises] + TOLERANCE:
         num_rises += 1
@@ -481,12 +482,17 @@ class MemoryCurve(Displayable):
 
     def to_report(self) -> Report:
         """Return the verdict, its reason, the suggested action, and the metrics of each epoch."""
-        rows: list[tuple[str, ...]] = []
-        for sample in self.epoch_samples:
-            sizes = (sample.allocated, sample.reserved, sample.peak, sample.resident)
-            note = "" if rows else "warm-up"
-            rows.append((str(sample.epoch), str(sample.step), *map(format_bytes, sizes), note))
-        columns = ("epoch", "step", "allocated", "reserved", "peak", "resident", "")
+        names = ("allocated", "reserved", "peak", "resident")
+        rows = tuple(
+            (
+                str(sample.epoch),
+                str(sample.step),
+                *(format_bytes(getattr(sample, name)) for name in names),
+                "" if number else "warm-up",
+            )
+            for number, sample in enumerate(self.epoch_samples)
+        )
+        columns = ("epoch", "step", *names, "")
         headline: str = self.verdict
         status = STATUS.get(self.verdict, "")
         if self.verdict != GROWING and self.likely_cause:
@@ -496,7 +502,7 @@ class MemoryCurve(Displayable):
             f"Memory on {self.device}{SIMULATED_SUFFIX if self.simulated else ''}: {headline}",
             tuple(filter(None, (self.reason, self.advice, self.releases.sentence))),
             (
-                Table("Memory after each epoch", columns, tuple(rows), collapsed=True),
+                Table("Memory after each epoch", columns, rows, collapsed=True),
                 make_referrer_table(self.referrers, "Referrers that hold more tensors than after warm-up"),
             ),
             status=status,

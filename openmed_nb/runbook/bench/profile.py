@@ -153,15 +153,13 @@ class Profile(StepReport):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``."""
-        data = self._data_finding()
-        tiny_batch = self._tiny_batch_finding()
-        if self.disturbance:
-            data = Finding(DATA_FINDING, NOT_APPLICABLE, NOT_MEASURED)
-            tiny_batch = Finding(TINY_BATCH, NOT_APPLICABLE, NOT_MEASURED)
-        findings = (data, self._synchronization_finding(), tiny_batch, self._fallback_finding())
+        synchronization = self._synchronization_finding()
+        fallback = self._fallback_finding()
         if not self.disturbance:
-            return findings
+            return self._data_finding(), synchronization, self._tiny_batch_finding(), fallback
+        data, tiny_batch = (Finding(name, NOT_APPLICABLE, NOT_MEASURED) for name in (DATA_FINDING, TINY_BATCH))
         # A result "ok" would read like a result of the times.
+        findings = (data, synchronization, tiny_batch, fallback)
         return tuple(replace(each, status=NOT_APPLICABLE) if each.status == OK else each for each in findings)
 
     @property
@@ -234,11 +232,10 @@ class Profile(StepReport):
             ("step at full speed", format_milliseconds(self.seconds)),
             ("data only", format_milliseconds(self.data_only)),
             ("same batch repeated", format_milliseconds(self.compute_only)),
+            *((f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds),
+            ("operators per step", f"{self.operators_per_step:g}"),
+            ("launch overhead", f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"),
         ]
-        metrics += [(f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds]
-        metrics.append(("operators per step", f"{self.operators_per_step:g}"))
-        launch_overhead = f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"
-        metrics.append(("launch overhead", launch_overhead))
         # Operators.
         operator_rows = tuple(
             (

@@ -112,12 +112,12 @@ class PrecisionVerdict(Displayable):
             bound = spans.upper_bound or 1.0
             seen = pluralize(spans.all - spans.exact, "difference")
             title += f": {seen} in {pluralize(spans.all, 'entity', 'entities')}, up to {format_percent(bound, '.2g')} possible"
-            condition = "where it is faster than float32"
+            effect = "dtype='auto' now selects it where it is faster than float32."
             if self.simulated:
-                condition = "under the simulation, where no speed is measured"
-            reasons = [self.record.summary, f"dtype='auto' now selects it {condition}."]
+                effect = "dtype='auto' now selects it under the simulation, where no speed is measured."
             if self.disturbance:
-                reasons[1] = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
+                effect = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
+            reasons = [self.record.summary, effect]
             limit = 1 - MIN_SPAN_AGREEMENT
             if bound > limit:
                 texts = f"{math.ceil(parity.texts * bound / limit):,}"

@@ -12,7 +12,7 @@ from ...session import SESSION
 from ..verdict.metrics import Area, ReportMetrics
 
 if TYPE_CHECKING:
-    from ..bench.workloads import Benchmark, StepReport
+    from ..bench.workloads import Benchmark
 
 DEFAULT_SECONDS = 30.0
 
@@ -169,11 +169,6 @@ def _parity(options: StepOptions) -> StepResult:
     return StepResult(report, (report,), f"{logits}{gradients}; {entities}.")
 
 
-def _not_measured(report: StepReport) -> StepResult:
-    """Return the result of a step whose times are not reliable."""
-    return StepResult(report, (report,), " ".join(report.not_measured), status=WARNING)
-
-
 def _sweep(options: StepOptions) -> StepResult:
     from ..bench.sweep import sweep
 
@@ -184,8 +179,6 @@ def _sweep(options: StepOptions) -> StepResult:
         seconds=options.seconds,
         **options.workload_arguments,
     )
-    if report.disturbance:
-        return _not_measured(report)
     if report.knee is None:
         summary = f"Best batch size not measured: {report.reason} Run nb.sweep(seconds={5 * options.seconds:g})."
         return StepResult(report, (report,), summary, status=WARNING)
@@ -203,8 +196,6 @@ def _profile(options: StepOptions) -> StepResult:
         batch_size=options.batch_size,
         **options.workload_arguments,
     )
-    if report.disturbance:
-        return _not_measured(report)
     longest = max(report.phase_fractions, key=report.phase_fractions.__getitem__)
     summary = f"A step takes {format_milliseconds(report.seconds)}; {longest} takes most of it."
     return StepResult(report, (report,), summary)
@@ -239,8 +230,6 @@ def _compare(options: StepOptions) -> StepResult:
         seconds=options.seconds,
         **options.workload_arguments,
     )
-    if comparison.disturbance:
-        return _not_measured(comparison)
     parts = []
     for device in comparison.devices:
         speedup = f", {device.speedup} times as fast as the CPU" if device.speedup else ""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import singledispatch
-from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ..._render.display import (
@@ -558,7 +557,8 @@ def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
     fitting = select_fitting(report.points)
     sizes = [point.memory for point in fitting if rows and point.rows >= rows and point.memory is not None]
     current = batch and _throughput_at(fitting, batch)
-    best_throughput = report.knee and _throughput_at(fitting, report.knee)
+    best_throughput = knee and knee.throughput
+    peak = knee.memory if knee else None
     gain = best_throughput / current - 1 if best_throughput and current else None
     # The sweep ended while throughput still increased, and not for lack of memory: larger batches may be faster.
     ended_early = report.still_increasing and report.stop_code in {BATCH_SIZE_LIMIT, TIME}
@@ -568,21 +568,21 @@ def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
         "knee_gain": None if ended_early and (gain or 0) <= context.gates.knee_gain else gain,
         "out_of_memory_at": min((point.rows for point in report.points if not point.fits), default=0),
         "headroom": _free_fraction(sizes[0], report.limit) if sizes and report.limit else None,
-        "rows_per_second": knee and knee.throughput,
-        "memory_bytes": knee and knee.memory,
+        "rows_per_second": best_throughput,
+        "memory_bytes": peak,
     }
     metrics = _read_benchmark(report, "sweep", report.device, None, values)
-    peak = knee.memory if knee else None
     return replace(metrics, run=replace(metrics.run, length=report.length, peak_memory_bytes=peak))
 
 
 def _throughput_at(points: Sequence[Point], rows: int) -> float | None:
     """Return the linearly interpolated throughput of a batch size, or ``None`` outside the measured range."""
-    measured = [(point.rows, point.speed) for point in points if point.throughput]
-    for (smaller, smaller_speed), (larger, larger_speed) in pairwise(measured):
-        if smaller < rows < larger:
-            return smaller_speed + (larger_speed - smaller_speed) * (rows - smaller) / (larger - smaller)
-    return dict(measured).get(rows)
+    import numpy as np
+
+    speeds = {point.rows: point.speed for point in points if point.throughput}
+    if not speeds or not min(speeds) <= rows <= max(speeds):
+        return None
+    return float(np.interp(rows, [*speeds], [*speeds.values()]))
 
 
 def _free_fraction(used: int, limit: float) -> float:

@@ -215,7 +215,7 @@ class Verdict(Displayable):
             return ()
         sentences = []
         rates = [evidence[name] for name in ("texts_per_second", "texts_per_second_low", "texts_per_second_high")]
-        if rates[0] is not None and rates[0] > 0:
+        if rates[0]:
             sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, *rates))
         if evidence["knee"]:
             at_least = "at least " if evidence["knee_gain"] is None else ""
@@ -249,15 +249,14 @@ class Verdict(Displayable):
         operators = (evidence["refused_operators"] or ()) + (evidence["fallback_operators"] or ())
         suffix = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
         device = f"{evidence['device'] or 'an unknown device'}{SIMULATED_SUFFIX if self.simulated else ''}"
-        sentences = [*self.answer]
-        sentences.append(f"Reason: {'; '.join(reason.conditions)}.")
-        if reason.metrics:
-            sentences.append(f"Metrics: {self.describe_metrics(reason)}.")
-        if self.missing_summary:
-            sentences.append(self.missing_summary)
-        sentences.append(f"Suggested action: {' '.join(reason.actions)}")
-        conditions = evidence["slow_conditions"] or ()
-        sentences += [f"Condition during the measurement: {condition}" for condition in conditions]
+        sentences = (
+            *self.answer,
+            f"Reason: {'; '.join(reason.conditions)}.",
+            f"Metrics: {self.describe_metrics(reason)}." if reason.metrics else "",
+            self.missing_summary,
+            f"Suggested action: {' '.join(reason.actions)}",
+            *(f"Condition during the measurement: {condition}" for condition in evidence["slow_conditions"] or ()),
+        )
         limits = self.gates.format_values()
         rows = tuple(
             (
@@ -270,7 +269,7 @@ class Verdict(Displayable):
         )
         return Report(
             title=f"Verdict on {device}: {self.recommendation}{suffix}",
-            sentences=(*sentences, *self.warnings, *self.gates.changes),
+            sentences=(*filter(None, sentences), *self.warnings, *self.gates.changes),
             metrics=(Table("Measurements", ("metric", "value", "gate"), rows, collapsed=True),),
             status=OK if self.recommendation == KEEP_DEVICE and self.is_conclusive else WARNING,
         )
