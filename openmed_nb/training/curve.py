@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
 from statistics import median
-from typing import Final, Literal
+from typing import Literal
 
 from .._render.display import (
     OK,
@@ -97,11 +97,6 @@ def total_memory_bytes() -> int:
 
 
 TrendKind = Literal["flat", "growing below the limit", "growing", "sawtooth", "insufficient data"]
-FLAT: Final = "flat"
-BELOW_LIMIT: Final = "growing below the limit"
-GROWING: Final = "growing"
-SAWTOOTH: Final = "sawtooth"
-INSUFFICIENT_DATA: Final = "insufficient data"
 
 # Threshold of the runbook. More growth than this fraction over ten epochs, with caches emptied at the end of each
 # epoch, indicates a leak.
@@ -160,7 +155,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
     1938), and must exceed half the threshold without its largest rise.
     """
     if not sizes:
-        return Trend(INSUFFICIENT_DATA, 0, 0, 0.0, 0.0)
+        return Trend("insufficient data", 0, 0, 0.0, 0.0)
     stride = -(-len(sizes) // MAX_SIZES)
     scale = max(sizes[0], MIN_BASELINE_BYTES)
     levels = [size / scale for size in sizes]
@@ -185,17 +180,17 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
         _median_slope(envelope) * GROWTH_EPOCHS / stride,
         last_rise * GROWTH_EPOCHS / max(num_rises, 1),
     )
-    kind: TrendKind = FLAT
+    kind: TrendKind = "flat"
     if len(levels) < MIN_STEADY_EPOCHS:
-        kind = INSUFFICIENT_DATA
+        kind = "insufficient data"
     elif _is_growing(sampled, pace) or (len(sampled) >= MIN_LONG_SERIES and _is_growing(envelope, pace)):
-        kind = GROWING
+        kind = "growing"
     elif spread > threshold and _oscillates(levels):
-        kind = SAWTOOTH
+        kind = "sawtooth"
     elif last_rise > max(threshold / 2, threshold * num_rises / GROWTH_EPOCHS):  # A smaller final rise is ignored.
-        kind = GROWING if num_rises >= MIN_STEADY_EPOCHS else INSUFFICIENT_DATA
+        kind = "growing" if num_rises >= MIN_STEADY_EPOCHS else "insufficient data"
     elif low is not None and low > 0 and growth > TOLERANCE:
-        kind = BELOW_LIMIT
+        kind = "growing below the limit"
     return Trend(kind, sizes[0], sizes[-1], growth, spread, steepest, low, high)
 
 
@@ -273,12 +268,12 @@ GROWTH_CAUSES = {
         f"{PAD_REMEDY} torch 2.14 keeps less (pytorch#190438). Then check lists that collect texts or results.",
     ),
 }
-STATUS = {GROWING: WARNING, SAWTOOTH: WARNING, BELOW_LIMIT: OK, FLAT: OK}
+STATUS = {"growing": WARNING, "sawtooth": WARNING, "growing below the limit": OK, "flat": OK}
 ADVICE = {
-    SAWTOOTH: "Memory rises in some epochs and is released later; check evaluation, logging and checkpointing.",
-    INSUFFICIENT_DATA: "Keep training: the first epoch is warm-up, and a trend needs at least three more.",
-    BELOW_LIMIT: f"Train for more epochs to see whether the growth ends. {FIND_REMEDY}",
-    FLAT: "No action needed.",
+    "sawtooth": "Memory rises in some epochs and is released later; check evaluation, logging and checkpointing.",
+    "insufficient data": "Keep training: the first epoch is warm-up, and a trend needs at least three more.",
+    "growing below the limit": f"Train for more epochs to see whether the growth ends. {FIND_REMEDY}",
+    "flat": "No action needed.",
 }
 
 
@@ -375,7 +370,7 @@ class MemoryCurve(Displayable):
     @property
     def deciding_metric(self) -> str:
         """Metric that decides the verdict: the first that grows, else the first that is not flat."""
-        order = (GROWING, SAWTOOTH, INSUFFICIENT_DATA, BELOW_LIMIT, FLAT)
+        order = ("growing", "sawtooth", "insufficient data", "growing below the limit", "flat")
         return min(self.trends, key=lambda name: order.index(self.trends[name].kind), default="resident")
 
     @cached_property
@@ -410,13 +405,13 @@ class MemoryCurve(Displayable):
         bytes_per_fraction = max(trend.baseline, MIN_BASELINE_BYTES) / GROWTH_EPOCHS
         slope, low, high = (format_bytes(round(bytes_per_fraction * (fraction or 0))) for fraction in fractions)
         explanations = {
-            GROWING: (
+            "growing": (
                 f"{format_percent(trend.growth, '+.0f')} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
             ),
-            BELOW_LIMIT: f"the slope is {slope} per epoch (95% CI: {low} to {high}), below the limit of {threshold} in {GROWTH_EPOCHS} epochs",
-            FLAT: f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
-            SAWTOOTH: f"it rose and fell by {format_percent(trend.spread)} in between",
-            INSUFFICIENT_DATA: "it rose in the last epochs only",
+            "growing below the limit": f"the slope is {slope} per epoch (95% CI: {low} to {high}), below the limit of {threshold} in {GROWTH_EPOCHS} epochs",
+            "flat": f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
+            "sawtooth": f"it rose and fell by {format_percent(trend.spread)} in between",
+            "insufficient data": "it rose in the last epochs only",
         }
         metric = METRIC_LABELS[self.deciding_metric].capitalize()
         return f"{metric} went from {first} to {last}; {explanations[trend.kind]}."
@@ -425,7 +420,7 @@ class MemoryCurve(Displayable):
     def advice(self) -> str:
         """Suggested action."""
         likely_cause = self.likely_cause
-        if self.verdict != GROWING:
+        if self.verdict != "growing":
             return f"{likely_cause}. {DETACH_REMEDY}" if likely_cause else ADVICE[self.verdict]
         if likely_cause and not likely_cause.num_graphs:
             return f"{GROWTH_CAUSES['allocated'][0]}: {likely_cause}. {KEEP_FEWER_REMEDY}"
@@ -439,7 +434,7 @@ class MemoryCurve(Displayable):
 
         If the memory of tensors does not grow, only referrers of autograd graphs are considered.
         """
-        grows = self.verdict == GROWING and self.deciding_metric == "allocated"
+        grows = self.verdict == "growing" and self.deciding_metric == "allocated"
         return next((referrer for referrer in self.referrers if referrer.num_graphs or grows), None)
 
     def append(self, sample: MemorySample) -> MemoryCurve:
@@ -495,7 +490,7 @@ class MemoryCurve(Displayable):
         columns = ("epoch", "step", *names, "")
         headline: str = self.verdict
         status = STATUS.get(self.verdict, "")
-        if self.verdict != GROWING and self.likely_cause:
+        if self.verdict != "growing" and self.likely_cause:
             headline += ", but autograd graphs are retained"
             status = WARNING
         return Report(

@@ -32,7 +32,7 @@ from ..devices.registry import get_device
 from ..devices.request import normalize_device
 from ..errors import ConfigurationError
 from ..session import SESSION
-from .curve import GROWING, CacheReleases, MemoryCurve, MemorySample, ProcessInfo, TrendKind, take_sample
+from .curve import CacheReleases, MemoryCurve, MemorySample, ProcessInfo, TrendKind, take_sample
 from .guards import Guards
 from .holders import TensorReferrer, TensorReferrers, find_tensor_referrers, grown_referrers
 
@@ -214,7 +214,7 @@ class EpochHooks:
     def end_epoch(self) -> MemorySample:
         """End an epoch: release memory and return the new sample."""
         self._epochs += 1
-        was_growing = self.verdict == GROWING
+        was_growing = self.verdict == "growing"
         sample = self._take_sample(boundary=True)
         self._compare_referrers()
         if self.live_curve is not None:
@@ -223,7 +223,7 @@ class EpochHooks:
             SESSION.curve = self.curve
         process = self.curve.process
         # The curve of another process is not displayed.
-        if not process.is_main_process and self.verdict == GROWING and not was_growing:
+        if not process.is_main_process and self.verdict == "growing" and not was_growing:
             name = f"Process {process.rank} of {process.world_size} on {self.device}"
             warn(f"{name}: {self.curve.reason} {self.curve.advice}")
         return sample
@@ -253,7 +253,7 @@ class EpochHooks:
         samples = self.curve.epoch_samples
         if self._warm_up_referrers is None:
             self._warm_up_referrers = find_tensor_referrers()
-        growing = self.verdict == GROWING
+        growing = self.verdict == "growing"
         referrers: list[TensorReferrer] = []
         if growing or (samples[-1].allocated or 0) > (samples[0].allocated or 0):
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
-from openmed_nb.runbook.bench.sweep import OUT_OF_MEMORY, Point, SweepReport
+from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes
 from openmed_nb.runbook.checks.parity_report import EntityAgreement, ParityReport
 
@@ -39,7 +39,7 @@ SWEEP = SweepReport(
         Point(64, fits=False),
     ),
     knee=16,
-    stop_code=OUT_OF_MEMORY,
+    stop_code="out of memory",
     limit=400 * MEBIBYTE,
     length=128,
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import UNITS, Report, Table, format_bytes, format_percent, pluralize
@@ -61,19 +61,14 @@ MIN_KNEE_GAIN = 0.03
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
 # maximum, or take too long. An empty string means that the search may continue.
 StopCode = Literal["", "throughput", "memory", "out of memory", "largest", "time"]
-THROUGHPUT: Final = "throughput"
-MEMORY: Final = "memory"
-OUT_OF_MEMORY: Final = "out of memory"
-BATCH_SIZE_LIMIT: Final = "largest"
-TIME: Final = "time"
 
 STOP_REASONS: Mapping[StopCode, str] = {
     "": "no larger size that fits was measured",
-    THROUGHPUT: "larger batches were not tried because of too little improvement",
-    MEMORY: "larger batches were not tried because of the memory limit",
-    OUT_OF_MEMORY: "larger batches do not fit in memory",
-    BATCH_SIZE_LIMIT: "larger batches were not requested",
-    TIME: "larger batches were not tried because of the time budget",
+    "throughput": "larger batches were not tried because of too little improvement",
+    "memory": "larger batches were not tried because of the memory limit",
+    "out of memory": "larger batches do not fit in memory",
+    "largest": "larger batches were not requested",
+    "time": "larger batches were not tried because of the time budget",
 }
 
 # The search ends after this many doublings in a row without improvement. A single one can be an unfavorable size of a kernel.
@@ -213,7 +208,7 @@ class SweepReport(StepReport):
         if self.disturbance:
             title = f"Best batch size on {device}: not measured"
         elif self.knee:
-            may_be_larger = self.still_increasing and self.stop_code in {BATCH_SIZE_LIMIT, TIME}
+            may_be_larger = self.still_increasing and self.stop_code in {"largest", "time"}
             size = f"{'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
             title = f"Best batch size on {device}: {size}"
         sentences = [f"Model: {self.name}, task: {self.task}.", self.reason]
@@ -230,7 +225,7 @@ class SweepReport(StepReport):
         rows = []
         for point in self.points:
             notes = {
-                OUT_OF_MEMORY: not point.fits,
+                "out of memory": not point.fits,
                 "knee": point.rows == self.knee,
                 "best": point == self.best and not self.disturbance,
             }
@@ -258,7 +253,7 @@ class SweepReport(StepReport):
             AxisMarker(math.log2(rows), f"{rows:,}") for rows in powers[:: 1 + len(powers) // MAX_TICK_LABELS]
         )
         markers = [AxisMarker(math.log2(self.knee), f"knee: {pluralize(self.knee, 'row')}")] if self.knee else []
-        markers += [AxisMarker(math.log2(point.rows), OUT_OF_MEMORY) for point in self.points if not point.fits]
+        markers += [AxisMarker(math.log2(point.rows), "out of memory") for point in self.points if not point.fits]
         throughput = Series(
             "throughput",
             tuple(math.log2(point.rows) for point in points),
@@ -378,7 +373,7 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     varies = any(point.varies for point in remeasured)
     disturbance = check.find_disturbance(_largest_change(points, remeasured), varies)
     knee = _find_knee(remeasured)
-    if disturbance or (len(points) == 1 and stop_code in {BATCH_SIZE_LIMIT, TIME}):
+    if disturbance or (len(points) == 1 and stop_code in {"largest", "time"}):
         knee = None
     workload = benchmark.fixed_shape_workload(min_rows)
     return SweepReport(
@@ -412,11 +407,11 @@ def search_sizes(
         best = find_best(points[:-PATIENCE])
         next_rows = rows * 2 if max_rows is None else min(rows * 2, max_rows)
         if not points[-1].fits:
-            stop_code = OUT_OF_MEMORY
+            stop_code = "out of memory"
         elif next_rows == rows:
-            stop_code = BATCH_SIZE_LIMIT
+            stop_code = "largest"
         elif best and not any(point.speed > best.speed * (1 + MIN_KNEE_GAIN) for point in points[-PATIENCE:]):
-            stop_code = THROUGHPUT
+            stop_code = "throughput"
         else:
             stop_code = measurement.stop_reason(next_rows, points)
         rows = next_rows
@@ -513,11 +508,11 @@ class SweepMeasurement:
         memory = _expected_memory(points, rows)
         headroom = get_device(self.benchmark.device).headroom_fraction
         if self.limit is not None and memory is not None and memory > self.limit * headroom:
-            return MEMORY
+            return "memory"
         step_seconds = rows / select_fitting(points)[-1].speed
         timed_seconds = max(step_seconds * MIN_STEPS, SECONDS_PER_POINT)
         expected_end = self.elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
-        return TIME if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
+        return "time" if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
 
     def measure_interleaved(self, points: Sequence[Point], max_rounds: int = MAX_ROUNDS) -> list[Point]:
         """Measure points in interleaved rounds; after MIN_ROUNDS, the time budget may end them."""

@@ -39,7 +39,6 @@ from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
 from ..bench.workloads import ANNOTATION, validate_texts
 from ..verdict.metrics import TRAINING, Evidence
-from ..verdict.rules import KEEP_DEVICE
 from ..verdict.verdict import Verdict, evaluate
 from .gathering import package_version, read_software
 from .logbook import UtcTimestamp
@@ -356,7 +355,11 @@ def unmet_criterion(verdict: Verdict, stage: Stage, seconds: float) -> Obstacle 
     """
     is_last = stage is STAGES[-1]
     for reason in verdict.reasons:
-        if reason.precedence in stage.areas and reason.recommendation != KEEP_DEVICE and (reason.metrics or is_last):
+        if (
+            reason.precedence in stage.areas
+            and reason.recommendation != "keep this device"
+            and (reason.metrics or is_last)
+        ):
             metrics = verdict.describe_metrics(reason)
             details = f" ({metrics})" if metrics else ""
             return Obstacle(f"{'; '.join(reason.conditions)}{details}.", " ".join(reason.actions))

@@ -33,7 +33,7 @@ from ...models.config import OpenMedConfig
 from ...models.files import ModelHashes, hash_model_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
-from ...training.curve import GROWING, METRIC_LABELS, STATUS, MemoryCurve, take_sample
+from ...training.curve import METRIC_LABELS, STATUS, MemoryCurve, take_sample
 from ..bench.timing import ReliabilityCheck
 from ..bench.workloads import target_from_files
 from ..verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
@@ -223,7 +223,7 @@ def check_memory(curve: MemoryCurve) -> Finding:
     evidence = f"{curve.verdict} over {pluralize(NUM_ROUNDS, 'round')}"
     if STATUS.get(curve.verdict) == OK:
         return Finding("memory", OK, evidence)
-    status = FAILED if curve.verdict == GROWING else WARNING
+    status = FAILED if curve.verdict == "growing" else WARNING
     remedy = "Find the references to the memory with nb.training.find_tensor_referrers()."
     return Finding("memory", status, f"{METRIC_LABELS[curve.deciding_metric]}: {evidence}", remedy)
 

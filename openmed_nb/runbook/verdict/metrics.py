@@ -28,15 +28,13 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device, sanitize_path
 from ...devices.system_status import CONDITIONS, LOAD, SystemStatus
 from ...errors import ConfigurationError
-from ...training.curve import GROWING, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
+from ...training.curve import GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
 from ..bench.fallbacks import FELL_BACK, RAISED_ERROR, Fallback, FallbackLog
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
 from ..bench.sweep import (
-    BATCH_SIZE_LIMIT,
     HEADROOM_FRACTION,
     MIN_KNEE_GAIN,
-    TIME,
     Point,
     SweepReport,
     select_fitting,
@@ -561,7 +559,7 @@ def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
     peak = knee.memory if knee else None
     gain = best_throughput / current - 1 if best_throughput and current else None
     # The sweep ended while throughput still increased, and not for lack of memory: larger batches may be faster.
-    ended_early = report.still_increasing and report.stop_code in {BATCH_SIZE_LIMIT, TIME}
+    ended_early = report.still_increasing and report.stop_code in {"largest", "time"}
     values = {
         "batch": batch,
         "knee": report.knee,
@@ -608,7 +606,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
     values: dict[str, Any] = {
         # The steepest growth of a growing curve is above the gate.
-        "memory_growth": trend.steepest if verdict == GROWING else trend.growth,
+        "memory_growth": trend.steepest if verdict == "growing" else trend.growth,
         "memory_verdict": verdict,
         "headroom": min(free, default=None),
     }

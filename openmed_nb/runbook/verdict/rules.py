@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple
 from ..._render.display import Displayable, JsonMixin, Report, Table
 from ..._utils.validation import check_names
 from ...devices.registry import get_device
-from ...training.curve import GROWING, INSUFFICIENT_DATA
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.parity_report import TOLERANCES
 from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
@@ -28,16 +27,6 @@ Recommendation = Literal[
     "compute on the CPU",
     "measure first",
 ]
-KEEP_DEVICE: Recommendation = "keep this device"
-FIX_INPUT_PIPELINE: Recommendation = "speed up the input pipeline"
-FIX_LEAK: Recommendation = "fix the leak"
-FIX_BATCH: Recommendation = "fix the batch"
-CHECKPOINT: Recommendation = "checkpoint / accumulate"
-FALL_BACK: Recommendation = "fall back to the CPU for these operators"
-MLX: Recommendation = "move to MLX"
-REMOTE: Recommendation = "move to a remote pool"
-CPU: Recommendation = "compute on the CPU"
-MEASURE: Recommendation = "measure first"
 
 MetricNames = tuple[str, ...]
 
@@ -245,7 +234,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     evidence = case.evidence
     task = evidence["task"]
     has_memory = evidence["headroom"] is not None or (evidence["out_of_memory_at"] and evidence["batch"])
-    has_growth = evidence["memory_growth"] is not None and evidence["memory_verdict"] not in {None, INSUFFICIENT_DATA}
+    has_growth = evidence["memory_growth"] is not None and evidence["memory_verdict"] not in {None, "insufficient data"}
     # A comparison determines the task, except for a custom step, and the batch size that a sweep is compared with.
     task_command = "nb.verdict(..., task='annotation')" if evidence["texts_per_second"] else COMPARE
     batch_command = COMPARE if evidence["knee"] and evidence["batch"] is None else SWEEP
@@ -358,14 +347,14 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
     annotation_hint = ANNOTATION_HINT if evidence["task"] in {None, ANNOTATION} else ""
     problems = (
         rule(
-            MEASURE,
+            "measure first",
             Area.CORRECTNESS,
             "nb.doctor() found failures",
             case.select_nonempty("doctor_failures"),
             "Follow the remedies of nb.doctor(); measurements taken before that do not apply afterwards.",
         ),
         rule(
-            CPU,
+            "compute on the CPU",
             Area.CORRECTNESS,
             "fewer than {entity_agreement} of the entities are the same as on the CPU, more than {recall_loss} of the recall is "
             "lost, logits differ by more than {logits}, gradients differ by more than {gradients}, NaN or infinity appears, or "
@@ -374,43 +363,43 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             "Compute on the CPU, or on CUDA if available: nb.use('cpu').",
         ),
         rule(
-            MLX,
+            "move to MLX",
             Area.CORRECTNESS,
             "a language model generates text on MPS with incorrect results, as defined above",
             incorrect_results if generates_on_mps else (),
             "Run the model with MLX, which is not measured here, or on the CPU or CUDA.",
         ),
         rule(
-            FIX_LEAK,
+            "fix the leak",
             Area.MEMORY,
             "memory grows by more than {memory_growth} over ten epochs",
-            case.exceeding("memory_growth") if evidence["memory_verdict"] == GROWING else (),
+            case.exceeding("memory_growth") if evidence["memory_verdict"] == "growing" else (),
             "Find retained tensors with nb.training.last_curve() or nb.training.find_tensor_referrers(). "
             "A host with more memory only delays the failure.",
         ),
         rule(
-            CHECKPOINT,
+            "checkpoint / accumulate",
             Area.MEMORY,
             "a training step runs out of memory, or leaves less than {headroom} of the limit free",
             (single_row_out_of_memory or memory_shortage) if is_training else (),
             "Use nb.training.checkpoint_activations(model), and smaller batches with nb.training.GradientAccumulation.",
         ),
         rule(
-            REMOTE,
+            "move to a remote pool",
             Area.MEMORY,
             "a single row runs out of memory",
             single_row_out_of_memory,
             "Use a device with more memory, a smaller model, or shorter rows.",
         ),
         rule(
-            FIX_BATCH,
+            "fix the batch",
             Area.MEMORY,
             "the batch size in use runs out of memory, or leaves less than {headroom} of the limit free",
             () if is_training or single_row_out_of_memory else memory_shortage,
             f"Use a smaller batch size, such as the knee of the sweep.{annotation_hint}",
         ),
         rule(
-            FIX_INPUT_PIPELINE,
+            "speed up the input pipeline",
             Area.DATA,
             f"more than {{data_fraction}} of a step is spent waiting for {'tokenization' if is_tokenizing else 'data'}",
             case.exceeding("data_fraction"),
@@ -419,49 +408,49 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             else "Prefetch, and tokenize once: see nb.runbook.profile(step, loader).",
         ),
         rule(
-            FIX_INPUT_PIPELINE,
+            "speed up the input pipeline",
             Area.DATA,
             "more than {transfer_fraction} of a step is spent on copies to a device other than the CPU",
             case.find_slow_transfer(),
             "Copy fewer and larger batches, and only the data that the model reads.",
         ),
         rule(
-            FIX_INPUT_PIPELINE,
+            "speed up the input pipeline",
             Area.DATA,
             "a step waits for the device, for example in .item() or .cpu(), at a utilization below {utilization}",
             case.find_blocking_synchronizations(),
             "Copy results from the device after the step, or only every few steps.",
         ),
         rule(
-            FIX_INPUT_PIPELINE,
+            "speed up the input pipeline",
             Area.DATA,
             f"{IS_IDLE}, unless the input pipeline is known to be fast enough",
             () if case.is_input_pipeline_fast else idle_device,
             "Check the data and the batch size before the device: nb.compare(...) measures the time per phase.",
         ),
         rule(
-            FIX_BATCH,
+            "fix the batch",
             Area.BATCH,
             "throughput at the knee of the sweep is more than {knee_gain} above that of the batch size in use",
             knee_gain + case.select_nonempty("batch", "knee") if knee_gain else (),
             f"Use the batch size at the knee.{annotation_hint}",
         ),
         rule(
-            FIX_BATCH,
+            "fix the batch",
             Area.BATCH,
             "kernel launches take most of the time of the small batch, unless its size is known to be the best",
             () if case.is_within("knee_gain") else case.select_nonempty("tiny_batch"),
             "Use a larger batch size: nb.sweep(...) finds one.",
         ),
         rule(
-            FIX_BATCH,
+            "fix the batch",
             Area.BATCH,
             f"{IS_IDLE} although the input pipeline is fast enough, unless the batch size is known to be good",
             idle_device if case.is_input_pipeline_fast and not case.is_within("knee_gain") else (),
             "Use a larger batch size: nb.sweep(...) finds one.",
         ),
         rule(
-            FALL_BACK,
+            "fall back to the CPU for these operators",
             Area.FALLBACKS,
             "MPS does not support some operators, or fallbacks take more than {fallback_time} of the time, or more than "
             "{fallback_calls} of the calls if their time is not known",
@@ -470,7 +459,7 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             "before the import of torch lets them run.",
         ),
         rule(
-            CPU,
+            "compute on the CPU",
             Area.SPEED,
             f"{IS_SLOW} although the device is busy, or data and batch size are good; a smaller gain does not justify a "
             "second device",
@@ -478,14 +467,14 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             "Compute on the CPU: nb.use('cpu').",
         ),
         rule(
-            MLX,
+            "move to MLX",
             Area.SPEED,
             f"a language model generates text on MPS, and {IS_SLOW} although the device does not wait",
             small_speedup if generates_on_mps else (),
             "Run the model with MLX, which is built for text generation, but is not measured here.",
         ),
         rule(
-            REMOTE,
+            "move to a remote pool",
             Area.SPEED,
             "the work takes more than {hours}",
             case.exceeding("hours"),
@@ -499,27 +488,27 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
     has_only_cpu = evidence["no_gpu"] and not case.on_accelerator
     conclusions = (
         rule(
-            KEEP_DEVICE,
+            "keep this device",
             Area.SPEED,
             "all required metrics were measured and no other rule applies",
             () if missing else supporting_metrics,
             "No action is needed.",
         ),
         rule(
-            KEEP_DEVICE,
+            "keep this device",
             Area.SPEED,
             "no other rule applies, but a missing measurement could change this",
             () if any(requirement.is_blocking for requirement in missing) else supporting_metrics,
             "No action is needed; to confirm, run {command}.",
         ),
         rule(
-            KEEP_DEVICE,
+            "keep this device",
             Area.SPEED,
             "this computer has no GPU, so there is no other device to choose",
             supporting_metrics or ("no_gpu",) if has_only_cpu else (),
             "Stay on the CPU. Run {command}.",
         ),
-        rule(MEASURE, Area.SPEED, "no rule applies, and required metrics are missing", (), "Run {command}."),
+        rule("measure first", Area.SPEED, "no rule applies, and required metrics are missing", (), "Run {command}."),
     )
     return problems, conclusions
 

@@ -42,8 +42,6 @@ from .metrics import (
     read_report,
 )
 from .rules import (
-    FALL_BACK,
-    KEEP_DEVICE,
     EvidenceCase,
     Gates,
     Reason,
@@ -215,7 +213,7 @@ class Verdict(Displayable):
             return ()
         sentences = []
         rates = [evidence[name] for name in ("texts_per_second", "texts_per_second_low", "texts_per_second_high")]
-        if rates[0]:
+        if (rates[0] or 0) > 0:
             sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, *rates))
         if evidence["knee"]:
             at_least = "at least " if evidence["knee_gain"] is None else ""
@@ -247,7 +245,11 @@ class Verdict(Displayable):
         evidence = self.evidence
         reason = self.reason
         operators = (evidence["refused_operators"] or ()) + (evidence["fallback_operators"] or ())
-        suffix = f": {', '.join(operators)}" if self.recommendation == FALL_BACK and operators else ""
+        suffix = (
+            f": {', '.join(operators)}"
+            if self.recommendation == "fall back to the CPU for these operators" and operators
+            else ""
+        )
         device = f"{evidence['device'] or 'an unknown device'}{SIMULATED_SUFFIX if self.simulated else ''}"
         sentences = (
             *self.answer,
@@ -271,7 +273,7 @@ class Verdict(Displayable):
             title=f"Verdict on {device}: {self.recommendation}{suffix}",
             sentences=(*filter(None, sentences), *self.warnings, *self.gates.changes),
             metrics=(Table("Measurements", ("metric", "value", "gate"), rows, collapsed=True),),
-            status=OK if self.recommendation == KEEP_DEVICE and self.is_conclusive else WARNING,
+            status=OK if self.recommendation == "keep this device" and self.is_conclusive else WARNING,
         )
 
     def logbook_metrics(self) -> ReportMetrics:

@@ -16,7 +16,6 @@ from openmed_nb._render.display import OK, WARNING
 from openmed_nb.devices.system_status import LOAD, SystemStatus
 from openmed_nb.runbook.bench import timing
 from openmed_nb.runbook.verdict.metrics import Evidence
-from openmed_nb.runbook.verdict.rules import MEASURE
 
 LAYER = torch.nn.Linear(4, 4)
 ROWS = torch.ones(2, 4)
@@ -107,7 +106,7 @@ def test_verdict_of_unreliable_reports_is_to_measure():
     reports = (COMPARISON, replace(SWEEP, knee=None), replace(PROFILE, task="annotation"))
     verdict = nb.verdict(*(replace(report, disturbance=BUSY) for report in reports))
 
-    assert verdict.recommendation == MEASURE
+    assert verdict.recommendation == "measure first"
     assert BUSY in str(verdict)
     for name in ("speedup", "texts_per_second", "phase_fractions", "knee", "knee_gain", "tiny_batch"):
         assert verdict.evidence[name] is None, name

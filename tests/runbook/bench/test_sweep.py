@@ -19,13 +19,8 @@ from helpers.sample_reports import MEBIBYTE, SWEEP
 from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import (
-    BATCH_SIZE_LIMIT,
     HEADROOM_FRACTION,
-    MEMORY,
     MIN_KNEE_GAIN,
-    OUT_OF_MEMORY,
-    THROUGHPUT,
-    TIME,
     Point,
     _available_memory,
     _expected_memory,
@@ -91,7 +86,7 @@ class TestSweep:
     def test_time_budget_ends_the_search(self, clock):
         report = nb.sweep(lambda batch: clock.advance(len(batch) ** 0.5), torch.ones, seconds=200, device="cpu")
 
-        assert report.stop_code == TIME
+        assert report.stop_code == "time"
         assert max(point.rows for point in report.points) < 1000
 
 
@@ -114,7 +109,7 @@ class TestSmallDevice:
             gc.collect()
             memory = get_device("mps").memory_stats()
 
-        assert (report.knee, report.stop_code, report.simulated) == (4, OUT_OF_MEMORY, True)
+        assert (report.knee, report.stop_code, report.simulated) == (4, "out of memory", True)
         assert report.knee_point.throughput == pytest.approx(4, rel=0.05)
         assert {point.fits for point in report.points if point.rows >= 8} == {False}
         assert memory.allocated < MEBIBYTE
@@ -131,7 +126,7 @@ class TestSmallDevice:
 
         max_rows = max(point.rows for point in report.points if point.fits)
         assert all(point.fits for point in report.points)
-        assert report.stop_code == MEMORY
+        assert report.stop_code == "memory"
         assert 8 <= max_rows <= report.limit / (100 * MEBIBYTE)
 
     def test_sweep_without_fitting_size_has_no_knee(self):
@@ -161,12 +156,12 @@ def test_batch_tokens_are_given_for_annotation(task, knee, tokens):
 @pytest.mark.parametrize(
     ("knee", "stop_code", "title", "reason"),
     [
-        (16, OUT_OF_MEMORY, "16 rows", "more than 3% faster"),
-        (32, THROUGHPUT, "32 rows", "too little improvement"),
-        (32, MEMORY, "32 rows", "because of the memory limit"),
-        (32, OUT_OF_MEMORY, "32 rows", "do not fit in memory"),
-        (32, BATCH_SIZE_LIMIT, "at least 32 rows", "were not requested"),
-        (32, TIME, "at least 32 rows", "because of the time budget"),
+        (16, "out of memory", "16 rows", "more than 3% faster"),
+        (32, "throughput", "32 rows", "too little improvement"),
+        (32, "memory", "32 rows", "because of the memory limit"),
+        (32, "out of memory", "32 rows", "do not fit in memory"),
+        (32, "largest", "at least 32 rows", "were not requested"),
+        (32, "time", "at least 32 rows", "because of the time budget"),
     ],
 )
 def test_reason_explains_the_knee(knee, stop_code, title, reason):
@@ -184,8 +179,8 @@ def test_reason_explains_the_knee(knee, stop_code, title, reason):
 @pytest.mark.parametrize(
     ("point", "stop_code", "reason"),
     [
-        (Point(1, 2.0), TIME, "Increase seconds or max_batch_size."),
-        (Point(2, fits=False), OUT_OF_MEMORY, "Not even 2 rows fit in memory."),
+        (Point(1, 2.0), "time", "Increase seconds or max_batch_size."),
+        (Point(2, fits=False), "out of memory", "Not even 2 rows fit in memory."),
     ],
 )
 def test_sweep_without_knee_recommends_no_size(point, stop_code, reason):
@@ -354,7 +349,7 @@ def test_search_approaches_largest_fitting_size(capacity):
 def test_doubling_ends_after_two_sizes_without_gain():
     device = SyntheticDevice(lambda rows: {1: 1.0, 2: 2.0, 4: 1.9}.get(rows, 8.0))
 
-    assert search_sizes(device)[1] == THROUGHPUT
+    assert search_sizes(device)[1] == "throughput"
     assert device.measured[:6] == [1, 2, 4, 8, 16, 32]
     assert max(device.measured) == 32
 
@@ -363,7 +358,7 @@ def test_doubling_ends_after_two_sizes_without_gain():
 def test_search_respects_requested_sizes(min_rows, max_rows):
     device = SyntheticDevice(float)
 
-    assert search_sizes(device, min_rows=min_rows, max_rows=max_rows)[1] == BATCH_SIZE_LIMIT
+    assert search_sizes(device, min_rows=min_rows, max_rows=max_rows)[1] == "largest"
     assert (min(device.measured), max(device.measured)) == (min_rows, max_rows)
 
 
