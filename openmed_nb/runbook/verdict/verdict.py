@@ -178,7 +178,12 @@ class Verdict(Displayable):
         if evidence["silent_errors"]:
             names = ", ".join(evidence["silent_errors"])
             warnings.append(
-                f"Known silent errors were detected on this device ({names}); see nb.doctor() for remedies."
+                f"Known silent errors were detected on this device ({', '.join(evidence['silent_errors'])}); "
+                "see nb.doctor() for remedies."
+            )
+        if (evidence["entity_bound"] or 0) > 1 - self.gates.entity_agreement:
+            warnings.append(
+                f"Up to {format_value('fraction', evidence['entity_bound'])} of the entities can differ: compare more texts."
             )
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(UNKNOWN_MODULE_PARITY)
