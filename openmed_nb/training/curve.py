@@ -296,10 +296,9 @@ class CacheReleases(JsonMixin):
         """Sentence for a report; empty if no release was due."""
         if not self.count:
             return ""
-        times = pluralize(self.count, "time")
-        fraction = format_percent(self.seconds / self.training_seconds, ".1f")
         return (
-            f"Between steps, the cache was emptied {times} ({format_duration(self.seconds)}, {fraction} of the time)."
+            f"Between steps, the cache was emptied {pluralize(self.count, 'time')} ({format_duration(self.seconds)}, "
+            f"{format_percent(self.seconds / self.training_seconds, '.1f')} of the time)."
         )
 
 
@@ -398,23 +397,24 @@ class MemoryCurve(Displayable):
         trend = self.trend
         if len(steady) < MIN_STEADY_EPOCHS:
             return f"{pluralize(len(steady), 'epoch')} after the warm-up."
-        first = f"{format_bytes(trend.baseline)} after epoch {steady[0].epoch}"
-        last = f"{format_bytes(trend.last)} after epoch {steady[-1].epoch}"
         threshold = format_percent(self.growth_threshold)
-        fractions = (trend.growth, trend.growth_low, trend.growth_high)
-        bytes_per_fraction = max(trend.baseline, MIN_BASELINE_BYTES) / GROWTH_EPOCHS
-        slope, low, high = (format_bytes(round(bytes_per_fraction * (fraction or 0))) for fraction in fractions)
         explanations = {
             "growing": (
                 f"{format_percent(trend.growth, '+.0f')} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
             ),
-            "growing below the limit": f"the slope is {slope} per epoch (95% CI: {low} to {high}), below the limit of {threshold} in {GROWTH_EPOCHS} epochs",
+            "growing below the limit": (
+                f"it grows by {format_percent(trend.growth, '.1f')} in {GROWTH_EPOCHS} epochs (95% CI: "
+                f"{format_percent(trend.growth_low or 0, '.1f')} to {format_percent(trend.growth_high or 0, '.1f')}), "
+                f"below the limit of {threshold}"
+            ),
             "flat": f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
             "sawtooth": f"it rose and fell by {format_percent(trend.spread)} in between",
             "insufficient data": "it rose in the last epochs only",
         }
-        metric = METRIC_LABELS[self.deciding_metric].capitalize()
-        return f"{metric} went from {first} to {last}; {explanations[trend.kind]}."
+        return (
+            f"{METRIC_LABELS[self.deciding_metric].capitalize()} went from {format_bytes(trend.baseline)} after epoch "
+            f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}."
+        )
 
     @property
     def advice(self) -> str:

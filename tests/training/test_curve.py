@@ -120,7 +120,7 @@ REASONS = [
     ({"allocated": [100] * 8 + [180]}, "; it rose in the last epochs only."),
     (
         {"allocated": FLAT * 2, "resident": [100 + n + n % 2 for n in range(12)]},
-        "1.0 MiB per epoch (95% CI: 877.7 KiB to 1.1 MiB)",
+        "9.8% in 10 epochs (95% CI: 8.4% to 11.2%), below the limit of 26%.",
     ),
 ]
 
@@ -235,24 +235,24 @@ def test_distant_limits_are_not_drawn(recommended, lines):
 
 # Sizes in MiB, or a list of them.
 SERIES = {
-    "flat": ([100] * 9, "flat"),
+    "flat": ("100 100 100 100 100 100 100 100 100", "flat"),
     "noise of 2%": ("100 102 98 101 99 102 100 98 101", "flat"),
-    "a slow rise below the threshold": ([100 + 2 * epoch for epoch in range(9)], "growing below the limit"),
+    "a slow rise below the threshold": ("100 102 104 106 108 110 112 114 116", "growing below the limit"),
     "a slow rise of five epochs": ("100 102 104 106 108", "flat"),
-    "a rise of less than 1%": ([1000 + 0.9 * epoch for epoch in range(9)], "flat"),
-    "a rise just below the threshold": ([100 + 2.55 * epoch for epoch in range(9)], "growing below the limit"),
-    "a rise just above the threshold": ([100 + 2.65 * epoch for epoch in range(9)], "growing"),
-    "a steady leak": ([100 + 10 * epoch for epoch in range(9)], "growing"),
+    "a rise of less than 1%": ("1000 1000.9 1001.8 1002.7 1003.6 1004.5 1005.4 1006.3 1007.2", "flat"),
+    "a rise just below": ("100 102.55 105.1 107.65 110.2 112.75 115.3 117.85 120.4", "growing below the limit"),
+    "a rise just above the threshold": ("100 102.65 105.3 107.95 110.6 113.25 115.9 118.55 121.2", "growing"),
+    "a steady leak": ("100 110 120 130 140 150 160 170 180", "growing"),
     "a steady leak of three epochs": ("100 105 110", "growing"),
     "a leak with noise": ("100 108 112 124 127 139 141 152 160", "growing"),
     "a leak every third epoch": ("100 100 100 140 140 140 180 180 180", "growing"),
     "a leak under a sawtooth": ("100 150 120 170 140 190", "growing"),
     "a leak after a slow start": ("100 100 100 130 160 190 220", "growing"),
     "one jump at the end, of three": ("100 100 180", "insufficient data"),
-    "one jump at the end, of nine": ([100] * 8 + [180], "insufficient data"),
+    "one jump at the end, of nine": ("100 100 100 100 100 100 100 100 180", "insufficient data"),
     "a leak that begins late": ("100 100 100 100 100 100 130 160 190", "growing"),
-    "a late rise that has ended": ([100] * 9 + [120, 140, 140, 140], "flat"),
-    "a leak under an evaluation every second epoch": ([1000 + 50 * n + 900 * (n % 2) for n in range(12)], "growing"),
+    "a late rise that has ended": ("100 100 100 100 100 100 100 100 100 120 140 140 140", "flat"),
+    "a leak under evaluations": ("1000 1950 1100 2050 1200 2150 1300 2250 1400 2350 1500 2450", "growing"),
     "a cache that fills and stays": ("1000 1200 1400 1600 1800 1800 1800 1800 1800 1800", "flat"),
     "a slow rise for long": ([1000 + 20 * n for n in range(100)], "growing below the limit"),
     "a small late rise": ("100 100 100 100 100 100 103 106 109", "flat"),
@@ -260,9 +260,9 @@ SERIES = {
     "one jump with noise": ("100 101 99 180 181 178", "flat"),
     "one fall kept": ("180 180 180 180 100 100 100 100 100", "flat"),
     "a spike": ("100 100 180 100 100", "sawtooth"),
-    "a sawtooth": ([100, 180] * 4, "sawtooth"),
-    "a slow sawtooth": ([100, 140, 180] * 3, "sawtooth"),
-    "falling": ([200 - 10 * epoch for epoch in range(9)], "flat"),
+    "a sawtooth": ("100 180 100 180 100 180 100 180", "sawtooth"),
+    "a slow sawtooth": ("100 140 180 100 140 180 100 140 180", "sawtooth"),
+    "falling": ("200 190 180 170 160 150 140 130 120", "flat"),
     "a rise that falls back as often as a growth may": ("100 120 150 180 140", "growing"),
     "a rise that falls back more often": ("100 160 160 150 160 210 200", "flat"),
     "a rise of six epochs that ends falling": ("100 100 104 111 115 107", "flat"),
@@ -276,8 +276,8 @@ SERIES = {
     "a fall by a quarter of the spread": ("100 140 130", "flat"),
     "a fall by more than a quarter of the spread": ("100 130 122", "sawtooth"),
     "a rise from zero": ("0 10 20 30", "growing"),
-    "kilobytes for six epochs": ([0.001 * 2**epoch for epoch in range(6)], "growing below the limit"),
-    "kilobytes for nine epochs": ([0.001 * 3**epoch for epoch in range(9)], "growing"),
+    "kilobytes for six epochs": ("0.001 0.002 0.004 0.008 0.016 0.032", "growing below the limit"),
+    "kilobytes for nine epochs": ("0.001 0.003 0.009 0.027 0.081 0.243 0.729 2.187 6.561", "growing"),
     "one epoch": ("100", "insufficient data"),
     "two epochs that leak": ("100 200", "insufficient data"),
     "no epoch": ("", "insufficient data"),
@@ -342,7 +342,4 @@ def test_any_series_has_a_verdict(sizes, threshold):
 
 @given(st.integers(MIN_BASELINE_BYTES, 1 << 40), st.lists(st.floats(-0.02, 0.02), min_size=3, max_size=40))
 def test_bounded_noise_is_not_above_the_limit(size, noise):
-    assert classify_trend([round(size * (1 + deviation)) for deviation in noise]).kind in {
-        "flat",
-        "growing below the limit",
-    }
+    assert classify_trend([round(size * (1 + deviation)) for deviation in noise]).kind != "growing"
