@@ -103,7 +103,6 @@ def _get_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return None if storage.device.type == "meta" else storage
 
 
-UNNAMED = "(reached by no name)"
 PACKAGE = __name__.partition(".")[0]
 # Maximum number of containers and attributes between a name and a tensor.
 MAX_DEPTH = 6
@@ -236,7 +235,7 @@ def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> Tens
         named = storage_sizes(chain.from_iterable(tensors_by_name.values()))
         unnamed = {key: size for key, size in storage_sizes(live_tensors()).items() if key not in named and size}
         if unnamed:
-            referrers.append(TensorReferrer(UNNAMED, "", len(unnamed), sum(unnamed.values())))
+            referrers.append(TensorReferrer("(reached by no name)", "", len(unnamed), sum(unnamed.values())))
     return TensorReferrers(tuple(referrers), is_mps_simulated())
 
 

@@ -56,7 +56,6 @@ def to_device(thing: Thing, device: DeviceArgument = None) -> Thing:
 # Mac chips have at least four performance cores, and each worker is a process. A forked worker that tokenizes with the
 # bundled model has 315 MiB of resident memory (measured with psutil). More workers should be measured.
 MAX_WORKERS = 4
-CELL_REMEDY = "write the class into a .py file and import it"
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +119,7 @@ def make_settings(
         reason = "the items are already in memory; workers would only copy them"
     elif names_from_cells and start_method != "fork":
         name = names_from_cells[0]
-        reason = f"workers start empty ({start_method}) and cannot import {name} from a cell; {CELL_REMEDY}"
+        reason = f"workers start empty ({start_method}) and cannot import {name} from a cell; write the class into a .py file and import it"
     else:
         cores = machine.cores or os.cpu_count() or 1
         workers = min(MAX_WORKERS, cores // 2)

@@ -57,8 +57,6 @@ from .workloads import (
 CPU = "cpu"
 
 LARGER_BATCH_REMEDY = "Use a larger batch; nb.sweep() finds the best batch size."
-SIMULATED_SPEED = "a simulated device computes on the CPU"
-CPU_ONLY_NOTICE = "Only the CPU was measured."
 
 # Minimum gain in speed over the CPU that justifies a second device (source: the runbook).
 MIN_SPEEDUP_GAIN = 0.22
@@ -177,7 +175,7 @@ class Comparison(StepReport):
         name = f"speed on {self.device_label(metrics.device)}"
         speedup = metrics.speedup
         if speedup is None:
-            return Finding(name, NOT_APPLICABLE, SIMULATED_SPEED)
+            return Finding(name, NOT_APPLICABLE, "a simulated device computes on the CPU")
         ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f})"
         if speedup.low > 1:
             return Finding(name, OK, ratio)
@@ -192,7 +190,6 @@ class Comparison(StepReport):
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
         if self.disturbance:
             title += ": not measured"
-        method = f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."
         bars = []
         speed_rows = []
         for name, metrics in zip(names, self.devices, strict=True):
@@ -220,10 +217,10 @@ class Comparison(StepReport):
         if len(self.devices) == 1 and not self.disturbance:
             cpu = self.devices[0]
             low, high = (cpu.throughput.low, cpu.throughput.high) if cpu.throughput else (None, None)
-            answer = (describe_cpu_speed(self.task, cpu.rows_per_second, low, high), CPU_ONLY_NOTICE)
+            answer = (describe_cpu_speed(self.task, cpu.rows_per_second, low, high), "Only the CPU was measured.")
         return Report(
             title,
-            (*answer, method),
+            (*answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."),
             (findings_table("", self.findings),),
             metrics=(speeds, phases),
             charts=(chart,),

@@ -225,7 +225,6 @@ class Profile(StepReport):
         """Return a report with the bottlenecks and the measurements."""
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
         step_time = self.not_measured or (f"A step takes {format_milliseconds(self.seconds)}.",)
-        method = f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."
         waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
         # Metrics of a step.
         metrics = [
@@ -257,7 +256,7 @@ class Profile(StepReport):
             start += seconds
         return Report(
             title,
-            (*step_time, method),
+            (*step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),

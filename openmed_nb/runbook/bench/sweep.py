@@ -209,8 +209,7 @@ class SweepReport(StepReport):
             title = f"Best batch size on {device}: not measured"
         elif self.knee:
             may_be_larger = self.still_increasing and self.stop_code in {"largest", "time"}
-            size = f"{'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
-            title = f"Best batch size on {device}: {size}"
+            title = f"Best batch size on {device}: {'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
         sentences = [f"Model: {self.name}, task: {self.task}.", self.reason]
         if self.length:
             sentences[0] += f" Each row has {pluralize(self.length, 'token')}."
@@ -220,8 +219,9 @@ class SweepReport(StepReport):
             sentences[-1] += " nb.annotate uses this batch size for this model from now on."
         if self.batch_tokens:
             tokens = f"{pluralize(self.knee or 0, 'row')} of {pluralize(self.length or 0, 'token')}"
-            command = f"nb.annotate(notes, batch_tokens={self.batch_tokens})"
-            sentences.append(f"To set this batch size ({tokens}) yourself: {command}.")
+            sentences.append(
+                f"To set this batch size ({tokens}) yourself: nb.annotate(notes, batch_tokens={self.batch_tokens})."
+            )
         rows = []
         for point in self.points:
             notes = {

@@ -173,9 +173,7 @@ class LossParity(Displayable):
         return Table("Losses at selected steps", columns, rows, collapsed=True)
 
     def _chart(self) -> Chart:
-        marks: tuple[AxisMarker, ...] = ()
-        if self.divergence_step:
-            marks = (AxisMarker(self.divergence_step, f"diverges in step {self.divergence_step}"),)
+        marks = tuple(AxisMarker(step, f"diverges in step {step}") for step in filter(None, [self.divergence_step]))
         axes = Axes(
             "loss", "step", tuple(AxisMarker(step, str(step)) for step in (1, self.steps)), vertical_markers=marks
         )

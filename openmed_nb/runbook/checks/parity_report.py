@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -180,19 +180,15 @@ class EntityAgreement(JsonMixin):
         return EntityAgreement(**counts, changes=(self.changes + other.changes)[:MAX_CHANGES])
 
 
-def _have_equal_boundaries(span: Span, other: Span) -> bool:
-    return span[:2] == other[:2]
-
-
-def _overlap_with_equal_labels(span: Span, other: Span) -> bool:
-    return span[2] == other[2] and span[0] < other[1] and other[0] < span[1]
-
-
 # Kinds of changes of two entities that belong together, in order of precedence.
-PAIRINGS: Mapping[ChangeKind, Callable[[Span, Span], bool]] = {
-    "label_changed": _have_equal_boundaries,
-    "moved": _overlap_with_equal_labels,
-}
+PAIRINGS: tuple[ChangeKind, ...] = ("label_changed", "moved")
+
+
+def _is_change(kind: ChangeKind, span: Span, other: Span) -> bool:
+    """Return whether two entities have equal boundaries, or overlap with equal labels."""
+    if kind == "label_changed":
+        return span[:2] == other[:2]
+    return span[2] == other[2] and span[0] < other[1] and other[0] < span[1]
 
 
 def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: int = 0) -> EntityAgreement:
@@ -206,9 +202,9 @@ def compare_spans(reference: Iterable[Span], candidate: Iterable[Span], text: in
     missing = sorted((expected - actual).elements())
     extra = sorted((actual - expected).elements())
     changes: list[EntityChange] = []
-    for kind, matches in PAIRINGS.items():
+    for kind in PAIRINGS:
         for before in list(missing):
-            after = next((span for span in extra if matches(before, span)), None)
+            after = next((span for span in extra if _is_change(kind, before, span)), None)
             if after is not None:
                 missing.remove(before)
                 extra.remove(after)
@@ -340,13 +336,17 @@ class ParityReport(Displayable):
             sentences.append(
                 f"At most {format_percent(bound, '.2g')} of the entities of such texts differ, with 95% confidence."
             )
-        rows = []
-        for change in self.spans.changes:
-            sides = map(_format_span, (change.reference, change.candidate))
-            rows.append((f"text {change.text}", change.kind.replace("_", " "), *sides))
+        rows = tuple(
+            (
+                f"text {change.text}",
+                change.kind.replace("_", " "),
+                *map(_format_span, (change.reference, change.candidate)),
+            )
+            for change in self.spans.changes
+        )
         count = self.spans.all - self.spans.exact
         first = f" (first {len(rows)} of {count})" if count > len(rows) else ""
-        differing = Table(f"Differing entities{first}", ("text", "change", "reference", "candidate"), tuple(rows))
+        differing = Table(f"Differing entities{first}", ("text", "change", "reference", "candidate"), rows)
         return Report(
             f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
             tuple(sentences),
@@ -366,8 +366,9 @@ class ParityReport(Displayable):
             metrics["recall of gold, reference"] = f"{self.gold.reference_recall:.4f}"
             metrics["recall of gold, candidate"] = f"{self.gold.recall:.4f}"
         if self.gradients:
-            gradient = f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
-            metrics["largest relative gradient difference"] = gradient
+            metrics["largest relative gradient difference"] = (
+                f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
+            )
         return metrics
 
 
@@ -461,10 +462,10 @@ def rejection_reasons(report: ParityReport) -> Iterator[RejectionReason]:
         reason = f"Only {spans.exact:,} of {pluralize(spans.all, 'entity', 'entities')} are identical."
         yield RejectionReason(reason, USE_FLOAT32_REMEDY)
     if report.gold and report.gold.recall_loss > MAX_RECALL_LOSS:
-        recall, reference_recall = (
-            format_percent(recall, ".1f") for recall in (report.gold.recall, report.gold.reference_recall)
+        reason = (
+            f"Recall of gold entities is {format_percent(report.gold.recall, '.1f')}, "
+            f"compared with {format_percent(report.gold.reference_recall, '.1f')} in float32."
         )
-        reason = f"Recall of gold entities is {recall}, compared with {reference_recall} in float32."
         yield RejectionReason(reason, USE_FLOAT32_REMEDY)
     required = (
         ("entities", spans.reference, MIN_ENTITIES),

@@ -110,25 +110,23 @@ class PrecisionVerdict(Displayable):
             status = OK
             spans = parity.spans
             bound = spans.upper_bound or 1.0
-            seen = pluralize(spans.all - spans.exact, "difference")
-            title += f": {seen} in {pluralize(spans.all, 'entity', 'entities')}, up to {format_percent(bound, '.2g')} possible"
+            seen = f"{pluralize(spans.all - spans.exact, 'difference')} in {pluralize(spans.all, 'entity', 'entities')}"
+            title += f": {seen}, up to {format_percent(bound, '.2g')} possible"
             effect = "dtype='auto' now selects it where it is faster than float32."
             if self.simulated:
                 effect = "dtype='auto' now selects it under the simulation, where no speed is measured."
             if self.disturbance:
                 effect = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
             reasons = [self.record.summary, effect]
-            limit = 1 - MIN_SPAN_AGREEMENT
-            if bound > limit:
-                texts = f"{math.ceil(parity.texts * bound / limit):,}"
+            texts = math.ceil(parity.texts * bound / (1 - MIN_SPAN_AGREEMENT))
+            if texts > parity.texts:
                 reasons.append(
-                    f"About {texts} such texts without another difference show at most {format_percent(limit)}."
+                    f"About {texts:,} such texts without another difference show at most {format_percent(1 - MIN_SPAN_AGREEMENT)}."
                 )
-        required = f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities in these texts."
-        sentences = (*reasons, required, *parity_report.sentences)
+        reasons.append(f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities in these texts.")
         return Report(
             f"{verdict}: {title}",
-            sentences,
+            (*reasons, *parity_report.sentences),
             parity_report.tables,
             metrics=parity_report.metrics,
             status=status,

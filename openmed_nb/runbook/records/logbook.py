@@ -79,7 +79,6 @@ VARIABLES = frozenset({*SHARED_VARIABLES, *LOG_VARIABLES, *LOCAL_VARIABLES})
 # Values that enable verbose logging, such as of every call, copy or allocation.
 VERBOSE_PATTERN = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
 
-LOCAL_CACHE_REMEDY = "Move it to a local disk: HF_HOME and TORCH_HOME set the cache directories."
 ONE_DEVICE_REMEDY = "Create a separate logbook for each device: nb.logbook(report)."
 LOGBOOK_FILE_REMEDY = "Pass a .json file that Logbook.save() of this version created."
 
@@ -408,7 +407,7 @@ class Logbook(Displayable):
         """Yield one warning for each slow storage location and each verbose logging variable."""
         for contents, location in self.storage.items():
             if location.kind in {"network", "cloud"}:
-                yield f"The {contents} is on a {location.kind} volume, which slows down loading. {LOCAL_CACHE_REMEDY}"
+                yield f"The {contents} is on a {location.kind} volume, which slows down loading. Move it to a local disk: HF_HOME and TORCH_HOME set the cache directories."
         for name in LOG_VARIABLES:
             if VERBOSE_PATTERN.fullmatch(self.environment.get(name, "")):
                 yield f"{name} enables verbose logging, which takes time. Unset it before you measure times."
@@ -481,10 +480,7 @@ FINGERPRINT_PATTERN = re.compile("[0-9a-f]{32,}")
 FINGERPRINT_CHARACTERS = 12  # Number of displayed characters of a fingerprint.
 
 NOT_SPECIFIED = "not specified"
-NOT_SET = "not set"
 UNKNOWN = "unknown"
-UNKNOWN_IN_BOTH = "unknown in both logbooks"
-KNOWN_IN_ONE = "known in only one of them"
 
 # Reason why metrics are not comparable if the values at a path, or in a section, differ. Other differences are only reported.
 _DEVICE = "the measurements are from different devices"
@@ -606,7 +602,7 @@ class LogbookDiff(Displayable):
         reasons = tuple(difference for difference in self._differences() if difference.reason)
         if self.first.metrics and self.second.metrics:
             unknown = [name for name in REQUIRED if name in self.unknown_fields]
-            reasons += tuple(Difference(name, UNKNOWN, UNKNOWN, UNKNOWN_IN_BOTH) for name in unknown)
+            reasons += tuple(Difference(name, UNKNOWN, UNKNOWN, "unknown in both logbooks") for name in unknown)
         return reasons
 
     @property
@@ -695,8 +691,8 @@ def _describe_change(change: Change) -> Difference:
     path = ".".join(change.path)
     reason = REASONS.get(path, REASONS.get(change.path[0], ""))
     if reason and (change.before is None or change.after is None):
-        reason = KNOWN_IN_ONE
-    absent = NOT_SET if change.path[0] == "environment" or "packages" in change.path else UNKNOWN
+        reason = "known in only one of them"
+    absent = "not set" if change.path[0] == "environment" or "packages" in change.path else UNKNOWN
     return Difference(path, _format_value(change.before, absent), _format_value(change.after, absent), reason)
 
 

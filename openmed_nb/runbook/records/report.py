@@ -229,13 +229,15 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     if report.subject.bring_up and stopped is not None:
         recommendation = f"No, stopped at {stopped.step}: {stopped.message}"
     elif device_outcome is not None and device_outcome.outcome != DONE:
-        problem = device_outcome.message.rstrip(".")
-        recommendation = f"The device is unavailable ({problem}), and the other steps measured the CPU."
+        recommendation = (
+            f"The device is unavailable ({device_outcome.message.rstrip('.')}), and the other steps measured the CPU."
+        )
     else:
         device = report.device or "an unknown device"
-        reason = verdict.reason.conditions[0].rstrip(".")
         passed = "Yes. " if report.subject.bring_up and not report.missing_steps else ""
-        recommendation = f"{passed}On {device}: {verdict.recommendation}, because {reason}."
+        recommendation = (
+            f"{passed}On {device}: {verdict.recommendation}, because {verdict.reason.conditions[0].rstrip('.')}."
+        )
     missing = f"; missing: {', '.join(report.missing_steps)}" if report.missing_steps else ""
     finished = f"{len(report.finished_steps)} of {pluralize(len(report.planned_steps), 'step')} finished{missing}."
     problems = [

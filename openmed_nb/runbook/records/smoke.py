@@ -208,12 +208,13 @@ def check_entities(golden: Entities, current: Entities) -> Finding:
     missing = expected - predicted
     extra = predicted - expected
     if not missing and not extra:
-        total = pluralize(predicted.total(), "entity", "entities")
-        return Finding("entities", OK, f"the same {total} in {pluralize(len(current), 'text')}")
+        evidence = f"the same {pluralize(predicted.total(), 'entity', 'entities')} in {pluralize(len(current), 'text')}"
+        return Finding("entities", OK, evidence)
     different_texts = sorted({index for index, _ in missing + extra})
-    indices = ", ".join(map(str, different_texts[:MAX_LISTED]))
-    counts = f"{missing.total()} missing, {extra.total()} additional"
-    evidence = f"different in {pluralize(len(different_texts), 'text')} ({indices}): {counts}"
+    evidence = (
+        f"different in {pluralize(len(different_texts), 'text')} ({', '.join(map(str, different_texts[:MAX_LISTED]))}): "
+        f"{missing.total()} missing, {extra.total()} additional"
+    )
     remedy = "Do not use the model on this machine until you know the reason; see nb.runbook.parity()."
     return Finding("entities", FAILED, evidence, remedy)
 
@@ -233,8 +234,8 @@ def check_throughput(reference: Logbook, current: Logbook) -> Finding:
     name = "throughput"
     reasons = LogbookDiff(reference, current).reasons
     if reasons:
-        names = ", ".join(reason.name for reason in reasons)
-        return Finding(name, NOT_APPLICABLE, f"not checked: this run is not comparable with the golden run ({names})")
+        evidence = f"not checked: this run is not comparable with the golden run ({', '.join(reason.name for reason in reasons)})"
+        return Finding(name, NOT_APPLICABLE, evidence)
     load = max(book.background.cpu_fraction or 0.0 for book in (reference, current))
     expected, rate = (book.metrics[-1].values.get("texts_per_second") for book in (reference, current))
     if load > MAX_BACKGROUND_LOAD or expected is None or rate is None:

@@ -46,10 +46,6 @@ class StepOptions:
     metrics: tuple[ReportMetrics, ...] = ()
 
     @property
-    def data(self) -> Sequence[str] | None:
-        return None if self.training else self.texts
-
-    @property
     def workload_arguments(self) -> dict[str, Any]:
         """Arguments of the functions that measure steps of the workload."""
         return {"training": self.training, **self.arguments}
@@ -190,7 +186,7 @@ def _profile(options: StepOptions) -> StepResult:
 
     report = profile(
         options.model,
-        options.data,
+        None if options.training else options.texts,
         steps=5 if options.quick else 20,
         device=options.device,
         batch_size=options.batch_size,
@@ -224,7 +220,7 @@ def _compare(options: StepOptions) -> StepResult:
 
     comparison = compare(
         options.model,
-        options.data,
+        None if options.training else options.texts,
         devices=[options.device],
         batch_size=options.batch_size,
         seconds=options.seconds,

@@ -637,7 +637,7 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
     keeps_entities = (
         parity.spans.agreement >= context.gates.entity_agreement
         and not parity.non_finite_tokens
-        and not any(refusal.conclusive for refusal in report.reasons)
+        and not report.is_refuted
     )
     values: dict[str, Any] = {
         "dtype_agreement": parity.spans.agreement,

@@ -176,7 +176,6 @@ class Verdict(Displayable):
         if evidence["refused_dtype"]:
             warnings.append(f"The entities of the model change in {evidence['refused_dtype']}: use float32.")
         if evidence["silent_errors"]:
-            names = ", ".join(evidence["silent_errors"])
             warnings.append(
                 f"Known silent errors were detected on this device ({', '.join(evidence['silent_errors'])}); "
                 "see nb.doctor() for remedies."
@@ -193,11 +192,11 @@ class Verdict(Displayable):
     def not_known(self) -> tuple[str, ...]:
         """Missing measurements with their commands; those that could change the verdict come first."""
         blocking = self.blocking_requirements
-        sentences = []
-        for requirement in sorted(self.missing_requirements, key=lambda requirement: requirement not in blocking):
-            effect = ", and could change the verdict" if requirement in blocking else ""
-            sentences.append(f"Missing{effect}: {requirement.name}. Run {requirement.command}.")
-        return tuple(sentences)
+        return tuple(
+            f"Missing{', and could change the verdict' if requirement in blocking else ''}: {requirement.name}. "
+            f"Run {requirement.command}."
+            for requirement in sorted(self.missing_requirements, key=lambda requirement: requirement not in blocking)
+        )
 
     @property
     def missing_summary(self) -> str:
@@ -205,10 +204,12 @@ class Verdict(Displayable):
         blocking = self.blocking_requirements
         if not blocking:
             return ""
-        names = ", ".join(requirement.name for requirement in blocking)
         command = f"Run {blocking[0].command}."
         is_suggested = any(command in action for action in self.reason.actions)
-        return f"Not measured, and could change the verdict: {names}.{'' if is_suggested else f' {command}'}"
+        return (
+            f"Not measured, and could change the verdict: {', '.join(requirement.name for requirement in blocking)}."
+            f"{'' if is_suggested else f' {command}'}"
+        )
 
     @property
     def answer(self) -> tuple[str, ...]:
@@ -240,9 +241,10 @@ class Verdict(Displayable):
         for name in reason.metrics:
             label, unit = METRICS[name]
             if unit == "names":
-                descriptions.append(f"{label}: {format_value(unit, self.evidence[name])}")
-            else:
-                descriptions.append(f"{label} (gate {name}: {limits[name]})" if name in limits else label)
+                label += f": {format_value(unit, self.evidence[name])}"
+            elif name in limits:
+                label += f" (gate {name}: {limits[name]})"
+            descriptions.append(label)
         return "; ".join(descriptions)
 
     def to_report(self) -> Report:

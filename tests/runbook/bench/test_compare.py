@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -278,13 +277,13 @@ def test_speedup_is_median_of_ratios_per_round():
     assert (metrics.throughput.low, metrics.throughput.high) == (pytest.approx(8 / 30), 16)
 
 
-@pytest.mark.parametrize(("factor", "is_hidden"), [(0.8, True), (1.2, True), (1.0, False), (0.1, False)])
+@pytest.mark.parametrize(("factor", "is_hidden"), [(0.8, True), (1.0, False), (0.1, False)])
 def test_winner_below_the_variation_is_not_measured(monkeypatch, factor, is_hidden):
     """The check of the load is off in the tests."""
     times = {"cpu": [1.0, 2.0] * 3, "cuda:0": [factor, factor * 2] * 3}
     monkeypatch.setattr(comparison, "_time_interleaved", lambda *_: times)
-    batches = partial(itertools.repeat, {"forward": 1.0})
-    workloads = dict.fromkeys(times, PrecomputedWorkload("m", "annotation", "cpu", 8, None, batches, ()))
+    steps = itertools.repeat({"forward": 1.0})
+    workloads = dict.fromkeys(times, PrecomputedWorkload("m", "annotation", "cpu", 8, None, lambda: steps, ()))
 
     assert bool(comparison._run_comparison(workloads, 6, 0.0).disturbance) == is_hidden
 
