@@ -16,7 +16,7 @@ PAGES = read_pages()
 PICTURE_PATTERN = re.compile(
     r'<picture>((?:<source media="\(prefers-reduced-motion: reduce\)[^>]+>){2})?'
     r'<source media="\(prefers-color-scheme: dark\)" srcset="([\w/.]+)">'
-    r'<img alt="([^"]{20,})" src="([\w/.]+)"></picture>'
+    r'<img alt="([^"]{20,})" (?:width="376" )?src="([\w/.]+)"></picture>'
 )
 MAX_WORDS = 1500
 MAX_IMAGE_BYTES = 2_000_000
