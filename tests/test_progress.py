@@ -13,7 +13,6 @@ import pytest
 
 import openmed_nb as nb
 from helpers.clock import use_clock
-from openmed_nb._events import progress
 from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, EventDispatcher, ProgressEvent
 from openmed_nb._events.progress import (
     ProgressBar,
@@ -164,24 +163,17 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "openmed_nb progress"]
 
 
-@pytest.fixture
-def make_dispatcher(monkeypatch):
-    """A function that returns a dispatcher, which draws on pages, one for each operation that is drawn."""
-
-    def make_dispatcher(*pages, draw_interval=0.001):
-        left = iter(pages)
-        monkeypatch.setattr(progress, "detect_output", lambda _environ: next(left))
-        monkeypatch.setattr(progress, "DRAW_INTERVAL", draw_interval)
-        return EventDispatcher(ProgressBar({}))
-
-    return make_dispatcher
+def make_dispatcher(draw_interval=0.001):
+    """Return a dispatcher and the page on which it draws."""
+    page = Page()
+    return EventDispatcher(ProgressBar({}, lambda _environ: page, draw_interval)), page
 
 
 @pytest.mark.parametrize(
     ("error", "end"), [(None, "finished"), (ValueError, "stopped"), (KeyboardInterrupt, "stopped")]
 )
-def test_line_is_drawn_during_long_step(make_dispatcher, error, end):
-    dispatcher = make_dispatcher(page := Page())
+def test_line_is_drawn_during_long_step(error, end):
+    dispatcher, page = make_dispatcher()
     with pytest.raises(error) if error else nullcontext(), dispatcher.operation(), dispatcher.operation():
         dispatcher.notify(ProgressEvent(LOADING, "bundled"))
         assert page.drawn.wait(60)
@@ -194,16 +186,16 @@ def test_line_is_drawn_during_long_step(make_dispatcher, error, end):
     assert threads() == []
 
 
-def test_short_operation_is_not_drawn(make_dispatcher):
-    dispatcher = make_dispatcher(page := Page(), draw_interval=3600)
+def test_short_operation_is_not_drawn():
+    dispatcher, page = make_dispatcher(draw_interval=3600)
     with dispatcher.operation():
         dispatcher.notify(text_event(300))
 
     assert (page.lines, threads()) == ([], [])
 
 
-def test_line_describes_last_event(make_dispatcher):
-    dispatcher = make_dispatcher(*[page := Page()] * 2)
+def test_line_describes_last_event():
+    dispatcher, page = make_dispatcher()
     for model in ("one", "two"):
         page.drawn.clear()
         with dispatcher.operation():
@@ -214,8 +206,8 @@ def test_line_describes_last_event(make_dispatcher):
 
 
 @pytest.mark.parametrize("event", [ProgressEvent(IMPORTING, "torch"), ProgressEvent(RELEASING, "memory")])
-def test_blocking_operation_is_drawn_before_start(make_dispatcher, event):
-    dispatcher = make_dispatcher(page := Page(), draw_interval=3600)
+def test_blocking_operation_is_drawn_before_start(event):
+    dispatcher, page = make_dispatcher(draw_interval=3600)
     with dispatcher.operation():
         dispatcher.notify(ProgressEvent(LOADING, "bundled"))
         assert page.lines == []
@@ -235,9 +227,10 @@ class Interrupted(Page):
             raise KeyboardInterrupt
 
 
-def test_interrupt_of_last_line_cleans_up(make_dispatcher):
+def test_interrupt_of_last_line_cleans_up():
     pages, events = [Interrupted(), Page()], []
-    dispatcher = make_dispatcher(*pages)
+    left = iter(pages)
+    dispatcher = EventDispatcher(ProgressBar({}, lambda _environ: next(left), 0.001))
     dispatcher.subscribe(events.append)
     for page, error in zip(pages, (KeyboardInterrupt, None), strict=True):
         with pytest.raises(error) if error else nullcontext(), dispatcher.operation():
@@ -263,9 +256,10 @@ class Slow(Page):
             self.may_draw.wait(60)
 
 
-def test_forked_child_does_not_wait_for_drawing_thread(make_dispatcher):
+def test_forked_child_does_not_wait_for_drawing_thread():
     """The thread holds its lock during the fork."""
-    dispatcher = make_dispatcher(*[page := Slow()] * 2)
+    page = Slow()
+    dispatcher = EventDispatcher(ProgressBar({}, lambda _environ: page, 0.001))
     with dispatcher.operation():
         dispatcher.notify(text_event(1))
         assert page.drawn.wait(60)
@@ -301,8 +295,8 @@ def run_operation(dispatcher, **options):
     ],
     ids=["another thread", "progress=False", "no run_operation"],
 )
-def test_silent_events_are_not_drawn(make_dispatcher, quiet):
-    dispatcher = make_dispatcher(page := Page())
+def test_silent_events_are_not_drawn(quiet):
+    dispatcher, page = make_dispatcher()
     events = []
     dispatcher.subscribe(events.append)
     quiet(dispatcher)

@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
@@ -250,10 +250,19 @@ class ProgressBar:
 
     Args:
         environ: Environment variables.
+        find_output: Function that returns the output for the environment variables, or ``None``.
+        draw_interval: Time in seconds until the line is first drawn, and between updates.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        find_output: Callable[[Mapping[str, str]], OutputTarget | None] = detect_output,
+        draw_interval: float = DRAW_INTERVAL,
+    ) -> None:
         self._environ = environ
+        self._find_output = find_output
+        self._draw_interval = draw_interval
         self._drawing: _DrawingThread | None = None
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
@@ -268,8 +277,8 @@ class ProgressBar:
             return
         if self._drawing is not None:
             self._drawing.history.record(event, current_time())
-        elif (output := detect_output(self._environ)) is not None:
-            self._drawing = _DrawingThread(output, event)
+        elif (output := self._find_output(self._environ)) is not None:
+            self._drawing = _DrawingThread(output, event, self._draw_interval)
             self._drawing.start()
         if self._drawing is not None and event.operation in BLOCKING_OPERATIONS:
             self._drawing.draw()
@@ -285,11 +294,12 @@ class ProgressBar:
 class _DrawingThread(threading.Thread):
     """Draws the line of an operation until the operation ends."""
 
-    def __init__(self, output: OutputTarget, event: ProgressEvent) -> None:
+    def __init__(self, output: OutputTarget, event: ProgressEvent, draw_interval: float) -> None:
         super().__init__(name="openmed_nb progress", daemon=True)
         self.history = ProgressHistory(current_time())
         self.history.record(event, self.history.start_time)
         self._output = output
+        self._draw_interval = draw_interval
         self._finished = threading.Event()
         self._is_drawn = False
         self._draw_lock = threading.Lock()
@@ -309,5 +319,5 @@ class _DrawingThread(threading.Thread):
             self._is_drawn = True
 
     def run(self) -> None:
-        while not self._finished.wait(DRAW_INTERVAL):
+        while not self._finished.wait(self._draw_interval):
             self._cell_context.run(self.draw)

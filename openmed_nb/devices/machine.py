@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .._render.values import SIMULATED_SUFFIX
 from .._utils.text import describe_value
@@ -99,15 +99,16 @@ class MachineInfo:
 def read_machine(
     system: str = platform.system(),
     architecture: str = platform.machine(),
-    run: RunCommand | None = None,
+    run: Callable[[list[str]], str | None] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
+    cpuinfo: Path = CPUINFO,
 ) -> MachineInfo:
     """Read the facts of this machine; facts that cannot be read are ``None``."""
     if system == "Windows":
         driver = exists(str(Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"))
         return MachineInfo(system, architecture, gpu_driver=driver)
     if system != "Darwin":
-        apple = APPLE_CPU.search(_read_cpuinfo()) is not None
+        apple = APPLE_CPU.search(_read_cpuinfo(cpuinfo)) is not None
         return MachineInfo(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
     output = (run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]) or ""
     lines = (line.partition(":") for line in output.splitlines())
@@ -141,17 +142,18 @@ def apple_chip_generation(machine: MachineInfo) -> int | None:
 COMMAND_SECONDS = 2.0  # Time limit of a command.
 
 
-# Function that runs a command and returns its output, or ``None`` if it cannot run or exceeds its time limit.
-RunCommand: TypeAlias = Callable[[list[str]], "str | None"]
+class RunCommand(Protocol):
+    """Function that runs a command and returns its output, or ``None`` if it cannot run or exceeds its time limit."""
+
+    def __call__(self, command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None: ...
 
 
-def run_command(command: list[str]) -> str | None:
+def run_command(command: list[str], *, seconds: float = COMMAND_SECONDS) -> str | None:
     """Return the standard output of a command, or ``None`` if it cannot run or exceeds its time limit.
-
-    After the time limit, the command and the processes that it started are killed.
 
     Args:
         command: Command and arguments.
+        seconds: Time limit. After it, the command and the processes that it started are killed.
 
     Returns:
         The output as text, in which undecodable bytes are replaced by U+FFFD.
@@ -173,7 +175,7 @@ def run_command(command: list[str]) -> str | None:
         return None
     with process:
         try:
-            return process.communicate(timeout=COMMAND_SECONDS)[0]
+            return process.communicate(timeout=seconds)[0]
         except BaseException as error:  # Including an interrupt, which the new session does not receive.
             # A child of the command that keeps its output open would block ``subprocess.run``.
             from .._utils.child import kill_group
@@ -220,21 +222,21 @@ def read_footprint(library: ctypes.CDLL | None = None) -> Footprint | None:
     return Footprint(current, usage[MAX_FOOTPRINT_INDEX])
 
 
-def _read_cpuinfo() -> str:
+def _read_cpuinfo(file: Path = CPUINFO) -> str:
     """Return the start of Linux's ``/proc/cpuinfo``, or an empty string on other operating systems.
 
     The limit of 4,096 characters makes this fast on machines with hundreds of processors.
     """
     try:
-        with CPUINFO.open(encoding="utf-8", errors="replace") as stream:
+        with file.open(encoding="utf-8", errors="replace") as stream:
             return stream.read(4096)
     except OSError:
         return ""
 
 
-def processor_name() -> str:
+def processor_name(file: Path = CPUINFO) -> str:
     """Return the name of the first processor, or its architecture if the name is unknown, as on most ARM machines."""
-    match = re.search(r"^model name\s*:[ \t]*(.+)$", _read_cpuinfo(), re.MULTILINE)
+    match = re.search(r"^model name\s*:[ \t]*(.+)$", _read_cpuinfo(file), re.MULTILINE)
     return (" ".join(match[1].split()) if match else "") or platform.processor() or platform.machine()
 
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices import machine as machine_facts
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.machine import (
     Footprint,
@@ -79,13 +78,12 @@ def test_native_apple_silicon_requires_arm_python():
     assert not MACS["unreadable", "x86_64"].native_apple_silicon
 
 
-def test_gpu_driver_is_detected(monkeypatch):
-    monkeypatch.setattr(machine_facts, "CPUINFO", Path(os.devnull))
+def test_gpu_driver_is_detected():
     for file in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd"):
         assert read_machine("Linux", "x86_64", exists=lambda path, file=file: path == file).gpu_driver is True
     assert read_machine("Windows", "AMD64", exists=lambda path: path.endswith("nvcuda.dll")).gpu_driver is True
     for system in ("Linux", "Windows"):
-        machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False)
+        machine = read_machine(system, "x86_64", run=pytest.fail, exists=lambda _: False, cpuinfo=Path(os.devnull))
         assert machine == MachineInfo(system, "x86_64", gpu_driver=False)
 
 
@@ -102,16 +100,14 @@ CPUINFO = {
 """Texts of Linux for the first processor, and whether it is an Apple chip. The fourth is from docker/for-mac#6512 (2022)."""
 
 
-def test_apple_chip_on_linux_is_detected(tmp_path, monkeypatch):
+def test_apple_chip_on_linux_is_detected(tmp_path):
     file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine_facts, "CPUINFO", file)
     for text, apple in CPUINFO.items():
         file.write_text("processor\t: 0\nBogoMIPS\t: 48.00\n" + text)
-        machine = read_machine("Linux", "aarch64", exists=lambda _: False)
+        machine = read_machine("Linux", "aarch64", exists=lambda _: False, cpuinfo=file)
         assert machine == MachineInfo("Linux", "aarch64", apple_silicon=apple, gpu_driver=False), text
         assert not machine.native_apple_silicon
-    file.unlink()
-    assert not read_machine("Linux", "aarch64").apple_silicon
+    assert not read_machine("Linux", "aarch64", cpuinfo=tmp_path / "none").apple_silicon
 
 
 @given(st.text(max_size=200))
@@ -137,31 +133,29 @@ def test_run_command_returns_output(monkeypatch):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups")
-def test_run_command_ends_a_hanging_command_and_its_children(tmp_path, monkeypatch):
+def test_run_command_ends_a_hanging_command_and_its_children(tmp_path):
     """The child keeps the pipe of the output open after its parent was killed."""
     script = tmp_path / "hang"
     pids = tmp_path / "pids"
     script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >{pids}\nwait\n")
     script.chmod(0o755)
 
-    monkeypatch.setattr(machine_facts, "COMMAND_SECONDS", 1)
-    assert run_command([str(script)]) is None
+    assert run_command([str(script)], seconds=1) is None
     _ended, running = psutil.wait_procs(find_processes(int(pids.read_text())), timeout=10)
     assert running == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 @pytest.mark.real_computer
-def test_interrupt_ends_a_running_command(tmp_path, monkeypatch):
+def test_interrupt_ends_a_running_command(tmp_path):
     """The command does not receive the interrupt, because it has its own session."""
     pid_file = tmp_path / "pid"
     script = tmp_path / "slow"
     script.write_text(f"#!/bin/sh\necho $$ >{pid_file}\nsleep 1\nkill -INT {os.getpid()}\nexec sleep 600\n")
     script.chmod(0o755)
 
-    monkeypatch.setattr(machine_facts, "COMMAND_SECONDS", 60)
     with pytest.raises(KeyboardInterrupt):
-        run_command([str(script)])
+        run_command([str(script)], seconds=60)
     _ended, running = psutil.wait_procs(find_processes(int(pid_file.read_text())), timeout=10)
     assert running == []
 
@@ -246,9 +240,8 @@ def test_device_own_name():
         assert get_device(device).hardware_name(machine, torch) == name
 
 
-def test_processor_name_on_linux(tmp_path, monkeypatch):
+def test_processor_name_on_linux(tmp_path):
     here, file = {platform.processor(), platform.machine()}, tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine_facts, "CPUINFO", file)
     two = b"processor\t: 0\nvendor_id\t: AMD\nmodel name\t: AMD  EPYC \t9655 \nmodel name\t: another\n"
     texts = {
         two: {"AMD EPYC 9655"},
@@ -257,10 +250,9 @@ def test_processor_name_on_linux(tmp_path, monkeypatch):
     }
     for text, names in texts.items():
         file.write_bytes(text)
-        assert processor_name() in names
+        assert processor_name(file) in names
 
-    file.unlink()
-    assert processor_name() in here
+    assert processor_name(tmp_path / "none") in here
 
 
 class Library:

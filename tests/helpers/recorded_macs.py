@@ -36,12 +36,13 @@ class RecordedMac:
         self._outputs = {command: f"{output}\n" for command, _newline, output in (s.partition("\n") for s in sections)}
         self.commands: list[str] = []
 
-    def run(self, command: list[str]) -> str | None:
+    def run(self, command: list[str], *, seconds: float = 2.0) -> str | None:
         """Return the recorded output of a command.
 
         Raises:
             KeyError: If the command was not recorded.
         """
+        assert seconds > 0
         program, *arguments = command
         self.commands.append(" ".join([program, *arguments]))
         if program == SYSCTL:  # With -i, unknown keys are left out.

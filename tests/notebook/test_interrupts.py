@@ -5,7 +5,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.real_computer]
 
 SETUP = """
-import os, sys, tempfile, threading
+import os, tempfile, threading
 import psutil
 import openmed_nb as nb
 from openmed_nb.session import SESSION
@@ -18,7 +18,7 @@ def there():
 """
 """Texts that take minutes, and what there is of threads, processes and files; transformers keeps threads that wait."""
 
-EAGER = "sys.modules['openmed_nb._events.progress'].DRAW_INTERVAL = 0.01"
+EAGER = "SESSION._listeners._indicator._draw_interval = 0.01"
 """From now on, lines are drawn at once."""
 
 WORKS = "nb.load_pipeline('bundled_small')('She has asthma.')[0]['word']"
