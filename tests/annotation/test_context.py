@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from helpers.annotations import make_text
+from helpers.annotations import annotate, make_text
 from openmed_nb.annotation.context import create_context_finder
 from openmed_nb.errors import ConfigurationError
 
@@ -36,7 +36,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def found():
-    return nb.annotate(NOTES, "bundled_small", device="cpu", progress=False, ids=["a", "b", "c", "d"])
+    return annotate(NOTES, ids=["a", "b", "c", "d"])
 
 
 def spans_of(text, *words):
@@ -63,9 +63,7 @@ class TestWithContext:
         in_context = found.with_context("all", "negated_by")
         for text, entities in zip(NOTES, in_context, strict=True):
             if text:
-                alone = nb.annotate(text, "bundled_small", device="cpu", progress=False).with_context(
-                    "all", "negated_by"
-                )
+                alone = annotate(text).with_context("all", "negated_by")
                 assert [{**entity, "score": 0} for entity in alone] == [{**entity, "score": 0} for entity in entities]
         assert json.loads(json.dumps(in_context.to_dict())) == in_context.to_dict()
         filtered = found.filter("disease", min_score=0.5)
@@ -147,7 +145,7 @@ class TestDisplay:
 
     def test_display_marks_and_counts_context_without_storing_it(self):
         text = "No evidence of pneumonia. Mother had breast cancer."
-        found = nb.annotate(text, "bundled_small", device="cpu", progress=False)
+        found = annotate(text)
         before = found.to_dict()
         assert str(found).startswith("2 mentions of diseases found, 1 of them negated, 1 in the family\n")
         assert found.to_dict() == before

@@ -16,6 +16,7 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
+from helpers.annotations import words
 from openmed_nb._annotate import _Inputs
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.results import AnnotatedText
@@ -42,11 +43,6 @@ def pipe(pipe_of, keyword_model):
 def few_at_once(pipe_of, keyword_model):
     """A pipeline with the batches of a CPU, so that a few texts are many chunks on every device."""
     return pipe_of(keyword_model, batch_tokens=get_device("cpu").batch_tokens)
-
-
-def words(found):
-    """Return the words of each text."""
-    return [[entity["word"] for entity in entities] for entities in found]
 
 
 class OldSequence:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from helpers.annotations import words
 from openmed_nb.annotation.references import (
     expand_globs,
     resolve_paths,
@@ -166,11 +167,6 @@ def folder(tmp_path):
     for number, text in enumerate(TEXTS):
         (tmp_path / f"note {number}.txt").write_bytes(text.encode())
     return tmp_path
-
-
-def words(found):
-    """Return the words of each text."""
-    return [[entity["word"] for entity in entities] for entities in found]
 
 
 class TestFiles:

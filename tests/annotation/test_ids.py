@@ -14,17 +14,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-import openmed_nb as nb
+from helpers.annotations import annotate
 from openmed_nb.annotation.inputs import read_inputs
 from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning, RunInterrupted
 
 NOTES = ["She has asthma.", None, "No diabetes.\r\nHe is well 🤧 and has asthma.", "She has asthma."]
 IDS = ["a7", "b2", "c9", "d4"]
 MARKER = "Zyxwvut-1234"
-
-
-def annotate(texts, **options):
-    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
 
 
 def table(**columns):

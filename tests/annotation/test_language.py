@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import openmed_nb as nb
+from helpers.annotations import annotate
 from openmed_nb.annotation.language import is_other_language
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ def test_notes_in_english_are_not_in_another_language():
 
 def test_result_states_how_many_notes_are_not_in_english():
     notes = [*OTHERS, "She has asthma."] + ["No complaints."] * 20
-    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False)
+    found = annotate(notes)
     assert "7 notes are mostly not in English (of the first 20)" in str(found)
     assert [index for index in range(len(notes)) if "not in English" in str(found.at(index))] == [0, 1, 2, 3, 4, 5, 6]
     pipe = nb.load_pipeline("bundled_small", device="cpu")

@@ -9,16 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from helpers.annotations import make_text
+from helpers.annotations import annotate, make_text
 from openmed_nb._render.display import to_plain_data
 from openmed_nb.annotation.masking import MASKING_DISCLAIMER, mask_text, refine_spans, validate_policy
 from openmed_nb.annotation.results import Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
-
-
-def annotate(texts, **options):
-    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
-
 
 STAY = "names, dates, places and numbers are not masked"  # By a model that knows diseases alone.
 

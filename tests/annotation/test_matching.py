@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import openmed_nb as nb
+from helpers.annotations import annotate
 from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
 from openmed_nb.errors import ConfigurationError, OpenMedWarning, UnmatchedIdsError
 
@@ -16,10 +17,6 @@ COURSE_NOTES = Path(__file__).parents[2] / "notebooks" / "data" / "notes.csv"
 NOTES = ["She has asthma.", "No complaints.", "Known gout and asthma."]
 IDS = ["a7", "b2", "c9"]
 COLUMNS = {"text_column": "note", "id_column": "patient"}
-
-
-def annotate(texts, **options):
-    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.annotations import words
+
 MISSING = {
     "None": None,
     "NaN": float("nan"),
@@ -46,11 +48,6 @@ def run(annotated, keyword_pipe):
 def file(tmp_path):
     """The name of a file of results."""
     return tmp_path / "run.jsonl"
-
-
-def words(found):
-    """Return the words of each text."""
-    return [[entity["word"] for entity in entities] for entities in found]
 
 
 @pytest.mark.parametrize("value", MISSING.values(), ids=MISSING)

@@ -6,14 +6,11 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
+from helpers.annotations import annotate
 from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning
 
 TABLE = pd.DataFrame({"note_id": [1, 2], "text": ["She has asthma.", "Well."], "ward": [3, 4]})
 COLUMNS = {"text_column": "text", "id_column": "note_id"}
-
-
-def annotate(texts=TABLE, **options):
-    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
 
 
 def load(**options):
@@ -34,13 +31,13 @@ def files(tmp_path, monkeypatch):
 
 
 MISTAKES = {
-    "column of ids": (lambda _: annotate(text_column="text", id_column="noteid"), "'noteid'", "'note_id'? Columns: note_id, "),
-    "column of texts": (lambda _: annotate(text_column="report"), "'report'", "Columns: note_id, text, ward."),
+    "column of ids": (lambda _: annotate(TABLE, text_column="text", id_column="noteid"), "'noteid'", "'note_id'? Columns: note_id, "),
+    "column of texts": (lambda _: annotate(TABLE, text_column="report"), "'report'", "Columns: note_id, text, ward."),
     "separator": (lambda _: annotate(pd.DataFrame({"id;text": ["1;Well."]}), text_column="text"), "'text'", "sep=';'"),
     "list as a table": (lambda _: annotate(["Well."], **COLUMNS), "id_column requires a table, not list", "Pass a DataFrame"),
     "attribute of a text": (lambda _: annotate("Well.").by_patient, "'by_patient'", ".found.by_patient"),
-    "name of a column": (lambda _: annotate(text_column=["text"]), "text_column: list", "name of a column"),
-    "option of annotate": (lambda _: annotate(text_colum="text"), "'text_colum'", "Did you mean 'text_column'?"),
+    "name of a column": (lambda _: annotate(TABLE, text_column=["text"]), "text_column: list", "name of a column"),
+    "option of annotate": (lambda _: annotate(TABLE, text_colum="text"), "'text_colum'", "Did you mean 'text_column'?"),
     "option of a pipeline": (lambda _: load(batchsize=3), "'batchsize'", "Options: batch_size, batch_tokens, "),
     "name of a model": (lambda _: nb.load_model(modle="bundled_small"), "'modle'", "Did you mean 'model'?"),
     "option of epochs": (lambda _: nb.epochs(3, memory_growth=0.2), "'memory_growth'", "Options: device, every_n_steps"),
@@ -65,14 +62,14 @@ MISTAKES = {
     "options of a module": (lambda _: nb.compare(abs, modle=1), "'modle'", "Did you mean 'model'?"),
     "name of a namespace": (lambda _: nb.parity, "'parity'", "Did you mean 'runbook.parity'?"),
     "attribute": (lambda found: found.wth_context, "'wth_context'", "Did you mean 'with_context'?"),
-    "unknown id": (lambda _: annotate(**COLUMNS).show("F9"), "No text has this id", "found.ids"),
+    "unknown id": (lambda _: annotate(TABLE, **COLUMNS).show("F9"), "No text has this id", "found.ids"),
     "one text": (lambda _: nb.runbook.parity("bundled_small", "Well."), "a string, which is one text", "Pass a list"),
     "texts for training": (lambda _: nb.compare("bundled_small", ["Well."], training=True), "list", "labels for training"),
     "folder of a model": (lambda _: nb.load_model("./notes_2025"), "'./notes_2025'", "Did you mean 'notes_2024'?"),
     "file as a model": (lambda _: nb.load_model("notes.csv"), "'notes.csv' is a file", "Pass the folder"),
     "threshold": (lambda _: nb.runbook.gates(sped_up=1), "'sped_up'", "Gates: speedup, utilization, "),
     "function elsewhere": (lambda _: nb.runbook.sweep, "'sweep'", "'openmed_nb.sweep'"),
-    "lengths": (lambda _: annotate(**COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
+    "lengths": (lambda _: annotate(TABLE, **COLUMNS).to_frame(TABLE[["ward"]][:1]), "1 rows", "the column of the texts"),
 }  # fmt: skip
 
 

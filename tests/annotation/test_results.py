@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import openmed_nb as nb
-from helpers.annotations import make_annotations, make_entity, make_text
+from helpers.annotations import annotate, make_annotations, make_entity, make_text
 from openmed_nb._render.display import to_text
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import FileReference, text_fingerprint
@@ -457,7 +456,7 @@ def test_completion_lists_documented_names_of_annotations(found):
 
 def test_saved_page_has_all_notes_escaped_and_needs_no_network(tmp_path):
     notes = ["<script>x</script> no asthma", None, "today " * 3000 + "asthma"]
-    found = nb.annotate(notes, "bundled_small", device="cpu", progress=False, ids=["<a>", "b", "c"])
+    found = annotate(notes, ids=["<a>", "b", "c"])
     found.with_context().save(tmp_path / "notes.html")
     page = (tmp_path / "notes.html").read_text("utf-8")
     assert not any(part in page for part in ("<script", "<a>", "http"))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import openmed_nb as nb
+from helpers.annotations import annotate
 from openmed_nb.annotation.browsing import ReviewListing
 from openmed_nb.annotation.gold import GoldSpan
 from openmed_nb.annotation.json_lines import append_checksum, to_json_line
@@ -19,13 +19,9 @@ TEXT = "She has asthma 🩺 and knee pain.\r\nNo flu."
 NOTES = [f"{number}. {TEXT}" for number in range(10)]
 
 
-def annotate(notes=NOTES, **options):
-    return nb.annotate(notes, "bundled_small", device="cpu", progress=False, **options)
-
-
 @pytest.fixture(scope="module")
 def found():
-    return annotate()
+    return annotate(NOTES)
 
 
 @pytest.fixture
@@ -117,7 +113,7 @@ def test_score_counts_reviewed_notes_only_and_other_results_of_them(found):
     assert scores.num_texts == 2
     total = scores.total.strict
     assert (total.missed, total.spurious, total.correct) == (1, 0, len(found[2]) + len(found[5]))
-    assert annotate(ids=[f"n{number}" for number in range(10)]).score(review).total.strict.missed == 1
+    assert annotate(NOTES, ids=[f"n{number}" for number in range(10)]).score(review).total.strict.missed == 1
     assert found.filter(min_score=1).score(review).total.strict.recall == 0
     with pytest.raises(ConfigurationError, match="other notes"):
         annotate(NOTES[1:]).score(review)
@@ -215,7 +211,7 @@ def test_file_continues_without_texts(found, path):
     assert "not saved" in ReviewListing(found.review()).state()["review"]["notice"]
     finish(review, review.notes[0])
     review.mark(np.int64(review.notes[1]), np.int32(0), np.int64(1), "DISEASE")
-    again = annotate().review(path, sample=5)
+    again = annotate(NOTES).review(path, sample=5)
     assert again.gold.texts == review.gold.texts
     assert again.marked_spans(again.notes[1]) == {GoldSpan(0, 1, "DISEASE"): True}
     assert ReviewListing(again).note == again.notes[1]  # The first one that is not reviewed.
@@ -289,7 +285,7 @@ review.mark(4, 0, 1, "DISEASE")
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
-    assert annotate().review(path, sample=None).marked_spans(4) == {GoldSpan(0, 1, "DISEASE"): True}
+    assert annotate(NOTES).review(path, sample=None).marked_spans(4) == {GoldSpan(0, 1, "DISEASE"): True}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import seqeval.scheme
 from hypothesis import given
 from hypothesis import strategies as st
 
-import openmed_nb as nb
+from helpers.annotations import annotate
 from openmed_nb.annotation.gold import GoldSpan, GoldText, GoldTexts
 from openmed_nb.annotation.scores import (
     OUTCOMES,
@@ -206,7 +206,7 @@ def test_report_of_scores():
 
 @pytest.fixture(scope="module")
 def annotations():
-    return nb.annotate(["She has asthma.", "No complaints.", None], "bundled_small", device="cpu", progress=False)
+    return annotate(["She has asthma.", "No complaints.", None])
 
 
 def test_report_has_one_row_per_match_for_the_only_label(annotations):
@@ -264,9 +264,7 @@ def test_score_rejects_other_gold_without_quoting(annotations, gold):
 
 
 def test_score_rejects_tokens():
-    tokens = nb.annotate(
-        ["She has asthma."], "bundled_small", device="cpu", progress=False, aggregation_strategy="none"
-    )
+    tokens = annotate(["She has asthma."], aggregation_strategy="none")
     with pytest.raises(ConfigurationError, match="tokens"):
         tokens.score([[(8, 14, "DISEASE")]])
 

@@ -11,17 +11,13 @@ import pandas as pd
 import pytest
 
 import openmed_nb as nb
+from helpers.annotations import words
 from openmed_nb.annotation.references import MISSING_FINGERPRINT, read_text, text_fingerprint
 from openmed_nb.distributed.columns import ColumnText, Partition, column_references, get_partitions
 from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
 WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
-
-
-def get_words(annotations):
-    """Return the words of the entities in each text."""
-    return [[entity["word"] for entity in entities] for entities in annotations]
 
 
 @pytest.fixture
@@ -107,8 +103,8 @@ class TestOnWorkers:
         for number, text in enumerate(TEXTS):
             (tmp_path / f"note {number}.txt").write_bytes(text.encode())
         monkeypatch.chdir(tmp_path)
-        assert get_words(on_pool(Path("*.txt"))) == WORDS
-        assert get_words(on_pool([tmp_path / "note 3.txt"])) == [WORDS[3]]
+        assert words(on_pool(Path("*.txt"))) == WORDS
+        assert words(on_pool([tmp_path / "note 3.txt"])) == [WORDS[3]]
 
     def test_pattern_without_files_names_the_host_but_is_not_logged(self, on_pool, pool, tmp_path):
         with pytest.raises(ConfigurationError, match=rf"smith.*\.md.* on {socket.gethostname()}"):
@@ -122,7 +118,7 @@ class TestOnWorkers:
         local = found_in(column, resume=file, **options)
         assert len(file.read_text("utf-8").splitlines()) == 1 + len(TEXTS) + 1  # Of equal rows, one.
         for annotations in local, on_pool(column, **options), on_pool(column, resume=file, **options):
-            assert get_words(annotations) == EXPECTED
+            assert words(annotations) == EXPECTED
             assert (annotations.missing, annotations.errors) == ((4, 8, 11), {})
 
     def test_resume_repeats_only_failed_rows(self, found_in, on_pool, tmp_path):
@@ -135,7 +131,7 @@ class TestOnWorkers:
             first = on_pool(dd.from_pandas(invalid, npartitions=2), resume=file, on_error="record")
         assert (first.missing, list(first.errors)) == ((1,), [2])
         found = found_in(dd.from_pandas(repaired, npartitions=1), resume=file)
-        assert get_words(found) == [["asthma"], ["hypertension"], ["asthma"], ["asthma"], ["hypertension"]]
+        assert words(found) == [["asthma"], ["hypertension"], ["asthma"], ["asthma"], ["hypertension"]]
 
     def test_to_frame_has_the_index_of_the_column(self, on_pool):
         import dask.dataframe as dd
@@ -155,7 +151,7 @@ class TestOnWorkers:
                 ConfigurationError, match=r"in the memory of a cluster\. Pass the column without persist"
             ):
                 on_pool(remote)
-        assert get_words(on_pool(column.persist(scheduler="synchronous"), on_error="record")) == EXPECTED
+        assert words(on_pool(column.persist(scheduler="synchronous"), on_error="record")) == EXPECTED
 
     def test_numbers_in_object_column_become_strings(self, found_in, on_pool):
         import dask.dataframe as dd
@@ -163,7 +159,7 @@ class TestOnWorkers:
         table = pd.DataFrame({"note": ["asthma", None, np.nan, 5]}, dtype=object)
         column = dd.from_pandas(table, npartitions=2)["note"]
         for annotations in found_in(column, on_error="record"), on_pool(column, on_error="record"):
-            assert get_words(annotations) == [["asthma"], [], [], []]
+            assert words(annotations) == [["asthma"], [], [], []]
             assert (annotations.missing, annotations.errors) == ((1, 2), {})
 
     def test_reader_errors_contain_no_text(self, on_pool, pool):

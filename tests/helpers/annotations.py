@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import openmed_nb as nb
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
+
+
+def annotate(texts: Any, **options: Any) -> Any:
+    """Annotate texts with the small bundled model on the CPU."""
+    return nb.annotate(texts, "bundled_small", device="cpu", progress=False, **options)
+
+
+def words(found: Iterable[Iterable[Mapping[str, Any]]]) -> list[list[Any]]:
+    """Return the words of the entities in each text."""
+    return [[entity["word"] for entity in entities] for entities in found]
 
 
 def make_entity(text: str, word: str, label: str = "DISEASE", score: float = 0.875) -> dict[str, Any]:

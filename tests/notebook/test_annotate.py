@@ -7,6 +7,7 @@ import time
 import pytest
 
 import openmed_nb as nb
+from helpers.annotations import words
 from openmed_nb.errors import ConfigurationError
 
 TEXTS = ["the patient has asthma .", "no history .", "type 2 diabetes mellitus"]
@@ -16,11 +17,6 @@ FOUND = [["asthma"], [], ["diabetes mellitus"]]
 def annotate(texts=TEXTS, model=None, **options):
     """Annotate texts on the CPU without a progress bar."""
     return nb.annotate(texts, model, **{"device": "cpu", "progress": False, **options})
-
-
-def words(found):
-    """Return the words of each text."""
-    return [[entity["word"] for entity in entities] for entities in found]
 
 
 def test_model_bundled():
