@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers.annotations import make_annotations, make_entity
 from helpers.leaks import MARKER, catch_rejection
 from openmed_nb.annotation.export.formats import SPAN_GROUP
 from openmed_nb.annotation.export.notes import CHANGED_LABELS, OVERLAPPING, TRIMMED, WITHOUT_TEXT
 from openmed_nb.annotation.export.registry import FORMATS
-from openmed_nb.annotation.references import text_fingerprint
 from openmed_nb.annotation.results import Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
@@ -48,15 +48,14 @@ def notes(draw):
 
 def annotate(texts_and_spans, **options):
     """Return annotations with the given texts and entities."""
-    store = ResultStore()
-    texts = [text for text, _ in texts_and_spans]
-    for text, spans in texts_and_spans:
-        entities = [
+    results = [
+        [
             {"entity_group": label, "score": 0.5, "word": text[start:end].lower(), "start": start, "end": end}
             for start, end, label in spans
         ]
-        store.add(text_fingerprint(text), entities)
-    return Annotations(store, (), "model", "cpu", texts=texts, **options)
+        for text, spans in texts_and_spans
+    ]
+    return make_annotations(results, [text for text, _ in texts_and_spans], preview_texts=(), **options)
 
 
 def export(found, name, folder):
@@ -242,13 +241,11 @@ def test_empty_results_can_be_saved(tmp_path):
 @pytest.fixture
 def incomplete():
     """A failed note, a missing note, a changed note, a note with an entity, and one from the end of a generator."""
-    store = ResultStore()
-    entity = {"entity_group": "DISEASE", "score": 1.0, "word": "asthma", "start": 0, "end": 6}
-    store.add(text_fingerprint("failed"), "Text 0 failed.")
-    store.add(text_fingerprint(None), [])
-    for text in ("original", "asthma"):
-        store.add(text_fingerprint(text), [entity])
-    return Annotations(store, (), "model", "cpu", texts=["failed", None, "changed", "asthma"])
+    texts = ["failed", None, "original", "asthma"]
+    entities = [make_entity("asthma", "asthma")]
+    found = make_annotations(["Text 0 failed.", [], entities, entities], texts, preview_texts=())
+    texts[2] = "changed"
+    return found
 
 
 @pytest.mark.parametrize("name", EXPORTS)

@@ -2,6 +2,7 @@
 
 import json
 import traceback
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -9,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
-from helpers.annotations import annotate, make_text
+from helpers.annotations import annotate, make_annotations, make_text
 from openmed_nb._render.display import to_plain_data
 from openmed_nb.annotation.masking import MASKING_DISCLAIMER, mask_text, refine_spans, validate_policy
-from openmed_nb.annotation.results import Annotations, ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 STAY = "names, dates, places and numbers are not masked"  # By a model that knows diseases alone.
@@ -105,17 +105,16 @@ def test_no_character_of_an_entity_is_left_in_any_form(case, policy):
     text, spans, secrets = case
     entities = tuple({"entity": label, "score": 0.5, "word": text[a:b], "start": a, "end": b} for a, b, label in spans)
     masked = make_text(text, *entities).mask(policy)
-    answers = ResultStore()
-    answers.add(0, entities)  # With the fingerprint of another text, as of one that has changed.
+    found = make_annotations([entities], ["Another text, as of one that has changed."])
     wrong = [
-        lambda: Annotations(answers, (), "m", "cpu", texts=[text]).mask(policy),
-        lambda: Annotations(answers, (), "m", "cpu").mask(policy),
+        lambda: replace(found, preview_texts=(), texts=[text]).mask(policy),
+        lambda: replace(found, preview_texts=(), texts=None).mask(policy),
     ]
     for call in wrong:
         with pytest.raises(ConfigurationError) as raised:
             call()
         assert not secrets & {*repr(raised.value), *str(raised.value), *raised.value._render_traceback_()[0]}
-    for result in (masked, *Annotations(answers, (text,), "m", "cpu").mask(policy)):
+    for result in (masked, *replace(found, preview_texts=(text,), texts=None).mask(policy)):
         forms = (
             result.text,
             str(result),
@@ -234,7 +233,7 @@ def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path
 )
 def test_headline_of_masked_texts_names_the_uncovered_categories(labels, uncovered):
     names = tuple(label.removeprefix("B-").removeprefix("I-") for label in labels)
-    found = Annotations(ResultStore(), (), "m", "cpu", known_labels=names)
+    found = make_annotations([], known_labels=names)
     headline, sentence, *_ = str(found.mask()).splitlines()
 
     assert headline.endswith(f"; {uncovered}") if uncovered else "not masked" not in headline
@@ -242,7 +241,7 @@ def test_headline_of_masked_texts_names_the_uncovered_categories(labels, uncover
 
 
 def test_headline_of_masked_texts_counts_filtered_labels():
-    found = Annotations(ResultStore(), (), "m", "cpu", known_labels=("NAME", "DATE", "CITY", "ID"))
+    found = make_annotations([], known_labels=("NAME", "DATE", "CITY", "ID"))
 
     assert "not masked" not in str(found.mask())
     assert "; dates, places and numbers are not masked" in str(found.filter("name").mask())

@@ -7,9 +7,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.annotations import annotate, make_annotations, make_entity, make_text
+from helpers.html import read
 from openmed_nb._render.display import to_text
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import FileReference, text_fingerprint
@@ -28,36 +27,13 @@ ASTHMA = make_entity(TEXT, "asthma")
 DIABETES = make_entity(TEXT, "type 2 diabetes", score=0.5)
 
 
-class Shown(NamedTuple):
-    """The annotated text in a page.
-
-    Attributes:
-        text: The text without labels.
-        titles: Titles of the marks.
-    """
-
-    text: str
-    titles: list[str]
-
-
-class _Parser(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.shown = Shown("", [])
-
-    def handle_starttag(self, _tag, attributes):
-        title = dict(attributes).get("title")
-        if title is not None:
-            self.shown.titles.append(title)
-
-    def handle_data(self, data):
-        self.shown = self.shown._replace(text=self.shown.text + data)
-
-
 def read_page(result):
-    parser = _Parser()
-    parser.feed(re.sub(r"<small[^>]*>.*?</small>", "", result._repr_html_(), flags=re.DOTALL))
-    return parser.shown
+    """Return the page of a result without the labels of its entities."""
+    return read(re.sub(r"<small[^>]*>.*?</small>", "", result._repr_html_(), flags=re.DOTALL))
+
+
+def read_titles(page):
+    return [element.attributes["title"] for element in page.elements if "title" in element.attributes]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +63,7 @@ def test_text_and_page_mark_each_entity(text, entities, marked):
     assert "tex2jax_ignore" in result._repr_html_()
     if len(entities) < 3:
         assert text in page.text
-        assert len(page.titles) >= len(entities)
+        assert len(read_titles(page)) >= len(entities)
         assert marked in str(result)
     else:  # Overlapping entities are in brackets with their labels.
         assert text in re.sub(r"[\[\]]", "", page.text)
@@ -96,7 +72,7 @@ def test_text_and_page_mark_each_entity(text, entities, marked):
 
 def test_mark_has_score_and_characters():
     result = make_text(TEXT, ASTHMA)
-    assert read_page(result).titles == ["DISEASE 0.875, characters 7 to 13"]
+    assert read_titles(read_page(result)) == ["DISEASE 0.875, characters 7 to 13"]
     assert '<span style="font-size:0"> 0.875</span>' in result._repr_html_()
     assert str(result).splitlines()[-1].split() == ["DISEASE", "0.88", "7-13", "asthma"]
     assert json.loads(json.dumps(result.to_dict())) == {

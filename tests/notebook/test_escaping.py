@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import simulated_computers as computers
-from helpers.annotations import make_annotations, make_text
+from helpers.annotations import make_annotations, make_entity, make_text
 from helpers.html import PAYLOADS, read
 from openmed_nb._render.display import Report, Table, to_html
 from openmed_nb.devices.choice import DeviceChoice, Rejection
@@ -31,12 +31,12 @@ def note_and_entities(payload):
 
 def with_label(payload):
     """Return a note whose entity has the payload as its label."""
-    return make_text("asthma", {"entity_group": payload, "score": 1.0, "start": 0, "end": 6})
+    return make_text("asthma", make_entity("asthma", "asthma", payload))
 
 
 def several(text="asthma", label="D", error=""):
     """Return annotations of a text that is one entity and, with an error, of a text that failed."""
-    entity = {"entity_group": label, "score": 1.0, "word": text, "start": 0, "end": len(text)}
+    entity = make_entity(text, text, label)
     return make_annotations([[entity], error] if error else [[entity]], [text])
 
 
