@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openmed_nb.devices.backend import TorchInfo
+from helpers.simulated_computers import BOX, BOX_TORCH, MAC, MAC_TORCH
 from openmed_nb.devices.computer import DeviceManager
 from openmed_nb.devices.environment import (
     ACTIVE,
@@ -280,12 +280,6 @@ class TorchOf:
         return self.failures.get(device, "")
 
 
-LINUX = MachineInfo("Linux", "x86_64", gpu_driver=True)
-MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, macos_version=(15, 5))
-TWO_GPUS = TorchInfo("2.13.0", gpu_build="CUDA 13.0", cuda_names=("NVIDIA A100", "NVIDIA T4"))
-METAL = TorchInfo("2.13.0", gpu_build="", mps_built=True, mps_available=True, cuda_names=())
-
-
 @pytest.mark.parametrize(
     ("chosen", "names"),
     [
@@ -296,7 +290,7 @@ METAL = TorchInfo("2.13.0", gpu_build="", mps_built=True, mps_available=True, cu
     ],
 )
 def test_list_has_the_chosen_device_before_torch_reports_gpus(chosen, names):
-    computer = DeviceManager({}, lambda: LINUX, TorchOf(TWO_GPUS))
+    computer = DeviceManager({}, lambda: BOX, TorchOf(BOX_TORCH))
     assert [status.device for status in computer.list_devices(chosen)] == names
     computer.load_torch()
     assert [status.device for status in computer.list_devices(chosen)] == ["mps", "cuda:0", "cuda:1", "cpu"]
@@ -305,11 +299,11 @@ def test_list_has_the_chosen_device_before_torch_reports_gpus(chosen, names):
 @pytest.mark.parametrize(
     ("machine", "torch", "failures", "spelling", "device", "events"),
     [
-        (LINUX, TWO_GPUS, {}, "cpu", "cpu", ["read files"]),
-        (LINUX, TWO_GPUS, {}, "cuda:1", "cuda:1", ["read files", "announce", "import", "probe cuda:1"]),
-        (LINUX, TWO_GPUS, {"cuda": "no kernel"}, "auto", "cpu", ["read files", "announce", "import", "probe cuda"]),
-        (MAC, METAL, {}, "auto", "mps", ["read files", "announce", "import", "probe mps"]),
-        (MAC, METAL, {"mps": "no memory"}, "auto", "cpu", ["read files", "announce", "import", "probe mps"]),
+        (BOX, BOX_TORCH, {}, "cpu", "cpu", ["read files"]),
+        (BOX, BOX_TORCH, {}, "cuda:1", "cuda:1", ["read files", "announce", "import", "probe cuda:1"]),
+        (BOX, BOX_TORCH, {"cuda": "no kernel"}, "auto", "cpu", ["read files", "announce", "import", "probe cuda"]),
+        (MAC, MAC_TORCH, {}, "auto", "mps", ["read files", "announce", "import", "probe mps"]),
+        (MAC, MAC_TORCH, {"mps": "no memory"}, "auto", "cpu", ["read files", "announce", "import", "probe mps"]),
     ],
 )
 def test_confirm_probes_a_gpu_once(machine, torch, failures, spelling, device, events):  # noqa: PLR0913, PLR0917
@@ -328,7 +322,7 @@ def test_confirm_probes_a_gpu_once(machine, torch, failures, spelling, device, e
 def test_failed_probe_is_repeated_on_request():
     """The memory of a GPU may have been full at the time of the first check."""
     failures = {"cuda": "CUDA out of memory"}
-    session = Session({}, lambda: LINUX, TorchOf(TWO_GPUS, failures))
+    session = Session({}, lambda: BOX, TorchOf(BOX_TORCH, failures))
 
     assert session.device().device == "cpu"
     failures.clear()
@@ -336,9 +330,9 @@ def test_failed_probe_is_repeated_on_request():
 
 
 def test_memory_fraction_is_the_limit_or_the_watermark():
-    computer = DeviceManager({}, lambda: MAC, TorchOf(METAL))
+    computer = DeviceManager({}, lambda: MAC, TorchOf(MAC_TORCH))
     assert [computer.memory_fraction(name) for name in ("cpu", "mps")] == [None, 1.0]
     computer.limit_memory("cpu", 0.5)
     assert [computer.memory_fraction(name) for name in ("cpu", "cpu:0", "cuda")] == [0.5, 0.5, None]
-    unlimited = DeviceManager({HIGH_WATERMARK_VARIABLE: "0"}, lambda: MAC, TorchOf(METAL))
+    unlimited = DeviceManager({HIGH_WATERMARK_VARIABLE: "0"}, lambda: MAC, TorchOf(MAC_TORCH))
     assert unlimited.memory_fraction("mps") is None

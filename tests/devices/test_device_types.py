@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.simulated_computers import BOX
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.choice import DeviceStatus
 from openmed_nb.devices.device import DeviceFacts
@@ -51,7 +52,6 @@ def test_max_padding_tokens_follow_hidden_size(device, hidden_size, tokens):
     assert (padding, type(padding)) == (tokens, int)
 
 
-LINUX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, macos_version=(15, 5))
 INTEL = MachineInfo("Darwin", "x86_64", macos_version=(12, 6))
 CONTAINER = MachineInfo("Linux", "aarch64", apple_silicon=True, gpu_driver=False)
@@ -59,19 +59,19 @@ ROSETTA = MachineInfo("Darwin", "x86_64", apple_silicon=True, under_rosetta=True
 CUDA_BUILD = {"gpu_build": "CUDA 13.0", "cuda_names": ("NVIDIA L4",)}
 
 RULES = {
-    "nothing is wrong": ("cuda", LINUX, TorchInfo("2.13.0", **CUDA_BUILD), []),
-    "there is no torch": ("cpu", LINUX, TorchInfo(None), ["no torch"]),
-    "torch is old": ("cpu", LINUX, TorchInfo("2.5.1"), ["old torch"]),
+    "nothing is wrong": ("cuda", BOX, TorchInfo("2.13.0", **CUDA_BUILD), []),
+    "there is no torch": ("cpu", BOX, TorchInfo(None), ["no torch"]),
+    "torch is old": ("cpu", BOX, TorchInfo("2.5.1"), ["old torch"]),
     "torch is old on an Intel Mac": ("cpu", INTEL, TorchInfo("2.2.2"), ["old torch"]),
-    "the GPU is not one of those": ("cuda:1", LINUX, TorchInfo("2.13.0", **CUDA_BUILD), ["no such GPU"]),
-    "the GPU fails": ("cuda", LINUX, TorchInfo("2.13.0", **CUDA_BUILD, probes=(("cuda", "no"),)), ["failed probe"]),
+    "the GPU is not one of those": ("cuda:1", BOX, TorchInfo("2.13.0", **CUDA_BUILD), ["no such GPU"]),
+    "the GPU fails": ("cuda", BOX, TorchInfo("2.13.0", **CUDA_BUILD, probes=(("cuda", "no"),)), ["failed probe"]),
     "torch finds no GPU": (
-        *("cuda", LINUX, TorchInfo("2.13.0", gpu_build="CUDA 13.0", cuda_names=())),
+        *("cuda", BOX, TorchInfo("2.13.0", gpu_build="CUDA 13.0", cuda_names=())),
         ["no GPU", "no such GPU"],
     ),
     "CUDA on a Mac": ("cuda", MAC, TorchInfo("2.13.0", gpu_build=""), ["macOS", "CPU build"]),
     "a container": ("cuda", CONTAINER, TorchInfo("2.13.0", gpu_build=""), ["no driver", "CPU build"]),
-    "MPS on Linux": ("mps", LINUX, TorchInfo("2.13.0"), ["no Mac", "Intel"]),
+    "MPS on Linux": ("mps", BOX, TorchInfo("2.13.0"), ["no Mac", "Intel"]),
     "MPS in a container": (
         *("mps", CONTAINER, TorchInfo("2.13.0")),
         ["Linux on an Apple chip", "no Mac", "Rosetta"],
@@ -103,7 +103,7 @@ def test_rejection_rules_in_order(device, machine, torch, names):
 def test_hidden_gpus_are_a_rule(visible, names):
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     torch = TorchInfo("2.13.0", gpu_build="CUDA 13.0")
-    rules = get_device("cuda").rejection_rules(DeviceFacts(LINUX, torch, environ))
+    rules = get_device("cuda").rejection_rules(DeviceFacts(BOX, torch, environ))
     assert [rule.name for rule in rules] == names
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import openmed_nb as nb
 from helpers import recorded_macs
+from helpers.simulated_computers import BOX
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices import system_status
 from openmed_nb.devices.cuda import Cuda
@@ -32,7 +33,6 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "signals"
 MAC = MachineInfo(
     "Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos_version=(26, 6, 2), gpu_driver=False
 )
-BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
 SIMULATED_MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Chip", simulated=True)
 
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from helpers import simulated_computers
+from helpers.simulated_computers import BOX, MAC, PLAIN, PLAIN_TORCH
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.backend import TorchInfo
 from openmed_nb.devices.choice import DeviceChoice, select_device
@@ -24,14 +26,8 @@ from openmed_nb.runbook.checks.doctor import DoctorReport, diagnose
 from openmed_nb.runbook.checks.doctor_checks import ComputationCheck, SystemFacts
 from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS, ProbeOutcome, bugs_for_device
 
-MAC = MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2", macos_version=(15, 5), gpu_driver=False)
-MAC_TORCH = TorchInfo(
-    "2.13.0", is_imported=True, gpu_build="", mps_built=True, mps_available=True, cuda_names=(), probes=(("mps", ""),)
-)
-BOX = MachineInfo("Linux", "x86_64", gpu_driver=True)
-BOX_TORCH = TorchInfo("2.13.0+cu130", True, "CUDA 13.0", False, False, ("NVIDIA A100",), (("cuda", ""),))
-PLAIN = MachineInfo("Linux", "x86_64", gpu_driver=False)
-PLAIN_TORCH = TorchInfo("2.13.0+cpu", True, "", False, False, ())
+MAC_TORCH = replace(simulated_computers.MAC_TORCH, probes=(("mps", ""),))
+BOX_TORCH = replace(simulated_computers.BOX_TORCH, cuda_names=("NVIDIA A100",), probes=(("cuda", ""),))
 
 TYPES = ("float32", "float16", "bfloat16", "int64", "float64")
 NO_FLOAT64 = "Cannot convert a MPS Tensor to float64 dtype"
