@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import sample_reports
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.errors import ConfigurationError
-from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.bench.fallbacks import RAISED_ERROR as UNSUPPORTED
-from openmed_nb.runbook.bench.profile import Profile
-from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor import DoctorReport
 from openmed_nb.runbook.checks.forecast import FALLS_BACK, Forecast, OperatorForecast
@@ -28,7 +26,6 @@ from openmed_nb.runbook.checks.parity_report import (
     EntityAgreement,
     GoldScore,
     GradientDifference,
-    ParityReport,
     RejectionReason,
 )
 from openmed_nb.runbook.checks.validation import PrecisionVerdict
@@ -41,29 +38,15 @@ LOGBOOK_SNAPSHOT = Path(__file__).with_name("figures.json")
 EVIDENCE_SNAPSHOT = Path(__file__).with_name("evidence.json")
 MIB = 1 << 20
 PHASE_TIMES = PhaseTimes({"data": 0.002, "transfer": 0.001, "forward": 0.006, "decode": 0.001})
-CPU = DeviceMetrics("cpu", 0.04, 16, PhaseTimes({"data": 0.002, "forward": 0.038}))
-MPS = DeviceMetrics("mps", 0.01, 16, PHASE_TIMES, Interval(3.8, 4.0, 4.3, 0.96), 0.7)
-COMPARISON = Comparison("bundled", "annotation", (CPU, MPS), 15, batch_tokens=16 * 128)
-POINTS = (
-    Point(8, 900.0, memory=80 * MIB),
-    Point(16, 1500.0, memory=160 * MIB),
-    Point(32, 1650.0, memory=320 * MIB),
-    Point(64, fits=False),
-)
-SWEEP = SweepReport(
-    "bundled", "annotation", "mps", POINTS, knee=32, stop_code="out of memory", limit=400 * MIB, length=128
-)
-PARITY = ParityReport(
-    model="bundled",
-    device="mps",
-    dtype="float32",
+CPU = sample_reports.COMPARISON.devices[0]
+MPS = replace(sample_reports.COMPARISON.devices[1], phase_times=PHASE_TIMES)
+COMPARISON = replace(sample_reports.COMPARISON, devices=(CPU, MPS))
+SWEEP = replace(sample_reports.SWEEP, knee=32)
+POINTS = SWEEP.points
+PARITY = replace(
+    sample_reports.PARITY,
     texts=20,
-    texts_fingerprint="09b4",
-    tokens=1000,
     windows=22,
-    logit_difference=3e-6,
-    label_mismatches=0,
-    non_finite_tokens=0,
     spans=EntityAgreement(exact=198, moved=2),
     gold=GoldScore(100, 90, 89),
     gradients=GradientDifference(1e-5, "a.weight", 20),
@@ -85,16 +68,14 @@ DOCTOR = DoctorReport(
     )
 )
 FALLBACK = Fallback("aten::mode", FELL_BACK, 4)
-PROFILE = Profile(
-    "bundled",
-    "annotation",
-    "mps",
-    16,
+PROFILE = replace(
+    sample_reports.PROFILE,
+    task="annotation",
+    rows=16,
     seconds=0.01,
     phase_times=PHASE_TIMES,
     batch_tokens=32 * 128,
     synchronizations=(Synchronization(".item()", "train.py", 41, "step", "read", 1.0),),
-    steps=50,
     data_only=0.001,
     compute_only=0.008,
     operators=(),
