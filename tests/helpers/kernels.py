@@ -50,6 +50,11 @@ class Reply:
     outputs: list[Message]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the cell ran without an error and without output."""
+        return (self.status, self.shown, self.streams) == ("ok", [], {})
+
+    @property
     def text(self) -> str:
         """The text form of the result, empty where there is none."""
         return self.shown[-1].get("text/plain", "") if self.shown else ""

@@ -91,7 +91,7 @@ def test_semicolon_suppresses_the_display(kernel, line):
     """A trailing semicolon does the work and shows nothing, as in Python."""
     reply = kernel.run(f"%openmed_device {line}")
 
-    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert reply.is_empty
 
 
 @pytest.mark.parametrize("line", ["$wanted", "{wanted}", "{wanted.upper()}"])
@@ -106,7 +106,7 @@ def test_assignment_gets_the_choice(kernel):
     """Behind an assignment the magic gives a DeviceChoice, and nothing is shown."""
     reply = kernel.run("choice = %openmed_device cpu")
 
-    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert reply.is_empty
     assert kernel.value("(type(choice).__name__, choice.device, choice.requested)") == ("DeviceChoice", "cpu", "cpu")
 
 

@@ -44,7 +44,7 @@ def test_out_keeps_the_result_and_shows_nothing(kernel):
     """--out NAME puts the annotated text into a variable; it is a sequence of entities."""
     reply = kernel.run(f"{SMALL} --out found\n{NOTE}")
 
-    assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+    assert reply.is_empty
     assert kernel.value("[found.text[one['start']:one['end']] for one in found]") == [
         "asthma",
         "type 2 diabetes",

@@ -96,7 +96,7 @@ class TestInKernel:
             cells.run_cell(cell, "open_panel()")
         reply = cells.run(line)
 
-        assert (reply.status, reply.shown, reply.streams) == ("ok", [], {})
+        assert reply.is_empty
         assert cells.value(f"({IS_OPEN}, len(OPEN_PANELS), len(SESSION._listeners))") == ([False] * 3, 0, 0)
         cells.run("%reload_ext openmed_nb")
 
