@@ -13,10 +13,10 @@ import pytest
 
 import openmed_nb as nb
 from helpers.html import read
+from helpers.sample_reports import VALIDATION_RECORD
 from openmed_nb._render.display import UNKNOWN, drop_empty_tables
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.distributed.client import PACKAGES, WorkerInfo, WorkerList
-from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
 from openmed_nb.runbook.records.logbook import Software
 from openmed_nb.runbook.records.report import SCHEMA, DeviceReport
 from openmed_nb.runbook.records.running import ReportSubject, StepOutcome
@@ -136,9 +136,9 @@ def make_reports():
 
 def make_validation_record():
     """Return a validation record with a recall of gold entities and a speedup."""
-    identity = ModelIdentity("mine", "w", "s", "t", "bfloat16", "mps", "Apple M2", "2.13.0", "5.17.0", simulated=False)
-    evidence = ValidationMetrics(50, "09b4", 900, 0, 59, 1, 0, 0, 0, 0.9, 0.85, 1.4)
-    return ValidationRecord(identity, evidence, "2026-03-01", {"span_agreement": 0.99})
+    identity = replace(VALIDATION_RECORD.identity, device_name="Apple M2")
+    evidence = replace(VALIDATION_RECORD.evidence, exact=59, moved=1, reference_recall=0.9)
+    return replace(VALIDATION_RECORD, identity=identity, evidence=evidence)
 
 
 def make_simulated_device():

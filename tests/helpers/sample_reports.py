@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openmed_nb.models.records import ModelIdentity, ValidationMetrics, ValidationRecord
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
@@ -61,6 +62,13 @@ PROFILE = Profile(
     operators_per_step=100.0,
     launch_seconds=0.01,
     created_at="2026-11-01T12:00:00Z",
+)
+
+VALIDATION_RECORD = ValidationRecord(
+    ModelIdentity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False),
+    ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, 0.85, 1.4),
+    "2026-03-01",
+    {"span_agreement": 0.99},
 )
 
 PARITY = ParityReport(

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
+from helpers.sample_reports import VALIDATION_RECORD as RECORD
 from openmed_nb._render.display import SIMULATION_NOTICE
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.models.config import OpenMedConfig
@@ -15,15 +16,11 @@ from openmed_nb.models.records import (
     ModelIdentity,
     RecordStore,
     TunedBatchSize,
-    ValidationMetrics,
-    ValidationRecord,
     identify_model,
     record_store,
 )
 
-HERE = ModelIdentity("mine", "w1", "s1", "t1", "bfloat16", "mps", "Apple M2 Pro", "2.13.0", "5.17.0", simulated=False)
-EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, 0.85, 1.4)
-RECORD = ValidationRecord(HERE, EVIDENCE, "2026-03-01", {"span_agreement": 0.99})
+HERE = RECORD.identity
 
 
 @pytest.fixture
@@ -115,7 +112,7 @@ def test_record_store_defaults_to_user_data_directory(tmp_path, monkeypatch):
 
 def test_record_report_has_all_fields():
     (table,) = RECORD.to_report().metrics
-    fields = {**vars(HERE), **vars(EVIDENCE), "date": "2026-03-01", **RECORD.criteria}
+    fields = {**vars(HERE), **vars(RECORD.evidence), "date": "2026-03-01", **RECORD.criteria}
     assert [value for _name, value in table.rows] == [str(value) for value in fields.values() if value is not None]
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.sample_reports import VALIDATION_RECORD
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
 from openmed_nb.models.records import (
-    ValidationMetrics,
-    ValidationRecord,
     identify_model,
     record_store,
     select_dtype,
@@ -22,13 +21,12 @@ from openmed_nb.models.records import (
 # OpenMedWarning is an error in tests, unless it is expected.
 pytestmark = pytest.mark.real_computer
 
-EVIDENCE = ValidationMetrics(50, "09b4", 900, 0, 60, 0, 0, 0, 0, None, None, 1.4)
 NOTE = "no history of asthma ."
 
 
 def make_record(identity, speedup):
     """Return a validation record with a speedup."""
-    return ValidationRecord(identity, replace(EVIDENCE, speedup=speedup), "2026-03-01", {})
+    return replace(VALIDATION_RECORD, identity=identity, evidence=replace(VALIDATION_RECORD.evidence, speedup=speedup))
 
 
 @pytest.fixture

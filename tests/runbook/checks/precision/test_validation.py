@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import openmed_nb as nb
-from helpers.sample_reports import PARITY
+from helpers.sample_reports import PARITY, VALIDATION_RECORD
 from openmed_nb.annotation.loading import create_pipeline
 from openmed_nb.devices import backend
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec
-from openmed_nb.models.records import ModelIdentity, ValidationMetrics, identify_model, record_store
+from openmed_nb.models.records import ValidationMetrics, identify_model, record_store
 from openmed_nb.runbook.checks import validation
 from openmed_nb.runbook.checks.parity_report import EntityAgreement, GoldScore
 from openmed_nb.runbook.checks.validation import judge, median_speedup
@@ -38,7 +38,7 @@ KINDS = [first + " mellitus" * ends for first in ("asthma", "diabetes", "hyperte
 """Twelve entities with different words, for the keyword model."""
 SURE = make_texts(*KINDS)
 REPORT = replace(PARITY, model="mine", device="cpu", dtype="bfloat16", spans=EntityAgreement(exact=100))
-IDENTITY = ModelIdentity("mine", "w", "s", "t", "bfloat16", "cpu", "AMD EPYC", "2.13.0", "5.17.0", simulated=False)
+IDENTITY = replace(VALIDATION_RECORD.identity, device="cpu", device_name="AMD EPYC")
 
 
 def validate(model, texts=SURE, dtype="bfloat16", **options):
