@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parent
-
 
 @pytest.fixture(scope="session")
 def new_pipe(tiny: ModuleType, home: str) -> Callable[..., Any]:
@@ -70,9 +68,3 @@ def annotated() -> Callable[..., Any]:
 def keyword_pipe(pipe_of: Callable[..., Any], keyword_model: Path) -> Any:
     """A pipeline that finds keywords, one text at a time, so that scores do not depend on other texts in the batch."""
     return pipe_of(keyword_model, batch_tokens=1)
-
-
-@pytest.fixture(scope="session")
-def architectures(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module that makes small models of many architectures, with tokenizers."""
-    return helper(FOLDER / "architectures.py")

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import openmed_nb as nb
+from helpers import architectures
 from openmed_nb.annotation.boundaries import is_ignorable, split_lines, whole_words
 from openmed_nb.annotation.masking import mask_text
 from openmed_nb.annotation.pipeline import AnnotationPipeline
@@ -47,16 +48,16 @@ def byte_level(trim=True, prefix=False):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", model_max_length=48)
 
 
-def labeling_pipe(architectures, tokenizer, labels, strategy="first", **options):
+def labeling_pipe(tokenizer, labels, strategy="first", **options):
     """Return a pipeline over a model that gives tokens the labels of a mapping."""
     model = architectures.labeler(tokenizer, labels)
     return AnnotationPipeline(model=model, tokenizer=tokenizer, device=-1, aggregation_strategy=strategy, **options)
 
 
-def names_pipe(architectures, tokenizer, strategy="first", **options):
+def names_pipe(tokenizer, strategy="first", **options):
     """Return a pipeline over a model that labels the names."""
     labels = {word: "B-NAME" for name in NAMES for word in (name, f"Ġ{name}")}
-    return labeling_pipe(architectures, tokenizer, labels, strategy, **options)
+    return labeling_pipe(tokenizer, labels, strategy, **options)
 
 
 SEPARATED = {
@@ -71,8 +72,8 @@ SEPARATED = {
 
 @pytest.mark.parametrize("strategy", ["simple", "first"])
 @pytest.mark.parametrize("options", [{}, {"trim": False}, {"prefix": True}])
-def test_annotate_finds_names_after_any_separator(architectures, options, strategy):
-    found = nb.annotate([*SEPARATED], names_pipe(architectures, byte_level(**options), strategy), progress=False)
+def test_annotate_finds_names_after_any_separator(options, strategy):
+    found = nb.annotate([*SEPARATED], names_pipe(byte_level(**options), strategy), progress=False)
 
     assert found.results.dropped == {}
     for text, entities, masked in zip(SEPARATED, found, found.mask(), strict=True):
@@ -81,9 +82,9 @@ def test_annotate_finds_names_after_any_separator(architectures, options, strate
         assert masked.text == SEPARATED[text]
 
 
-def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architectures):
+def test_transformers_boundaries_drop_the_name_and_masking_replaces_it():
     text = "cc: (Anna Smith)"
-    pipe = names_pipe(architectures, byte_level(), transformers_boundaries=True)
+    pipe = names_pipe(byte_level(), transformers_boundaries=True)
     found = nb.annotate([text], pipe, progress=False)
 
     assert [entity["word"].strip() for entity in found[0]] == ["Smith)"]
@@ -95,8 +96,8 @@ def test_transformers_boundaries_drop_the_name_and_masking_replaces_it(architect
         assert all(count in str(masked) for count in ("1 entity masked", ": 1 word "))
 
 
-def test_token_of_another_label_inside_an_entity_is_masked_by_its_own(architectures):
-    pipe = labeling_pipe(architectures, byte_level(), {"Anna": "B-DATE", "Smith": "B-NAME"})
+def test_token_of_another_label_inside_an_entity_is_masked_by_its_own():
+    pipe = labeling_pipe(byte_level(), {"Anna": "B-DATE", "Smith": "B-NAME"})
     found = nb.annotate(["AnnaSmith"], pipe, progress=False)
 
     assert [(entity["entity_group"], entity["start"], entity["end"]) for entity in found[0]] == [("DATE", 0, 9)]
@@ -106,9 +107,9 @@ def test_token_of_another_label_inside_an_entity_is_masked_by_its_own(architectu
     assert found.mask()[0].text == "[DATE]"
 
 
-def test_dropped_spans_survive_a_resume_file(architectures, tmp_path):
+def test_dropped_spans_survive_a_resume_file(tmp_path):
     texts = ["cc: (Anna Smith)", "(Carl)", "cc"]
-    pipe = names_pipe(architectures, byte_level(), transformers_boundaries=True)
+    pipe = names_pipe(byte_level(), transformers_boundaries=True)
     first = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
     again = nb.annotate(texts, pipe, progress=False, resume=tmp_path / "found")
 
@@ -131,9 +132,9 @@ def word_piece():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_word_with_characters_that_the_tokenizer_drops_is_one_entity(architectures, strategy):
+def test_word_with_characters_that_the_tokenizer_drops_is_one_entity(strategy):
     labels = {"as": "B-DISEASE", **dict.fromkeys(("##t", "##h", "##thma", "##ma"), "I-DISEASE")}
-    pipe = labeling_pipe(architectures, word_piece(), labels, strategy)
+    pipe = labeling_pipe(word_piece(), labels, strategy)
     texts = [f"no a{ignored}st{ignored}hma." for ignored in "\u00ad\u200b\u200d\u2060\ufeff\x00\u0301"]
     found = nb.annotate(texts, pipe, progress=False)
 
@@ -143,12 +144,12 @@ def test_word_with_characters_that_the_tokenizer_drops_is_one_entity(architectur
 
 @pytest.mark.parametrize("strategy", ["simple", "first"])
 @pytest.mark.parametrize("trim", [True, False])
-def test_labeled_line_ends_are_outside_of_entities_and_masks(architectures, trim, strategy):
+def test_labeled_line_ends_are_outside_of_entities_and_masks(trim, strategy):
     tokenizer = byte_level(trim)
     labels = dict.fromkeys(tokenizer.get_vocab().keys() - {"<unk>", "<pad>"}, "I-NAME")
     separators = ["\n", "\r\n", " \n\n", "<br>", "   "]
     texts = [f"Anna{separator}Smith{separator}" for separator in separators]
-    found = nb.annotate(texts, labeling_pipe(architectures, tokenizer, labels, strategy), progress=False)
+    found = nb.annotate(texts, labeling_pipe(tokenizer, labels, strategy), progress=False)
 
     for text, entities in zip(texts, found, strict=True):
         assert [text[entity["start"] : entity["end"]].strip() for entity in entities] == ["Anna", "Smith"]
@@ -176,7 +177,7 @@ def unmasked(text, masked):
     return {place for place in range(len(text)) if place not in replaced}
 
 
-def check_all_labeled_characters_are_masked(architectures, kind, strategy, texts):
+def check_all_labeled_characters_are_masked(kind, strategy, texts):
     """Assert that the masked texts of a strategy do not contain the characters of any labeled token."""
     tokens = nb.annotate(texts, architectures.boundary_pipes(kind, "none"), progress=False)
     found = nb.annotate(texts, architectures.boundary_pipes(kind, strategy), progress=False)
@@ -194,8 +195,8 @@ def check_all_labeled_characters_are_masked(architectures, kind, strategy, texts
     st.sampled_from(STRATEGIES),
     st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map("".join), min_size=1, max_size=6),
 )
-def test_masking_replaces_every_labeled_character(architectures, kind, strategy, texts):
-    check_all_labeled_characters_are_masked(architectures, kind, strategy, texts)
+def test_masking_replaces_every_labeled_character(kind, strategy, texts):
+    check_all_labeled_characters_are_masked(kind, strategy, texts)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_masking_replaces_every_labeled_character(architectures, kind, strategy,
     ],
 )
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
-def test_entities_equal_transformers_by_its_boundaries(architectures, kind, strategy):
+def test_entities_equal_transformers_by_its_boundaries(kind, strategy):
     theirs, ours = architectures.boundary_pipes(kind, strategy, True)
     choose = random.Random(kind)
     texts = ["".join(choose.choices(PARTS, k=choose.randint(1, 12))) for _ in range(60)]
@@ -285,9 +286,9 @@ def test_masked_text_trims_spans_before_it_merges_them(text, spans, left):
 
 @pytest.mark.parametrize("label", ["E-MAIL", "I-CARD"])
 @pytest.mark.parametrize("strategy", ["none", "first"])
-def test_mask_keeps_hyphens_of_labels(architectures, label, strategy):
+def test_mask_keeps_hyphens_of_labels(label, strategy):
     labels = {"Anna": f"B-{label}", "Ġ": f"I-{label}", "Smith": f"I-{label}"}
-    pipe = labeling_pipe(architectures, byte_level(), labels, strategy)
+    pipe = labeling_pipe(byte_level(), labels, strategy)
     found = nb.annotate(["Anna Smith"], pipe, progress=False)
     expected = f"[{label}] [{label}]" if strategy == "none" else f"[{label}]"
 

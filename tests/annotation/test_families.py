@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import architectures
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Tokenizer does not support real words"),  # A warning of transformers.
@@ -42,7 +44,7 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module", params=FAMILIES["ALL"])
-def family(request, architectures):
+def family(request):
     """A model of a family, and a tokenizer of its kind that was learned from a corpus."""
     kind = "roberta" if request.param in BYTE_PAIRS else "xlm-roberta" if request.param in UNIGRAMS else "bert"
     tokenizer = copy.deepcopy(architectures.tokenizer_of(kind))
@@ -54,7 +56,7 @@ def family(request, architectures):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_results_equal_transformers(architectures, family, strategy):
+def test_results_equal_transformers(family, strategy):
     """Texts together and alone have the results of transformers for each text alone."""
     theirs, ours = architectures.pipelines(*family, strategy)
     expected = [theirs(text) for text in TEXTS]

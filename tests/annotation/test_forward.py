@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import architectures
 from openmed_nb.annotation.forward import Batch, TokenBudget, input_names, length_buckets, plan_batches
 from openmed_nb.errors import InvalidModelError
 
@@ -208,7 +209,7 @@ READERS = [
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_results_do_not_depend_on_other_texts(architectures, name):
+def test_results_do_not_depend_on_other_texts(name):
     """A text has the same result alone, among others, and in the pipeline of transformers."""
     theirs, ours = architectures.both(name)
     expected = [theirs(text) for text in NOTES]
@@ -217,7 +218,7 @@ def test_results_do_not_depend_on_other_texts(architectures, name):
     architectures.assert_same(ours(NOTES), expected)
 
 
-def test_only_models_that_mask_padding_are_padded(architectures, on_forward):
+def test_only_models_that_mask_padding_are_padded(on_forward):
     """BERT runs texts of different lengths together, ConvBERT does not."""
     rows = {}
     for name in ("bert", "convbert"):

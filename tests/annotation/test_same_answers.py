@@ -11,6 +11,8 @@ from torch.utils.data import Dataset
 from transformers import CanineConfig, CanineForTokenClassification, CanineTokenizer
 from transformers.pipelines.pt_utils import KeyDataset
 
+from helpers import architectures
+
 pytestmark = pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")  # A warning of transformers.
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -61,7 +63,7 @@ TEXT = some.one_of(
 )
 
 
-def compare(architectures, pipes, texts=TEXTS, **options):
+def compare(pipes, texts=TEXTS, **options):
     """Check that the pipeline has the results of transformers, together and alone."""
     theirs, ours = pipes
     expected = theirs(list(texts), **options)
@@ -80,7 +82,7 @@ class Notes(Dataset):
 
 
 @pytest.mark.parametrize("name", by_suite(NAMES))
-def test_every_label_occurs(architectures, name):
+def test_every_label_occurs(name):
     """A comparison means something only if a model predicts every label."""
     for labels in (architectures.PREFIXED, architectures.PLAIN, architectures.ODD):
         pipe = architectures.both(name, "none", labels)[1]
@@ -89,18 +91,18 @@ def test_every_label_occurs(architectures, name):
 
 
 @pytest.mark.parametrize(("name", "strategy"), by_suite(NAMES, STRATEGIES))
-def test_results_equal_transformers(architectures, name, strategy):
-    compare(architectures, architectures.both(name, strategy))
+def test_results_equal_transformers(name, strategy):
+    compare(architectures.both(name, strategy))
 
 
 @pytest.mark.parametrize("name", by_suite(KINDS))
-def test_results_do_not_depend_on_padding_side(architectures, name):
+def test_results_do_not_depend_on_padding_side(name):
     tokenizer = architectures.changed(name, padding_side="left")
-    compare(architectures, architectures.pipelines(architectures.model_of(name), tokenizer, "none"))
+    compare(architectures.pipelines(architectures.model_of(name), tokenizer, "none"))
 
 
 @pytest.mark.parametrize("name", by_suite(KINDS))
-def test_bfloat16_labels_equal_transformers(architectures, name):
+def test_bfloat16_labels_equal_transformers(name):
     """Each token with a score above 0.6 has the same label."""
     model = copy.deepcopy(architectures.model_of(name)).to(torch.bfloat16)
     theirs, ours = architectures.pipelines(model, architectures.tokenizer_of(name), "none", ignore_labels=[])
@@ -112,25 +114,25 @@ def test_bfloat16_labels_equal_transformers(architectures, name):
 
 @pytest.mark.parametrize(("name", "strategy"), by_suite(KINDS, STRATEGIES))
 @pytest.mark.parametrize("labels", ["PREFIXED", "PLAIN", "ODD"])
-def test_labels_equal_transformers(architectures, name, labels, strategy):
+def test_labels_equal_transformers(name, labels, strategy):
     """Entities have the names of transformers, and the same labels are ignored."""
     pipes = architectures.both(name, strategy, getattr(architectures, labels))
     for ignored in (None, [], ["DRUG", "B-GENE"], ("HUMAN", "", "B-"), {"A-B", "NON-HUMAN", "-"}):
-        compare(architectures, pipes, [TEXTS[0], architectures.CORPUS[0]], ignore_labels=ignored)
+        compare(pipes, [TEXTS[0], architectures.CORPUS[0]], ignore_labels=ignored)
 
 
 @given(some.sampled_from(NAMES), some.sampled_from(STRATEGIES), some.lists(TEXT, min_size=1, max_size=6))
-def test_results_equal_transformers_for_any_texts(architectures, name, strategy, texts):
-    compare(architectures, architectures.both(name, strategy), texts)
+def test_results_equal_transformers_for_any_texts(name, strategy, texts):
+    compare(architectures.both(name, strategy), texts)
 
 
 @pytest.mark.parametrize("text", TEXTS[:3])
-def test_one_text_has_one_list(architectures, text):
+def test_one_text_has_one_list(text):
     theirs, ours = architectures.both("bert")
     architectures.assert_same([ours(text)], [theirs(text)])
 
 
-def test_streams_yield_results(architectures):
+def test_streams_yield_results():
     """A generator and datasets of torch have the results of a list."""
     theirs, ours = architectures.both("xlm-roberta", "average")
     expected = theirs(list(TEXTS))
@@ -150,7 +152,7 @@ def test_streams_yield_results(architectures):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_transformers_processes_its_options(architectures, text, options):
+def test_transformers_processes_its_options(text, options):
     theirs, ours = architectures.both("bert")
     expected = theirs(text, **{name: value for name, value in options.items() if name != "truncation"})
     assert ours(text, **options) == expected
@@ -158,13 +160,13 @@ def test_transformers_processes_its_options(architectures, text, options):
 
 @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
 @pytest.mark.parametrize("name", ["fnet", "xlnet"])
-def test_rare_models_equal_transformers(architectures, name, strategy):
+def test_rare_models_equal_transformers(name, strategy):
     """FNet does not mask padding. The tokenizer of XLNet pads on the left and puts typed special tokens at the end."""
-    compare(architectures, architectures.both(name, strategy))
+    compare(architectures.both(name, strategy))
 
 
 @pytest.mark.parametrize("strategy", FIRST_OF_STRATEGIES)
-def test_model_without_special_tokens_equals_transformers(architectures, strategy):
+def test_model_without_special_tokens_equals_transformers(strategy):
     """For an empty text and GPT-2, transformers crashes."""
     theirs, ours = architectures.both("gpt2", strategy)
     texts = [text for text in TEXTS if text]
@@ -174,7 +176,7 @@ def test_model_without_special_tokens_equals_transformers(architectures, strateg
     assert ours(["", "asthma", ""])[::2] == [[], []]
 
 
-def test_tokenizer_without_limit_is_supported(architectures):
+def test_tokenizer_without_limit_is_supported():
     """The pipeline of transformers crashes on a long text if the tokenizer has no maximum length."""
     tokenizer = architectures.changed("bert", model_max_length=10**30)
     theirs, ours = architectures.pipelines(architectures.model_of("bert"), tokenizer, ignore_labels=[])
@@ -184,7 +186,7 @@ def test_tokenizer_without_limit_is_supported(architectures):
     assert ours(text)[-1]["end"] == len(text.rstrip())
 
 
-def test_tokenizer_without_offsets_uses_transformers(architectures):
+def test_tokenizer_without_offsets_uses_transformers():
     """The tokenizer of CANINE has no offsets."""
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 37}

@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
 
+from helpers import architectures
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
 from openmed_nb.annotation.tokens import (
@@ -36,7 +37,7 @@ ASCII_TEXTS = some.text(some.characters(codec="ascii"), max_size=40)
         ("gpt2", [], []),
     ],
 )
-def test_special_tokens_of_tokenizer(architectures, name, prefix, suffix):
+def test_special_tokens_of_tokenizer(name, prefix, suffix):
     tokenizer = architectures.tokenizer_of(name)
     special = SpecialTokens.from_tokenizer(tokenizer)
     names = [tokenizer.convert_ids_to_tokens(list(ids)) for ids in (special.prefix_ids, special.suffix_ids)]
@@ -54,7 +55,7 @@ def test_special_tokens_need_one_known_letter(letters, is_known):
 
 
 @given(some.sampled_from(KINDS), some.lists(some.text(max_size=40) | ASCII_TEXTS, max_size=5))
-def test_tokenize_equals_transformers(architectures, name, texts):
+def test_tokenize_equals_transformers(name, texts):
     """All arrays are int64, except for the bool array ``is_subword``, even without tokens."""
     tokenizer = architectures.tokenizer_of(name)
     tokens = tokenize(tokenizer, texts)
@@ -83,7 +84,7 @@ class Pieces:
     ("text", "expected"),
     [("asthma", "0"), ("no asthmad", "001"), ("asthma,", "00"), ("a ᚠ", "00")],
 )
-def test_is_subword_follows_prefix(architectures, text, expected, transformers_boundaries):
+def test_is_subword_follows_prefix(text, expected, transformers_boundaries):
     """If the tokenizer marks subwords, the marks are used. Punctuation and unknown tokens start a word."""
     is_subword = tokenize(architectures.tokenizer_of("bert"), [text], transformers_boundaries).is_subword
     assert "".join(str(int(flag)) for flag in is_subword) == expected
@@ -112,7 +113,7 @@ def test_prefix_in_text_starts_word(splitter, added):
         ("a.b", [(0, 1), (1, 2), (1, 3)], [0, 0, 0], [False, False, True]),
     ],
 )
-def test_is_subword_follows_pieces_and_separators(architectures, text, offsets, pieces, expected):
+def test_is_subword_follows_pieces_and_separators(text, offsets, pieces, expected):
     """Tokens without a piece form one. A token at a separator starts a word, unless it shares a character."""
     encoding = Pieces([5, 6, 7], offsets, pieces)
     tokens = build_tokens(architectures.tokenizer_of("roberta"), [encoding], [text])
@@ -219,7 +220,7 @@ class TestLongTexts:
     """All of a text is read, and a window's edge changes nothing."""
 
     @given(some.lists(WORD, max_size=120), some.integers(3, 64), some.sampled_from(STRATEGIES))
-    def test_results_do_not_depend_on_window_size(self, architectures, keywords, whole, words, limit, strategy):  # noqa: PLR0913, PLR0917
+    def test_results_do_not_depend_on_window_size(self, keywords, whole, words, limit, strategy):
         """A model that depends on single words has the same results for any window size."""
         text = " ".join(words)
         found = keywords(limit)(text, aggregation_strategy=strategy)
