@@ -17,9 +17,6 @@ from hypothesis import settings
 
 from openmed_nb.devices.machine import is_mps_simulated
 
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
-
-
 EXAMPLES = {"dev": 25, "ci": 50, "slow": 300, "simulated": 12}
 """Number of examples of property tests. The examples of the fast suite are fixed, locally and in CI."""
 
@@ -110,14 +107,6 @@ def helper() -> Callable[[Path], ModuleType]:
 
 
 @pytest.fixture(scope="session")
-def computers() -> ModuleType:
-    """The module of simulated computers."""
-    from helpers import simulated_computers
-
-    return simulated_computers
-
-
-@pytest.fixture(scope="session")
 def home(request: pytest.FixtureRequest) -> str:
     """Device for tests of models: the CPU, and in the simulated run the simulated MPS device."""
     return "mps" if request.config.getoption("simulated_mps") else "cpu"
@@ -161,16 +150,6 @@ def random_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def words_of() -> Callable[..., list[str]]:
-    """Function that returns the entity texts that a pipeline predicts."""
-
-    def words_of(pipe: Any, text: str = NOTE) -> list[str]:
-        return [text[entity["start"] : entity["end"]] for entity in pipe(text)]
-
-    return words_of
-
-
-@pytest.fixture(scope="session")
 def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
     """Function that returns fixed texts with a maximum number of words."""
 
@@ -181,19 +160,6 @@ def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
         return [" ".join(generator.choices([*words, "hypertension"], k=length)) for length in lengths]
 
     return sentences
-
-
-@pytest.fixture(scope="session")
-def rounded() -> Callable[..., Any]:
-    """Function that makes scores comparable, because batches of different shapes differ in the last digits."""
-
-    def rounded(answers: Any) -> list[Any]:
-        return [
-            [{**entity, "score": pytest.approx(float(entity["score"]), abs=1e-5)} for entity in answer]
-            for answer in answers
-        ]
-
-    return rounded
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from helpers.annotations import rounded
+
 
 @pytest.fixture(scope="session")
 def new_pipe(tiny: ModuleType, home: str) -> Callable[..., Any]:
@@ -24,23 +26,13 @@ def new_pipe(tiny: ModuleType, home: str) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def answers_to(new_pipe: Callable[..., Any], rounded: Callable[..., Any]) -> Callable[..., Any]:
+def answers_to(new_pipe: Callable[..., Any]) -> Callable[..., Any]:
     """A function that returns what an undisturbed pipeline answers, to be compared."""
 
     def answers_to(texts: list[str], strategy: str = "simple") -> Any:
         return rounded(new_pipe(strategy)(texts))
 
     return answers_to
-
-
-@pytest.fixture
-def on_forward() -> Callable[..., None]:
-    """A function that lets a function see what a model is given, before each forward pass; it may raise."""
-
-    def on_forward(model: Any, watch: Callable[[Any], None]) -> None:
-        model.register_forward_pre_hook(lambda _model, _args, kwargs: watch(kwargs["input_ids"]), with_kwargs=True)
-
-    return on_forward
 
 
 @pytest.fixture
@@ -51,17 +43,6 @@ def own_pipe_of(pipe_of: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     openmed_nb.compat.ModelLoader().unload()
     yield pipe_of
     openmed_nb.compat.ModelLoader().unload()
-
-
-@pytest.fixture(scope="session")
-def annotated() -> Callable[..., Any]:
-    """A function that annotates texts with a pipeline, without a progress bar."""
-    import openmed_nb
-
-    def annotated(pipe: Any, texts: Any, **options: Any) -> Any:
-        return openmed_nb.annotate(texts, pipe, progress=False, **options)
-
-    return annotated
 
 
 @pytest.fixture(scope="module")  # Fixtures of the session exist before the simulated Mac.

@@ -16,7 +16,7 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
-from helpers.annotations import words
+from helpers.annotations import annotated, rounded, words
 from openmed_nb._annotate import _Inputs
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.results import AnnotatedText
@@ -67,7 +67,7 @@ SERIES = {
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_series_of_any_kind_have_the_same_results(annotated, pipe, monkeypatch, name):
+def test_series_of_any_kind_have_the_same_results(pipe, monkeypatch, name):
     """The texts of an iterator cannot be read again."""
     monkeypatch.setattr("openmed_nb._annotate.MAX_DISPLAYED_TEXTS", 1)
     found = annotated(pipe, SERIES[name]())
@@ -78,7 +78,7 @@ def test_series_of_any_kind_have_the_same_results(annotated, pipe, monkeypatch, 
         assert [found.at(number).text for number in range(len(TEXTS))] == TEXTS
 
 
-def test_one_text_is_one_note(annotated, pipe):
+def test_one_text_is_one_note(pipe):
     alone = annotated(pipe, TEXTS[0])
     assert isinstance(alone, AnnotatedText)
     assert (list(alone), alone.text) == (annotated(pipe, TEXTS[:1])[0], TEXTS[0])
@@ -88,12 +88,12 @@ def test_one_text_is_one_note(annotated, pipe):
 
 
 @pytest.mark.parametrize("series", [[], pd.Series([], dtype=str)], ids=type)
-def test_empty_series_has_no_results(annotated, pipe, series):
+def test_empty_series_has_no_results(pipe, series):
     found = annotated(pipe, series)
     assert (len(found), found.errors, list(found)) == (0, {}, [])
 
 
-def test_iterator_without_texts_is_a_warning(annotated, pipe):
+def test_iterator_without_texts_is_a_warning(pipe):
     with pytest.warns(OpenMedWarning, match="create it again"):
         assert list(annotated(pipe, iter(()))) == []
 
@@ -111,21 +111,21 @@ def test_iterator_without_texts_is_a_warning(annotated, pipe):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_other_values_are_rejected(annotated, pipe, texts, message):
+def test_other_values_are_rejected(pipe, texts, message):
     with pytest.raises(ConfigurationError, match=message) as caught:
         annotated(pipe, texts)
     assert "asthma" not in str(caught.value)
 
 
 @pytest.mark.parametrize("strategy", ["simple", "none"])
-def test_results_equal_pipeline(annotated, new_pipe, sentences, rounded, strategy):
+def test_results_equal_pipeline(new_pipe, sentences, strategy):
     texts, pipe = sentences(30), new_pipe(strategy)
     found = annotated(pipe, texts)
     assert list(found) == rounded(pipe(texts))
     assert ("index" in found.to_frame()) == (strategy == "none")
 
 
-def test_texts_without_tokens_have_the_columns_of_the_strategy(annotated, new_pipe):
+def test_texts_without_tokens_have_the_columns_of_the_strategy(new_pipe):
     columns = {strategy: set(annotated(new_pipe(strategy), [" "]).to_frame()) for strategy in ("simple", "none")}
     assert {name for names in columns.values() for name in names if name.startswith("entity")} == {
         "entity",
@@ -134,7 +134,7 @@ def test_texts_without_tokens_have_the_columns_of_the_strategy(annotated, new_pi
     assert "entity" in columns["none"]
 
 
-def test_stream_is_read_a_bounded_number_of_chunks_ahead(annotated, few_at_once, tmp_path):
+def test_stream_is_read_a_bounded_number_of_chunks_ahead(few_at_once, tmp_path):
     """A text is read at most three chunks before it has a result."""
     file, ahead = tmp_path / "run.jsonl", []
 
@@ -149,7 +149,7 @@ def test_stream_is_read_a_bounded_number_of_chunks_ahead(annotated, few_at_once,
     assert next(number for number, size in enumerate(ahead) if size < number) <= chunk
 
 
-def test_texts_of_stream_are_released(annotated, few_at_once):
+def test_texts_of_stream_are_released(few_at_once):
     """During a run the texts of a few chunks are alive, and after it those that are displayed."""
 
     class Note(str):
@@ -184,7 +184,7 @@ def test_texts_of_stream_are_released(annotated, few_at_once):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_invalid_text_is_raised_or_recorded(annotated, pipe, text, message, tmp_path):
+def test_invalid_text_is_raised_or_recorded(pipe, text, message, tmp_path):
     texts = ["asthma", text, "asthma"]
     for options in ({}, {"resume": tmp_path / "run.jsonl"}, {"resume": tmp_path / "run.jsonl"}):
         with pytest.raises(InvalidTextError) as caught:
@@ -201,7 +201,7 @@ def test_invalid_text_is_raised_or_recorded(annotated, pipe, text, message, tmp_
 
 
 @given(some.lists(some.sampled_from(["asthma", "", None, 5, "\ud800"]), max_size=12))
-def test_every_text_has_a_result_or_an_error(annotated, pipe, texts):
+def test_every_text_has_a_result_or_an_error(pipe, texts):
     invalid = [number for number, text in enumerate(texts) if text in (5, "\ud800")]
     found = annotated(pipe, texts, on_error="record")
     assert found.missing == tuple(number for number, text in enumerate(texts) if text is None)
@@ -226,7 +226,7 @@ class BrokenStreamError(Exception):
 
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("on_error", ["raise", "record"])
-def test_error_of_stream_has_results(annotated, pipe, count, on_error):
+def test_error_of_stream_has_results(pipe, count, on_error):
     """The error of the stream is raised unchanged, after the texts before it."""
 
     def stream():
@@ -248,7 +248,7 @@ def interrupting(texts, at):
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("at", [0, 1, 30, 60])
-def test_interrupted_run_is_resumed(annotated, pipe, at):
+def test_interrupted_run_is_resumed(pipe, at):
     texts = [f"{LONG}{number}" for number in range(61)]
     with pytest.raises(RunInterrupted) as caught:
         annotated(pipe, interrupting(texts, at))
@@ -260,7 +260,7 @@ def test_interrupted_run_is_resumed(annotated, pipe, at):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupt_states_how_to_continue(annotated, pipe, tmp_path):
+def test_interrupt_states_how_to_continue(pipe, tmp_path):
     with pytest.raises(RunInterrupted) as caught:
         annotated(pipe, interrupting(TEXTS, 1))
     assert str(caught.value) == "Stopped after 0 notes. Repeat the call to start again."

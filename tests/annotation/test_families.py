@@ -1,19 +1,15 @@
 """The answers of many families of models against those of transformers' own pipeline, which reads one text at a time."""
 
 import copy
-import runpy
-from pathlib import Path
 
 import pytest
 
-from helpers import architectures
+from helpers import architectures, model_families
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Tokenizer does not support real words"),  # A warning of transformers.
 ]
-
-FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_families.py"))
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 BYTE_PAIRS = {
@@ -43,13 +39,13 @@ TEXTS = (
 """Texts of very different lengths, so that all but the longest are padded. Each fits into one window of every family."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES["ALL"])
+@pytest.fixture(scope="module", params=model_families.ALL)
 def family(request):
     """A model of a family, and a tokenizer of its kind that was learned from a corpus."""
     kind = "roberta" if request.param in BYTE_PAIRS else "xlm-roberta" if request.param in UNIGRAMS else "bert"
     tokenizer = copy.deepcopy(architectures.tokenizer_of(kind))
-    tokenizer.model_max_length = FAMILIES["ALL"][request.param][0]
-    model = FAMILIES["model_of"](request.param, len(tokenizer), architectures.PREFIXED, initializer_range=0.2)
+    tokenizer.model_max_length = model_families.ALL[request.param][0]
+    model = model_families.model_of(request.param, len(tokenizer), architectures.PREFIXED, initializer_range=0.2)
     architectures.level(model, tokenizer)
     assert max(len(tokenizer(text).input_ids) for text in TEXTS) <= tokenizer.model_max_length
     return model, tokenizer

@@ -3,6 +3,7 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.annotations import on_forward, rounded
 from openmed_nb._annotate import annotate
 from openmed_nb.simulation.device import simulated_device
 
@@ -34,7 +35,7 @@ class TestAnswers:
     """Results do not depend on the device."""
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_same_as_on_the_cpu(self, mps, mps_pipe, new_pipe, sentences, rounded, strategy):  # noqa: PLR0913, PLR0917
+    def test_same_as_on_the_cpu(self, mps, mps_pipe, new_pipe, sentences, strategy):
         """Texts of many lengths, also longer than the model takes and empty, have the answers of the CPU."""
         texts = ["", *sentences(60, longest=150), " "]
         assert mps_pipe(strategy)(texts) == rounded(new_pipe(strategy)(texts))
@@ -52,7 +53,7 @@ class TestCare:
         assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
         assert not any(copy.non_blocking for copy in mps.copies)
 
-    def test_chunk_is_copied_once(self, mps, mps_pipe, sentences, on_forward):
+    def test_chunk_is_copied_once(self, mps, mps_pipe, sentences):
         """The batches of a chunk go to MPS in one copy, because each copy waits for all work before it."""
         pipe, passes = mps_pipe(batch_tokens=100), []
         pipe("asthma")  # Determines whether the model masks padding.
@@ -62,7 +63,7 @@ class TestCare:
         assert len(passes) > 5
         assert sum(copy.target == "mps" for copy in mps.copies) == 1
 
-    def test_mask_check_does_not_synchronize(self, mps_pipe, sentences, on_forward):
+    def test_mask_check_does_not_synchronize(self, mps_pipe, sentences):
         """A model that asks whether its mask is full has the answer from the host, and does not wait for MPS."""
         pipe, passes, computed = mps_pipe(batch_tokens=100), [], set()
         pipe("asthma")  # Determines whether the model masks padding.
@@ -86,7 +87,7 @@ class TestShapes:
     """MPS compiles for every shape, so it meets few."""
 
     @pytest.mark.usefixtures("mps")
-    def test_at_most_twenty_four(self, new_pipe, sentences, on_forward):
+    def test_at_most_twenty_four(self, new_pipe, sentences):
         """Texts of many lengths, in calls of many sizes, meet at most 24 shapes."""
         pipe, shapes, texts = new_pipe(), set(), sentences(300, longest=200)
         pipe.device = "mps"
@@ -98,7 +99,7 @@ class TestShapes:
             pipe(texts[-count:])
         assert len(shapes) <= 24
 
-    def test_single_text_is_one_row(self, mps_pipe, on_forward):
+    def test_single_text_is_one_row(self, mps_pipe):
         """One short text runs as one row, and not as a batch of hundreds."""
         pipe, shapes = mps_pipe(), []
         on_forward(pipe.model, lambda ids: shapes.append(tuple(ids.shape)))

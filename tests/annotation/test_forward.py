@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import architectures
+from helpers.annotations import annotated, on_forward, rounded
 from openmed_nb.annotation.forward import Batch, TokenBudget, input_names, length_buckets, plan_batches
 from openmed_nb.errors import InvalidModelError
 
@@ -171,7 +172,7 @@ def test_input_names(tiny):
     assert input_names(Unmasked(), ["input_ids", "attention_mask"]) == {"input_ids"}
 
 
-def test_model_may_return_tuple(new_pipe, rounded):
+def test_model_may_return_tuple(new_pipe):
     """A model that returns a tuple is read as one that returns names."""
     pipe = new_pipe()
     expected = pipe(["asthma has type", "asthma"])
@@ -180,7 +181,7 @@ def test_model_may_return_tuple(new_pipe, rounded):
 
 
 @pytest.mark.parametrize("strategy", ["first", "average"])
-def test_nan_is_an_error_of_its_text(new_pipe, tiny, annotated, rounded, strategy):
+def test_nan_is_an_error_of_its_text(new_pipe, tiny, strategy):
     """A text with NaN is an error that names device and type, whatever the strategy; the others are answered."""
     expected = new_pipe(strategy)(["asthma"])
     pipe = new_pipe(strategy)
@@ -218,7 +219,7 @@ def test_results_do_not_depend_on_other_texts(name):
     architectures.assert_same(ours(NOTES), expected)
 
 
-def test_only_models_that_mask_padding_are_padded(on_forward):
+def test_only_models_that_mask_padding_are_padded():
     """BERT runs texts of different lengths together, ConvBERT does not."""
     rows = {}
     for name in ("bert", "convbert"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.annotations import annotated
 from helpers.processes import run_python
 from openmed_nb._utils.plain import remove_abandoned, temporary_folder
 
@@ -19,7 +20,7 @@ PROGRAM = Path(__file__).parent / "kill_runs.py"
 
 
 @pytest.mark.parametrize("signals", [10, pytest.param(150, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-def test_signals_at_any_moment_lose_no_result(keyword_model, annotated, keyword_pipe, helper, tmp_path, signals):  # noqa: PLR0913, PLR0917 - fixtures
+def test_signals_at_any_moment_lose_no_result(keyword_model, keyword_pipe, helper, tmp_path, signals):
     """Notes in any order, some of them missing or unreadable until they are repaired, are all read, none twice, none refused."""
     process = run_python(PROGRAM, keyword_model, tmp_path, signals, timeout=800)
     summary = json.loads(process.stdout.splitlines()[-1])
@@ -40,7 +41,7 @@ def test_signals_at_any_moment_lose_no_result(keyword_model, annotated, keyword_
     assert {path.name for path in tmp_path.iterdir()} == {"run.jsonl"}
 
 
-def test_other_batches_change_no_shown_digit(annotated, pipe_of, keyword_model, helper, tmp_path):
+def test_other_batches_change_no_shown_digit(pipe_of, keyword_model, helper, tmp_path):
     """A run that continues puts notes into other batches, whose scores may differ in the last digits."""
     runs = helper(PROGRAM)
     texts = [runs.note(number) for number in range(60)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.annotations import words
+from helpers.annotations import annotated, words
 
 MISSING = {
     "None": None,
@@ -35,7 +35,7 @@ ASTHMA, EPILEPSY = "the patient has asthma", "type 2 diabetes mellitus"
 
 
 @pytest.fixture(scope="module")
-def run(annotated, keyword_pipe):
+def run(keyword_pipe):
     """A function that annotates texts with the pipeline."""
 
     def run(texts, pipe=keyword_pipe, **options):

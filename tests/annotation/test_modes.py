@@ -5,6 +5,7 @@ import threading
 import pytest
 import torch
 
+from helpers.annotations import annotated, on_forward, rounded
 from openmed_nb.errors import DeviceUnavailableError
 
 NOTE = "the patient has asthma and type 2 diabetes mellitus ."
@@ -30,7 +31,7 @@ def training(new_pipe):
 class TestTrainingMode:
     """Answers of a model in training mode are those of evaluation mode."""
 
-    def test_annotate_and_pipeline(self, annotated, training, new_pipe):
+    def test_annotate_and_pipeline(self, training, new_pipe):
         """Each call has the same answers, and leaves the mode of each part."""
         before = modes(training.model)
         expected = new_pipe()([NOTE] * 3)
@@ -43,7 +44,7 @@ class TestTrainingMode:
         expected = new_pipe()([NOTE], stride=8)
         assert training([NOTE], stride=8) == training([NOTE], stride=8) == expected
 
-    def test_single_module_in_training_mode(self, annotated, new_pipe):
+    def test_single_module_in_training_mode(self, new_pipe):
         """A part in training mode below a model in evaluation mode counts as well."""
         pipe = new_pipe()
         expected = list(annotated(pipe, [NOTE]))
@@ -54,7 +55,7 @@ class TestTrainingMode:
         assert sum(modes(pipe.model)) == 1
 
     @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-    def test_mode_is_restored_after_an_error(self, annotated, training, on_forward, error):
+    def test_mode_is_restored_after_an_error(self, training, error):
         """Neither an error nor an interrupt in the model leaves it in evaluation mode."""
         before = modes(training.model)
 
@@ -66,7 +67,7 @@ class TestTrainingMode:
             annotated(training, [NOTE])
         assert modes(training.model) == before
 
-    def test_concurrent_runs_restore_modes(self, annotated, training, new_pipe, rounded):
+    def test_concurrent_runs_restore_modes(self, training, new_pipe):
         """Of two runs at once over one model none ends the evaluation mode of the other."""
         before, expected = modes(training.model), list(annotated(new_pipe(), [NOTE] * 4))
         found = []
@@ -82,7 +83,7 @@ class TestTrainingMode:
         assert found == [rounded(expected)] * 40
         assert modes(training.model) == before
 
-    def test_random_state_is_unchanged(self, annotated, training):
+    def test_random_state_is_unchanged(self, training):
         """Dropout draws no random numbers, so that a concurrent training is not affected."""
         state = torch.get_rng_state()
         annotated(training, [NOTE])

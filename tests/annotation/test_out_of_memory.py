@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from helpers.annotations import on_forward
 from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
@@ -47,7 +48,7 @@ class SmallMemory:
 
 
 @pytest.fixture
-def limited(new_pipe, on_forward):
+def limited(new_pipe):
     """A function that returns a pipeline, and the memory that its model has."""
 
     def limited(limit, error=None, strategy="simple", **options):

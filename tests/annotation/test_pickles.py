@@ -5,6 +5,7 @@ import pickle
 import pandas as pd
 import pytest
 
+from helpers.annotations import annotated
 from openmed_nb.errors import InvalidTextError, RunInterrupted
 
 MARKER = "secretive"
@@ -30,9 +31,7 @@ def end_with(error):
     ],
     ids=["list", "Series", "generator", "error of another library", "interrupt"],
 )
-def test_error_has_results_in_its_process_and_no_text_in_a_pickle(  # noqa: PLR0913, PLR0917 - fixtures
-    annotated, keyword_pipe, tmp_path, make_texts, error, show_text
-):
+def test_error_has_results_in_its_process_and_no_text_in_a_pickle(keyword_pipe, tmp_path, make_texts, error, show_text):
     annotated(keyword_pipe, NOTES, resume=tmp_path / "run.jsonl")
     with pytest.raises(error) as caught:
         annotated(keyword_pipe, make_texts(), show_text=show_text, resume=tmp_path / "run.jsonl")

@@ -13,6 +13,7 @@ import transformers
 from transformers import TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
+from helpers.annotations import annotated, on_forward, rounded, words_of
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from openmed_nb.devices.registry import get_device
@@ -37,7 +38,7 @@ def pipe(new_pipe):
 class TestInputs:
     """Whatever kind of input transformers takes."""
 
-    def test_endless_generator(self, pipe, rounded):
+    def test_endless_generator(self, pipe):
         """A generator without an end is read as far as answers are asked for, and some texts more."""
         read = itertools.count()
         answers = pipe((f"asthma {next(read)}" for _ in itertools.repeat(None)), batch_tokens=512)
@@ -53,7 +54,7 @@ class TestInputs:
                 pipeline(texts)
 
     @pytest.mark.parametrize("bad", [5, "\ud800"], ids=repr)
-    def test_invalid_text_is_named(self, pipe, rounded, bad):
+    def test_invalid_text_is_named(self, pipe, bad):
         """A text that cannot be read is named by its number, and the texts around it are answered."""
         texts = [TEXT, "asthma", bad, TEXT]
         with pytest.raises(InvalidTextError, match=r"^Text 2 ") as caught:
@@ -81,14 +82,14 @@ class TestArguments:
         ],
         ids=str,
     )
-    def test_argument_applies_to_one_call(self, pipe, theirs, rounded, sentences, options):
+    def test_argument_applies_to_one_call(self, pipe, theirs, sentences, options):
         texts = [text[:250] for text in sentences(12, longest=40)]
         before = pipe(texts)
         assert pipe(texts, **options) == rounded(theirs()(texts, **options))
         # Matrix products may use another library by now, so the last digits may differ.
         assert pipe(texts) == rounded(before)
 
-    def test_batch_tokens_limit_batches(self, pipe, on_forward, sentences):
+    def test_batch_tokens_limit_batches(self, pipe, sentences):
         sizes = []
         on_forward(pipe.model, lambda ids: sizes.append(ids.numel()))
         pipe(sentences(60), batch_tokens=100)
@@ -130,7 +131,7 @@ class TestObject:
         assert repr(pipe).startswith("AnnotationPipeline: {'model': 'BertForTokenClassification'")
         assert pipe.transform([TEXT]) == pipe.predict([TEXT]) == pipe([TEXT])
 
-    def test_save_pretrained_round_trip(self, pipe, rounded, tmp_path):
+    def test_save_pretrained_round_trip(self, pipe, tmp_path):
         """What it saves is loaded by transformers and by this class, with the same answers."""
         pipe.save_pretrained(tmp_path)
         options = {"aggregation_strategy": "simple", "device": -1}
@@ -151,7 +152,7 @@ class TestObject:
 class TestDevice:
     """The device is the model's."""
 
-    def test_device_follows_model(self, pipe, rounded, second_device):
+    def test_device_follows_model(self, pipe, second_device):
         """The device can be set in any spelling, and follows a model that someone else moved."""
         expected = pipe([TEXT])
         for device in (second_device, torch.device("cpu"), torch.device(second_device), "cpu"):
@@ -181,7 +182,7 @@ class TestBuilding:
         [{"grouped_entities": True}, {"stride": 1.5}, {"tokenizer": None}, {"model_kwargs": {}}],
         ids=str,
     )
-    def test_build_pipeline_rejects_options(self, pipe_of, keyword_model, options, words_of):
+    def test_build_pipeline_rejects_options(self, pipe_of, keyword_model, options):
         """An option that the pipeline does not have or cannot use is one error, at once; the model stays loaded."""
         with pytest.raises(ConfigurationError, match=r"option|stride"):
             pipe_of(keyword_model, **options)
@@ -261,6 +262,6 @@ def test_forked_child_does_not_wait_for_a_lost_thread(lock):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_annotate_rejects_options_of_transformers(new_pipe, annotated):
+def test_annotate_rejects_options_of_transformers(new_pipe):
     with pytest.raises(ConfigurationError, match="stride, truncation"):
         annotated(new_pipe("first", stride=8, truncation=True), TWO)

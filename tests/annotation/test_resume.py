@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers.annotations import annotated, on_forward
 from openmed_nb.annotation.resume import FORMAT, ResultsFile
 from openmed_nb.errors import ConfigurationError, InvalidTextError, RunInterrupted
 
@@ -31,7 +32,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def run(annotated, keyword_pipe):
+def run(keyword_pipe):
     """A function that annotates the texts, or others, into a file."""
 
     def run(file, texts=TEXTS, pipe=keyword_pipe, on_error="record"):
@@ -57,7 +58,7 @@ def file(finished, tmp_path):
 
 
 @pytest.fixture
-def computed(new_pipe, on_forward):
+def computed(new_pipe):
     """A pipeline, and the token ids of the texts that its model gets."""
     pipe = new_pipe()
     rows = []
@@ -70,7 +71,7 @@ class TestCache:
 
     @given(texts=st.lists(st.sampled_from([*TEXTS, "the asthma", "hypertension"]), max_size=12), data=st.data())
     def test_any_texts_in_any_order_have_the_results_of_a_run_without_a_file(  # noqa: PLR0913, PLR0917 - fixtures
-        self, annotated, keyword_pipe, run, finished, tmp_path_factory, texts, data
+        self, keyword_pipe, run, finished, tmp_path_factory, texts, data
     ):
         file = tmp_path_factory.mktemp("any") / "run.jsonl"
         whole = finished[0]
@@ -169,7 +170,7 @@ def test_lock_that_is_a_file_of_the_user_is_kept(run, file):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are those of POSIX")
-def test_full_disk(annotated, keyword_pipe, tmp_path):
+def test_full_disk(keyword_pipe, tmp_path):
     """The error has the completed results, and the run resumes when there is disk space."""
     import resource
 
@@ -251,7 +252,7 @@ def end_with(error, count=2):
     raise error
 
 
-def test_error_of_the_texts_is_raised_with_the_results(annotated, keyword_pipe):
+def test_error_of_the_texts_is_raised_with_the_results(keyword_pipe):
     error = Frozen("end")
     with pytest.raises(Frozen) as caught:
         annotated(keyword_pipe, end_with(error))
@@ -261,7 +262,7 @@ def test_error_of_the_texts_is_raised_with_the_results(annotated, keyword_pipe):
 
 
 @pytest.mark.parametrize("length", [-1, RuntimeError("not now")], ids=repr)
-def test_texts_without_a_valid_length_are_read(annotated, keyword_pipe, length):
+def test_texts_without_a_valid_length_are_read(keyword_pipe, length):
     class Series:
         def __len__(self):
             if isinstance(length, Exception):
@@ -284,7 +285,7 @@ class Interrupting(os.PathLike):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_interrupt_before_the_new_texts_keeps_the_known_results(annotated, keyword_pipe, tmp_path, error):
+def test_interrupt_before_the_new_texts_keeps_the_known_results(keyword_pipe, tmp_path, error):
     """An interrupt while a model is loaded, or while the known texts are read."""
     file = tmp_path / "run.jsonl"
     expected = annotated(keyword_pipe, NOTES, resume=file)

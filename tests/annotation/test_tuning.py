@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.annotations import on_forward
 from openmed_nb.errors import OpenMedWarning
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
 from openmed_nb.session import SESSION
@@ -19,7 +20,7 @@ def pipe(own_pipe_of, keyword_model):
     return own_pipe_of(keyword_model)
 
 
-def test_padding_is_measured_again_after_a_failure(pipe, on_forward):
+def test_padding_is_measured_again_after_a_failure(pipe):
     """Rows are not padded after a failure, because the model may read the padding."""
     texts = ["the patient has asthma .", "asthma", "no history"]
     lengths = []

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import openmed_nb as nb
+from helpers.annotations import rounded
 from helpers.processes import run_python
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, MIN_CHUNK_TOKENS, Chunk
 from openmed_nb.distributed import client as client_module
@@ -139,7 +140,7 @@ class TestResults:
         ],
         ids=["none", "arguments", "custom texts"],
     )
-    def test_options_and_custom_strings_are_supported(self, on_pool, locally, rounded, texts, options):
+    def test_options_and_custom_strings_are_supported(self, on_pool, locally, texts, options):
         """A text of a custom class is sent as a built-in string."""
         assert list(on_pool(texts, **options)) == rounded(locally(texts, **options))
 

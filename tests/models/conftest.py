@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from helpers.annotations import NOTE, words_of
+
 FOLDER = Path(__file__).parent
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def load_folder(home: str) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def find(load_folder: Callable[..., Any], words_of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+def find(load_folder: Callable[..., Any]) -> Callable[..., list[str]]:
     """A function that returns the pieces of a text that the model of a folder takes for entities."""
     from openmed_nb.annotation.pipeline import build_pipeline
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
+from helpers.annotations import words_of
 from openmed_nb._utils.text import describe_value
 from openmed_nb.errors import ModelDownloadError
 from openmed_nb.models.registry import is_reachable
@@ -178,7 +179,7 @@ class TestWhatMustBeAllowed:
         assert load("disease_detection_tiny", remote_code_allowed=[ID]) == FOUND
 
 
-def test_offline_mode(load, tmp_path, words_of):
+def test_offline_mode(load, tmp_path):
     """HF_HUB_OFFLINE=1, as in this process, leaves the hub alone; a model in the cache loads."""
     assert load() == FOUND
     loader = nb.compat.ModelLoader(nb.OpenMedConfig(device="cpu", cache_dir=str(tmp_path)))

@@ -13,12 +13,12 @@ from transformers.utils import logging
 
 import openmed_nb as nb
 from helpers import model_families
+from helpers.annotations import NOTE
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import InvalidModelError, OpenMedWarning
 from openmed_nb.models.files import max_input_length
 from openmed_nb.models.loading import move_model
 
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 
 

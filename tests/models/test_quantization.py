@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from helpers.annotations import NOTE, words_of
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.annotation.resume import model_fingerprint
 from openmed_nb.errors import ConfigurationError
@@ -23,7 +24,6 @@ from openmed_nb.models.store import describe_model
 
 pytestmark = pytest.mark.real_computer
 
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
 
 
@@ -39,7 +39,7 @@ def loaded(spec):
     return load_from_spec(spec, "cpu")
 
 
-def test_int8_model_predicts_entities(loaded, words_of):
+def test_int8_model_predicts_entities(loaded):
     layers = [type(module) for module in loaded.model.modules()]
 
     assert torch.nn.Linear not in layers
@@ -93,7 +93,7 @@ def test_fingerprint_includes_packed_weights(tiny, loaded):
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda:1"])
-def test_int8_model_cannot_leave_cpu(spec, loaded, words_of, device):
+def test_int8_model_cannot_leave_cpu(spec, loaded, device):
     """It still works after a failed load, move or pipeline call for another device."""
     pipe = build_pipeline(loaded, "first", {})
     with pytest.raises(ConfigurationError, match=f"int8 is supported on the CPU only, not on {device}"):

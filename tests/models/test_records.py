@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
+from helpers import simulated_computers as computers
 from helpers.sample_reports import VALIDATION_RECORD as RECORD
 from openmed_nb._render.display import SIMULATION_NOTICE
 from openmed_nb.errors import ConfigurationError
@@ -124,7 +125,7 @@ def test_record_of_simulated_device_is_labeled():
     assert SIMULATION_NOTICE in str(simulated)
 
 
-def test_identity_ignores_index_of_gpu(computers, keyword_model):
+def test_identity_ignores_index_of_gpu(keyword_model):
     spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig())
     for computer, device, expected in (
         (computers.box(), "cuda", ("cuda", "NVIDIA A100")),
@@ -138,7 +139,7 @@ def test_identity_ignores_index_of_gpu(computers, keyword_model):
         assert (identity.device, identity.device_name, identity.simulated) == (*expected, False), device
 
 
-def test_identity_has_hashes_versions_and_simulation(computers, keyword_model):
+def test_identity_has_hashes_versions_and_simulation(keyword_model):
     spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig())
     mac = computers.mac().session.device_manager
     simulated = computers.Computer(

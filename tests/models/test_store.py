@@ -6,6 +6,8 @@ import weakref
 import pytest
 import torch
 
+from helpers import simulated_computers as computers
+from helpers.annotations import words_of
 from helpers.session_state import make_store
 from openmed_nb.annotation.pipeline import get_pipeline
 from openmed_nb.errors import DeviceUnavailableError
@@ -69,7 +71,7 @@ def test_folder_of_a_loaded_model_is_known_in_any_dtype(store, spec, another_spe
     assert store.model_folder(another_spec) is None
 
 
-def test_followers_move_and_other_models_stay(store, spec, another_spec, words_of, second_device):
+def test_followers_move_and_other_models_stay(store, spec, another_spec, second_device):
     """Also when the model is requested on another device."""
     follower = store.get(spec, "cpu", True)
     pinned = store.get(another_spec, "cpu", False)
@@ -82,7 +84,7 @@ def test_followers_move_and_other_models_stay(store, spec, another_spec, words_o
     assert (device_of(follower), str(pipe.device)) == ("cpu", "cpu")
 
 
-def test_failed_move_restores_all_devices(store, spec, another_spec, words_of, second_device):
+def test_failed_move_restores_all_devices(store, spec, another_spec, second_device):
     movable = store.get(spec, "cpu", True)
     stuck = store.get(another_spec, "cpu", True)
     store.move_followers(second_device)
@@ -94,7 +96,7 @@ def test_failed_move_restores_all_devices(store, spec, another_spec, words_of, s
     assert words_of(get_pipeline(movable, "first", {})) == WORDS
 
 
-def test_move_to_a_device_that_torch_lacks_leaves_the_model(store, spec, words_of):
+def test_move_to_a_device_that_torch_lacks_leaves_the_model(store, spec):
     loaded = store.get(spec, "cpu", True)
     for device in ("no such device", "vulkan"):
         with pytest.raises(DeviceUnavailableError, match=device):
@@ -201,7 +203,7 @@ def test_inventory_counts_shared_tensors_once_and_computes_nothing(store, spec, 
     assert [(model.follows_session, model.dtype) for model in listed] == [*[(True, "float32")] * 2, (False, "bfloat16")]
 
 
-def test_session_without_models_has_no_store(computers):
+def test_session_without_models_has_no_store():
     session = computers.plain().session
     assert session.inventory() == LoadedModels(())
     assert session._models is None

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from helpers.annotations import words_of
 from openmed_nb.simulation.device import simulated_device
 
 pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
@@ -58,7 +59,7 @@ def test_trainer_trains_and_resumes_on_device(tiny, examples, tmp_path):
     assert mps.allocator.peak > sum(parameter.nbytes for parameter in training.model.parameters())
 
 
-def test_pipeline_matches_cpu(keyword_model, words_of):
+def test_pipeline_matches_cpu(keyword_model):
     from transformers import pipeline
 
     here = pipeline("token-classification", str(keyword_model), device="cpu", aggregation_strategy="simple")

@@ -1,8 +1,5 @@
 """Limits of a model are inferred from its layers and configuration, only if they define them."""
 
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -19,10 +16,10 @@ from transformers import (
 )
 
 import openmed_nb as nb
+from helpers import model_families
 from openmed_nb.errors import InvalidBatchError
 from openmed_nb.training.guards import ModelLimits, find_inner_model, infer_limits
 
-FAMILIES = runpy.run_path(str(Path(__file__).parents[1] / "helpers" / "model_families.py"))
 # These models have no table of positions; they use relative distances only.
 WITHOUT_A_TABLE = {"modernbert", "mpt"}
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -93,14 +90,14 @@ OTHER_FAMILIES = {
 
 # One family for each method of counting positions.
 QUICK = ("bert", "roberta", "nystromformer", "roformer", "biogpt", "gpt2", "gpt_neo", "layoutlm", "luke")
-SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES["ALL"] if family not in QUICK]
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in model_families.ALL if family not in QUICK]
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
 def test_infer_limits_matches_pipeline_positions(family, tiny):
-    expected = None if family in WITHOUT_A_TABLE else FAMILIES["ALL"][family][0]
+    expected = None if family in WITHOUT_A_TABLE else model_families.ALL[family][0]
 
-    assert infer_limits(FAMILIES["model_of"](family, len(tiny.VOCABULARY), tiny.LABELS)).max_tokens == expected
+    assert infer_limits(model_families.model_of(family, len(tiny.VOCABULARY), tiny.LABELS)).max_tokens == expected
 
 
 @pytest.mark.parametrize("family", OTHER_FAMILIES)

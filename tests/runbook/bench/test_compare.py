@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
+from helpers.annotations import NOTE
 from helpers.clock import use_clock
 from helpers.sample_reports import COMPARISON
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
@@ -26,7 +27,6 @@ from openmed_nb.runbook.bench.comparison import _device_metrics, _samples_during
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
 
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 QUICK = {"seconds": 1e-6}  # The minimum number of rounds, and no utilization.
 LAYER = nn.Linear(4, 4)
 ROWS = torch.ones(2, 4)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
+from helpers.annotations import NOTE
 from helpers.sample_reports import PROFILE
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.devices.profilers import suppress_kineto_output
@@ -27,7 +28,6 @@ from openmed_nb.runbook.bench.timing import REPEAT_REMEDY, OperatorTime, PhaseTi
 LOGGER = logging.getLogger("planted_steps")
 LOGGER.propagate = False
 LOGGER.addHandler(logging.StreamHandler(io.StringIO()))
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 ROWS = torch.ones(4, 8)
 LAYER = nn.Linear(8, 8)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from helpers.session_state import read_state
 from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
@@ -55,7 +56,7 @@ def get_problems(report):
 class TestOtherMachines:
     """Sessions with a separate environment and stub torch facts."""
 
-    def test_doctor_finds_no_problem_and_confirms_gpu(self, computers):
+    def test_doctor_finds_no_problem_and_confirms_gpu(self):
         mac, box, plain = computers.mac(), computers.box(), computers.plain()
         mac.session.start()
 
@@ -63,7 +64,7 @@ class TestOtherMachines:
         assert mac.torch.probed == ["mps"]
         assert plain.torch.is_torch_imported()
 
-    def test_fallback_set_after_torch_import_is_found(self, computers):
+    def test_fallback_set_after_torch_import_is_found(self):
         mac = computers.mac()
         mac.torch.inspect_imported_torch()
         mac.session.start()
@@ -73,7 +74,7 @@ class TestOtherMachines:
         assert "too late" in str(report)
         assert "Restart the kernel" in str(report)
 
-    def test_conflicting_watermarks_are_found(self, computers):
+    def test_conflicting_watermarks_are_found(self):
         for ratios in (
             {HIGH_WATERMARK_VARIABLE: "2.5"},
             {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "0.9"},
@@ -82,11 +83,11 @@ class TestOtherMachines:
             assert FAILED in {get_problems(report).get(name) for name in ratios}, ratios
             assert "Unset" in str(report), ratios
 
-    def test_invalid_device_request_fails_with_remedy(self, computers):
+    def test_invalid_device_request_fails_with_remedy(self):
         for request in ("mpss", "cuda"):
             assert get_problems(run_doctor(computers.mac(OPENMED_DEVICE=request))) == {"active device": FAILED}, request
 
-    def test_failed_torch_import_is_a_finding(self, computers):
+    def test_failed_torch_import_is_a_finding(self):
         def fail():
             raise TorchImportError("torch cannot be imported: libc10.so is missing.", "Reinstall it.")
 
@@ -94,7 +95,7 @@ class TestOtherMachines:
             computer.torch.loading = fail
             assert get_problems(run_doctor(computer, check_device=pytest.fail)) == {"torch": FAILED}
 
-    def test_session_is_unchanged(self, computers):
+    def test_session_is_unchanged(self):
         for make in (computers.mac, computers.plain, computers.rosetta):
             asked, examined_too = make(), make()
             for computer in (asked, examined_too):

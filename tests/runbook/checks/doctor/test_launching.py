@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from helpers import simulated_computers as computers
 from openmed_nb._render.display import FAILED, OK
 from openmed_nb.runbook.checks.doctor import collect_facts, diagnose
 from openmed_nb.runbook.checks.doctor_checks import accelerate_findings, launch_findings, settings_file
@@ -44,22 +45,22 @@ def make_settings(changes):
     return {**PLAIN, **yaml.safe_load(f"{{{changes}}}")}
 
 
-def find_launch_problems(computers, kind, changes):
+def find_launch_problems(kind, changes):
     """Return the findings about the settings of a machine."""
     computer = getattr(computers, kind)()
     return launch_findings(make_settings(changes), computer.torch.facts)
 
 
 @pytest.mark.parametrize(("kind", "changes"), FITTING)
-def test_compatible_settings_are_ok(computers, kind, changes):
-    (finding,) = find_launch_problems(computers, kind, changes)
+def test_compatible_settings_are_ok(kind, changes):
+    (finding,) = find_launch_problems(kind, changes)
 
     assert (finding.name, finding.status, finding.remedy) == ("accelerate config", OK, "")
 
 
 @pytest.mark.parametrize(("kind", "changes", "expected"), UNFIT)
-def test_incompatible_setting_is_one_finding(computers, kind, changes, expected):
-    findings = find_launch_problems(computers, kind, changes)
+def test_incompatible_setting_is_one_finding(kind, changes, expected):
+    findings = find_launch_problems(kind, changes)
 
     named = {finding.name.removeprefix("accelerate config: "): finding.status for finding in findings}
     assert named == yaml.safe_load(f"{{{expected}}}")
@@ -74,18 +75,18 @@ def write_settings(folder, text):
 
 
 @pytest.mark.parametrize("text", ["[]", "a: [", "\0"])
-def test_unreadable_file_fails_without_quoting_it(computers, text, tmp_path):
+def test_unreadable_file_fails_without_quoting_it(text, tmp_path):
     write_settings(tmp_path, text)
     (finding,) = accelerate_findings({"HF_HOME": str(tmp_path)}, computers.MAC_TORCH)
 
     assert (finding.status, finding.evidence) == (FAILED, "default_config.yaml does not contain settings in YAML")
 
 
-def test_missing_file_has_no_finding(computers, tmp_path):
+def test_missing_file_has_no_finding(tmp_path):
     assert accelerate_findings({"HF_HOME": str(tmp_path)}, computers.MAC_TORCH) == ()
 
 
-def test_doctor_reports_settings_of_file(computers, tmp_path):
+def test_doctor_reports_settings_of_file(tmp_path):
     computer = computers.mac(HF_HOME=str(tmp_path))
     assert collect_facts(computer.session, check_device=lambda _device: None).launch_settings == ()
     write_settings(tmp_path, json.dumps(make_settings("distributed_type: MULTI_GPU, num_processes: 4")))

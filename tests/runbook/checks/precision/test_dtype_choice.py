@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers import simulated_computers as computers
 from helpers.sample_reports import VALIDATION_RECORD
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 from openmed_nb.models.config import OpenMedConfig
@@ -121,7 +122,7 @@ class TestAuto:
 
         assert (precision.dtype, precision.device) == ("bfloat16", "mps (SIMULATED)")
 
-    def test_record_from_an_older_macos_is_ignored(self, keyword_model, tmp_path, computers):
+    def test_record_from_an_older_macos_is_ignored(self, keyword_model, tmp_path):
         """A record does not contain the version of macOS, which can be updated without torch."""
         environ = {"OPENMED_NB_DATA": str(tmp_path)}
         spec = LoadSpec.from_name(str(keyword_model), OpenMedConfig(dtype="auto"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.annotations import NOTE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, InvalidTextError
 from openmed_nb.runbook import parity
 from openmed_nb.runbook.checks.parity_report import GoldScore
@@ -14,7 +15,6 @@ from openmed_nb.session import SESSION
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.real_computer]
 
-NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 LONG = "the patient was seen . " * 40 + NOTE
 D = "DISEASE"
 
