@@ -54,29 +54,6 @@ def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - only its setup
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def numbered() -> Callable[..., list[str]]:
-    """Function that returns numbered texts. The offset of the entity in each text is its number.
-
-    The texts have few tokens, but many spaces, so a chunk contains only a few texts.
-    """
-
-    def numbered(count: int, spaces: int = 2000) -> list[str]:
-        return [f"{' ' * number}asthma{' ' * spaces}" for number in range(count)]
-
-    return numbered
-
-
-@pytest.fixture(scope="session")
-def get_numbers() -> Callable[..., list[list[int]]]:
-    """Function that returns the numbers of the texts that results belong to."""
-
-    def get_numbers(annotations: Any) -> list[list[int]]:
-        return [[entity["start"] for entity in entities] for entities in annotations]
-
-    return get_numbers
-
-
 @pytest.fixture
 def interrupt_when(interruptible: None) -> Callable[..., Any]:  # noqa: ARG001 - only its setup is needed
     """Function that interrupts this process during a block when a condition is true."""

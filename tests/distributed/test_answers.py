@@ -17,6 +17,7 @@ import pytest
 
 import openmed_nb as nb
 from helpers.annotations import rounded
+from helpers.numbered_texts import get_numbers, numbered
 from helpers.processes import run_python
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, MIN_CHUNK_TOKENS, Chunk
 from openmed_nb.distributed import client as client_module
@@ -144,7 +145,7 @@ class TestResults:
         """A text of a custom class is sent as a built-in string."""
         assert list(on_pool(texts, **options)) == rounded(locally(texts, **options))
 
-    def test_display_and_progress_name_the_workers(self, on_pool, numbered):
+    def test_display_and_progress_name_the_workers(self, on_pool):
         events = []
         stop = worker.SESSION.subscribe(events.append)
         found = on_pool(iter(numbered(30, spaces=1)), "bundled_small")
@@ -155,7 +156,7 @@ class TestResults:
         assert "workers" in messages[0]
         assert messages[-2:] == ["Annotating: bundled_small on 2 workers (cpu) (30 notes)", "None"]
 
-    def test_model_is_loaded_once(self, on_pool, pool, numbered):
+    def test_model_is_loaded_once(self, on_pool, pool):
         for _run in range(2):
             on_pool(numbered(100), "bundled_small")
         names = pool.client.run(lambda: [model.name for model in worker.SESSION.inventory().models])
@@ -194,7 +195,7 @@ class TestStreaming:
         assert len(caught.value.annotations) == len(ahead) - 1 > 200
 
     @pytest.mark.parametrize("order", [("locally", "on_pool"), ("on_pool", "locally")], ids=" then ".join)
-    def test_resume(self, request, numbered, get_numbers, random_model, tmp_path, order):  # noqa: PLR0913, PLR0917 - fixtures
+    def test_resume(self, request, random_model, tmp_path, order):
         """A run can change between one machine and a cluster, but not to another model."""
         file = tmp_path / "run.jsonl"
         texts = numbered(90)
@@ -208,9 +209,7 @@ class TestStreaming:
         assert count_lines(file) == 91
 
     @posix_signals
-    def test_interrupt_keeps_results_and_cancels_pending_chunks(  # noqa: PLR0913, PLR0917 - fixtures
-        self, on_pool, pool, numbered, get_numbers, tmp_path, interrupt_when
-    ):
+    def test_interrupt_keeps_results_and_cancels_pending_chunks(self, on_pool, pool, tmp_path, interrupt_when):
         file = tmp_path / "run.jsonl"
         texts = numbered(3000)
         other_futures = set(pool.client.futures)
@@ -361,11 +360,11 @@ def threads_cluster():
 class TestMissingWorkers:
     """A run does not wait endlessly."""
 
-    def test_cluster_of_threads_is_supported(self, threads_cluster, locally, numbered, get_numbers):
+    def test_cluster_of_threads_is_supported(self, threads_cluster, locally):
         found = locally(numbered(50), client=threads_cluster.client)
         assert get_numbers(found) == [[number] for number in range(50)]
 
-    def test_adaptive_cluster_starts_a_worker(self, locally, numbered, get_numbers):
+    def test_adaptive_cluster_starts_a_worker(self, locally):
         """The cluster keeps the worker while it loads the model."""
         from distributed import Client, LocalCluster
 
@@ -405,7 +404,7 @@ class TestMissingWorkers:
             fetch_result(pool.client, future)
 
     @pytest.mark.parametrize("closed", ["by the stream", "with its cluster"])
-    def test_close_during_run_keeps_results(self, request, on_pool, numbered, tmp_path, closed):
+    def test_close_during_run_keeps_results(self, request, on_pool, tmp_path, closed):
         file = tmp_path / "run.jsonl"
         read = []
         if closed == "with its cluster":

@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 
 import openmed_nb as nb
+from helpers.numbered_texts import get_numbers, numbered
 from openmed_nb.errors import DeviceUnavailableError
 
 pytestmark = [
@@ -51,7 +52,7 @@ def fault(faults, tiny, tmp_path):
 
 
 @pytest.fixture
-def crashing_texts(numbered):
+def crashing_texts():
     """Numbered texts. One text contains the word that triggers the fault."""
     texts = numbered(NUM_TEXTS)
     texts[CRASHING_INDEX] = texts[CRASHING_INDEX].replace("asthma", "asthma seen")
@@ -70,9 +71,7 @@ def annotate_on(keyword_model):
     return lambda client, texts, **options: nb.annotate(texts, keyword_model, client=client, progress=False, **options)
 
 
-def test_crashing_text_is_recorded_and_repeated_on_resume(  # noqa: PLR0913, PLR0917 - fixtures
-    pool, fault, crashing_texts, annotate_on, get_numbers, tmp_path_factory
-):
+def test_crashing_text_is_recorded_and_repeated_on_resume(pool, fault, crashing_texts, annotate_on, tmp_path_factory):
     file = tmp_path_factory.mktemp("run") / "run.jsonl"
     with fault(pool.client, "die") as count_crashes:
         annotations = annotate_on(pool.client, crashing_texts, on_error="record", resume=file)
@@ -90,7 +89,7 @@ def test_crashing_text_is_recorded_and_repeated_on_resume(  # noqa: PLR0913, PLR
     assert (len(numbers.pop(CRASHING_INDEX)), numbers, resumed.errors) == (1, [*others[0], *others[1]], {})
 
 
-def test_killed_worker_loses_no_text(pool, numbered, annotate_on, get_numbers, tmp_path):
+def test_killed_worker_loses_no_text(pool, annotate_on, tmp_path):
     file = tmp_path / "run.jsonl"
     killed = []
     victim = next(iter(pool.client.run(os.getpid).values()))
@@ -109,9 +108,7 @@ def test_killed_worker_loses_no_text(pool, numbered, annotate_on, get_numbers, t
 
 
 @pytest.mark.parametrize("killed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_worker_killed_during_model_load_loses_no_text(  # noqa: PLR0913, PLR0917 - fixtures
-    pool, fault, numbered, get_numbers, new_model, killed
-):
+def test_worker_killed_during_model_load_loses_no_text(pool, fault, new_model, killed):
     with fault(pool.client, "die", word="[CLS]", times=killed) as count_crashes:
         annotations = nb.annotate(numbered(NUM_TEXTS), new_model, client=pool.client, progress=False)
 
@@ -120,7 +117,7 @@ def test_worker_killed_during_model_load_loses_no_text(  # noqa: PLR0913, PLR091
 
 
 @pytest.mark.slow
-def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts, annotate_on, get_numbers):
+def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts, annotate_on):
     from distributed import Client, LocalCluster
 
     options = {"threads_per_worker": 1, "memory_limit": "1.5 GB", "dashboard_address": "127.0.0.1:0"}
@@ -139,7 +136,7 @@ def test_worker_that_exceeds_its_memory_limit_is_restarted(fault, crashing_texts
     assert (get_numbers(annotations), annotations.errors) == (ALL_NUMBERS, {})
 
 
-def test_workers_remember_the_reduced_batch_size(pool, fault, numbered, annotate_on, get_numbers):
+def test_workers_remember_the_reduced_batch_size(pool, fault, annotate_on):
     """A device runs out of memory only at the start of a run."""
     texts = [text.replace("asthma", "asthma seen") for text in numbered(NUM_TEXTS)]
     with fault(pool.client, "run_out_of_memory", min_tokens=65) as count_failures:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import openmed_nb as nb
+from helpers.numbered_texts import get_numbers, numbered
 from openmed_nb.distributed import starting
 from openmed_nb.errors import ClusterUnavailableError, ConfigurationError, OpenMedWarning
 
@@ -70,7 +71,7 @@ def check_cleanup(home):  # noqa: ARG001 - only its setup is needed
     assert wait_until(lambda: list_processes() == processes)
 
 
-def test_hosts_give_the_results_of_one_machine(keyword_model, numbered):
+def test_hosts_give_the_results_of_one_machine(keyword_model):
     with nb.cluster(hosts=HOSTS, device="cpu") as cluster:
         found = nb.annotate(numbered(COUNT), keyword_model, client=cluster.client, progress=False)
 
@@ -79,7 +80,7 @@ def test_hosts_give_the_results_of_one_machine(keyword_model, numbered):
 
 
 @pytest.mark.slow
-def test_lost_host_loses_no_text(keyword_model, numbered, get_numbers, tmp_path):
+def test_lost_host_loses_no_text(keyword_model, tmp_path):
     file = tmp_path / "run.jsonl"
     killed = []
 

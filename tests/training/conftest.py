@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.trainings import make_batch
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -43,17 +45,6 @@ def guards() -> Iterator[Any]:
 
     with Guards() as guards:
         yield guards
-
-
-@pytest.fixture(scope="session")
-def poison() -> Callable[..., Any]:
-    """Function that multiplies the output of a layer of the tagger by a factor, and returns the handle of the hook."""
-
-    def poison(model: Any, factor: float = float("inf")) -> Any:
-        layer = model.bert.encoder.layer[0].output.dense
-        return layer.register_forward_hook(lambda _layer, _args, output: output * factor, prepend=True)
-
-    return poison
 
 
 @pytest.fixture
@@ -88,7 +79,7 @@ def fit(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def make_trainer(tagger: Any, make_batch: Callable[..., dict[str, torch.Tensor]], tmp_path: Path) -> Callable[..., Any]:
+def make_trainer(tagger: Any, tmp_path: Path) -> Callable[..., Any]:
     """Function that returns a Trainer of the tagger over 16 samples, one of which may be changed, without output."""
     from transformers import Trainer, TrainingArguments
 
@@ -102,32 +93,3 @@ def make_trainer(tagger: Any, make_batch: Callable[..., dict[str, torch.Tensor]]
         return kind(model=tagger, args=arguments, train_dataset=samples, callbacks=[*callbacks])
 
     return make_trainer
-
-
-@pytest.fixture(scope="session")
-def make_batch() -> Callable[..., dict[str, torch.Tensor]]:
-    """Function that returns a valid batch for the tagger, with other values for some fields."""
-
-    def make_batch(rows: int = 4, length: int = 8, seed: int = 0, **other: torch.Tensor) -> dict[str, torch.Tensor]:
-        numbers = torch.Generator().manual_seed(seed)
-        tokens = torch.randint(5, 24, (rows, length), generator=numbers)
-        labels = torch.randint(0, 3, (rows, length), generator=numbers)
-        labels[:, 0] = -100
-        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels, **other}
-
-    return make_batch
-
-
-@pytest.fixture(scope="session")
-def catch_error() -> Callable[..., Exception | None]:
-    """Function that calls another and returns its ``OpenMedError`` without frames, which would keep workers alive."""
-    from openmed_nb.errors import OpenMedError
-
-    def catch_error(call: Callable[[], Any]) -> Exception | None:
-        try:
-            call()
-        except OpenMedError as error:
-            return error.with_traceback(None)
-        return None
-
-    return catch_error

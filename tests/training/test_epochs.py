@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.trainings import catch_error
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import EpochHooks
 
@@ -124,7 +125,7 @@ BAD = [
 ]
 
 
-def test_invalid_arguments_are_rejected(catch_error):
+def test_invalid_arguments_are_rejected():
     for name, argument in BAD:
         assert isinstance(catch_error(partial(EpochHooks, "cpu", **{name: argument})), ConfigurationError), argument
     for epochs in (-1, 1.5, True, None, "3", 10**30):

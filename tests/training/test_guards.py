@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import openmed_nb as nb
+from helpers.trainings import catch_error, make_batch, poison
 from openmed_nb.errors import ConfigurationError, InvalidBatchError, NonFiniteError
 from openmed_nb.training.guards import GUARD_NAMES, get_loss
 
@@ -46,7 +47,7 @@ def train(model, batches, guards):
         optimizer.zero_grad()
 
 
-def test_invalid_names_and_models_are_rejected(catch_error):
+def test_invalid_names_and_models_are_rejected():
     for value in ("label", ("nonfinit",), True):
         assert "for disable" in str(catch_error(partial(nb.Guards, value))), value
     assert nb.Guards(disable="labels").on == GUARD_NAMES[1:]
@@ -54,7 +55,7 @@ def test_invalid_names_and_models_are_rejected(catch_error):
         guards.watch(None)
 
 
-def test_guards_do_not_change_training(guards, tagger, make_batch):
+def test_guards_do_not_change_training(guards, tagger):
     unguarded = copy.deepcopy(tagger)
     batches = [make_batch(seed=seed) for seed in range(3)]
     torch.manual_seed(1)
@@ -100,7 +101,7 @@ def watch(tiny):
     return watch
 
 
-def test_check_rejects_values_out_of_range(catch_error, watch):
+def test_check_rejects_values_out_of_range(watch):
     """A disabled check accepts the batch, and the other check still rejects it."""
     guards = {disable: watch(disable) for disable in ((), "labels", "token_ids")}
     for case, (batch, message) in INVALID_BATCHES.items():
@@ -116,7 +117,7 @@ def test_check_rejects_values_out_of_range(catch_error, watch):
 
 
 @given(numbers=st.lists(st.integers(-200, 200), min_size=1, max_size=30))
-def test_error_reports_count_and_extremes(catch_error, watch, numbers):
+def test_error_reports_count_and_extremes(watch, numbers):
     bad = [number for number in numbers if not 0 <= number < 3 and number != -100]
     error = catch_error(partial(watch().check, {"labels": torch.tensor(numbers)}))
     assert bool(error) == bool(bad)
@@ -126,14 +127,14 @@ def test_error_reports_count_and_extremes(catch_error, watch, numbers):
         assert f"({extremes}; -100 is ignored)." in error.message
 
 
-def test_checked_numbers_batches_across_loops(guards, tagger, make_batch):
+def test_checked_numbers_batches_across_loops(guards, tagger):
     guards.watch(tagger)
     assert len(list(guards.checked([make_batch(), make_batch()]))) == 2
     with pytest.raises(InvalidBatchError, match=r"^Step 4: "):
         list(guards.checked([make_batch(), make_batch(labels=torch.full((4, 8), 3))]))
 
 
-def test_inputs_of_training_are_checked(guards, tagger, make_batch):
+def test_inputs_of_training_are_checked(guards, tagger):
     guards.watch(tagger, iter([7, 8]).__next__)
     tagger(**make_batch())
     invalid = make_batch(labels=torch.full((4, 8), 3))
@@ -185,7 +186,7 @@ def test_error_names_first_module(guards, model, numbers, message, remedy):
     assert remedy in stopped.value.remedy
 
 
-def test_error_names_weight_and_anomaly_mode(guards, tagger, make_batch):
+def test_error_names_weight_and_anomaly_mode(guards, tagger):
     guards.watch(tagger)
     layer = tagger.bert.encoder.layer[0].output.dense
     layer.weight.register_hook(lambda gradient: gradient * NAN)
@@ -194,7 +195,7 @@ def test_error_names_weight_and_anomaly_mode(guards, tagger, make_batch):
     assert "torch.autograd.detect_anomaly()" in stopped.value.remedy
 
 
-def test_error_stops_step_and_shows_no_values(guards, tagger, make_batch, poison):
+def test_error_stops_step_and_shows_no_values(guards, tagger):
     guards.watch(tagger)
     train(tagger, [make_batch()], guards)
     poison(tagger)
@@ -218,7 +219,7 @@ def test_model_without_loss_is_checked_for_nan(guards):
 
 
 @pytest.mark.parametrize("called", ["outer", "inner"])
-def test_model_inside_another_module_is_watched(guards, tagger, make_batch, poison, called):
+def test_model_inside_another_module_is_watched(guards, tagger, called):
     around = Around(tagger)
     guards.watch(around)
     with pytest.raises(InvalidBatchError, match="labels is not between 0 and 2"):
@@ -228,7 +229,7 @@ def test_model_inside_another_module_is_watched(guards, tagger, make_batch, pois
         (around if called == "outer" else tagger)(**make_batch())
 
 
-def test_evaluation_is_not_checked(guards, tagger, make_batch, poison):
+def test_evaluation_is_not_checked(guards, tagger):
     poison(tagger)
     guards.watch(tagger)
     assert not tagger.eval()(**make_batch()).loss.isfinite()
@@ -237,7 +238,7 @@ def test_evaluation_is_not_checked(guards, tagger, make_batch, poison):
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_recomputed_activations_are_watched(guards, tagger, make_batch, poison, use_reentrant):
+def test_recomputed_activations_are_watched(guards, tagger, use_reentrant):
     tagger.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
     guards.watch(tagger)
     train(tagger, [make_batch()], guards)
@@ -253,7 +254,7 @@ def test_loss_of_model_outputs():
     assert all(get_loss(output) is None for output in ({"logits": logits}, (logits,), (), logits, None, {"loss": None}))
 
 
-def test_disabled_guard_ignores_nan(tagger, make_batch, poison):
+def test_disabled_guard_ignores_nan(tagger):
     poison(tagger)
     with nb.Guards(disable=("nonfinite",)).watch(tagger) as guards:
         train(tagger, [make_batch()], guards)
@@ -270,7 +271,7 @@ def test_unwatch_restores_hooks(guards, tagger):
     assert get_hooks(tagger) == before
 
 
-def test_guards_do_not_keep_model_alive(tiny, make_batch):
+def test_guards_do_not_keep_model_alive(tiny):
     guards = nb.Guards()
     model = tiny.random_bert().train()
     reference = weakref.ref(model)
@@ -282,7 +283,7 @@ def test_guards_do_not_keep_model_alive(tiny, make_batch):
     guards.unwatch()
 
 
-def test_copies_of_model_are_not_watched(guards, tagger, make_batch, tmp_path):
+def test_copies_of_model_are_not_watched(guards, tagger, tmp_path):
     tagger.classifier.weight.data.fill_(NAN)
     guards.watch(tagger, pytest.fail)
     torch.save(tagger, tmp_path / "model.pt")
@@ -292,7 +293,7 @@ def test_copies_of_model_are_not_watched(guards, tagger, make_batch, tmp_path):
 
 
 @pytest.mark.real_computer  # It starts its own simulation.
-def test_guards_on_mps(tagger, make_batch, poison):
+def test_guards_on_mps(tagger):
     with nb.simulated_mps("8 GiB"):
         model = tagger.to("mps")
         batch = nb.training.to_device(make_batch(), "mps")

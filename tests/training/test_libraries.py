@@ -6,6 +6,7 @@ from accelerate import Accelerator
 from transformers import TrainingArguments
 
 import openmed_nb as nb
+from helpers.trainings import make_batch, poison
 from openmed_nb.devices.request import parse_device_argument
 from openmed_nb.errors import InvalidBatchError, NonFiniteError
 
@@ -88,7 +89,7 @@ def train_with_lightning(tagger, fit):
 
 
 @pytest.mark.parametrize("field", ["labels", "input_ids"])
-def test_invalid_batch_stops_lightning(train_with_lightning, make_batch, field):
+def test_invalid_batch_stops_lightning(train_with_lightning, field):
     batch = make_batch()
     train_with_lightning(make_batch())
     batch[field][0, 2] = 1000
@@ -96,13 +97,13 @@ def test_invalid_batch_stops_lightning(train_with_lightning, make_batch, field):
         train_with_lightning(make_batch(), batch)
 
 
-def test_nan_in_lightning_names_layer(train_with_lightning, tagger, poison, make_batch):
+def test_nan_in_lightning_names_layer(train_with_lightning, tagger):
     poison(tagger, float("nan"))
     with pytest.raises(NonFiniteError, match=rf"the output of model\.{LAYER}"):
         train_with_lightning(make_batch())
 
 
-def test_nan_loss_outside_model_stops_lightning(train_with_lightning, tagger, make_batch):
+def test_nan_loss_outside_model_stops_lightning(train_with_lightning, tagger):
     with pytest.raises(NonFiniteError, match="Step 1: the loss is inf; the outputs of all modules are finite"):
         train_with_lightning(make_batch(), divisor=0)
     assert all(weight.isfinite().all() for weight in tagger.parameters())

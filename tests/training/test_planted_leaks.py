@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer
 
 import openmed_nb as nb
+from helpers.trainings import make_batch
 from openmed_nb.errors import OpenMedWarning
 
 pytestmark = [
@@ -61,7 +62,7 @@ def pictures():
 
 @FLAT_AND_LEAKING
 @pytest.mark.parametrize("device", ["cpu", "mps"])
-def test_verdict_of_plain_loop(device, leaking, tagger, make_batch):
+def test_verdict_of_plain_loop(device, leaking, tagger):
     losses = []
     with use_device(device):
         model = tagger.to(device)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.trainings import catch_error
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training.release import validate_fraction
 
@@ -140,7 +141,7 @@ ACCEPTED = [("mps", 0), ("mps", 0.9), ("mps", 2.0), ("cuda", 0.5), ("cuda:1", 1.
 REJECTED = [("mps", -0.1), ("mps", 2.1), ("mps", True), ("cuda", 0), ("cuda:1", 1.1), ("cpu", 0.9), ("xpu", 0.5)]
 
 
-def test_validate_fraction(catch_error):
+def test_validate_fraction():
     for device, fraction in ACCEPTED:
         assert validate_fraction(device, fraction) == fraction, device
     for device, fraction in REJECTED:
