@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -127,39 +126,19 @@ def second_device(home: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny() -> ModuleType:
-    """Module that creates tiny models."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    from helpers import tiny_models
-
-    return tiny_models
-
-
-@pytest.fixture(scope="session")
-def keyword_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def keyword_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with a model that finds a few known words. Tests must not change it."""
+    from helpers import tiny_models as tiny
+
     return tiny.save(tmp_path_factory.mktemp("keyword"), tiny.keyword_bert())
 
 
 @pytest.fixture(scope="session")
-def random_model(tiny: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with a model whose predictions are arbitrary but fixed."""
+    from helpers import tiny_models as tiny
+
     return tiny.save(tmp_path_factory.mktemp("random"), tiny.random_bert())
-
-
-@pytest.fixture(scope="session")
-def sentences(tiny: ModuleType) -> Callable[..., list[str]]:
-    """Function that returns fixed texts with a maximum number of words."""
-
-    def sentences(count: int, longest: int = 50, seed: int = 0) -> list[str]:
-        generator = random.Random(seed)
-        words = [word for word in tiny.VOCABULARY if word not in tiny.SPECIAL and not word.startswith("##")]
-        lengths = (generator.randint(1, longest) for _ in range(count))
-        return [" ".join(generator.choices([*words, "hypertension"], k=length)) for length in lengths]
-
-    return sentences
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from helpers import tiny_models as tiny
 from helpers.annotations import rounded
 
 
 @pytest.fixture(scope="session")
-def new_pipe(tiny: ModuleType, home: str) -> Callable[..., Any]:
+def new_pipe(home: str) -> Callable[..., Any]:
     """A function that returns a pipeline over a new random model with fixed weights."""
     from openmed_nb.annotation.pipeline import AnnotationPipeline
 

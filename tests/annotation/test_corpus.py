@@ -17,6 +17,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import openmed_nb as nb
 from helpers.annotations import annotated, rounded, words
+from helpers.tiny_models import sentences
 from openmed_nb._annotate import _Inputs
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.results import AnnotatedText
@@ -118,7 +119,7 @@ def test_other_values_are_rejected(pipe, texts, message):
 
 
 @pytest.mark.parametrize("strategy", ["simple", "none"])
-def test_results_equal_pipeline(new_pipe, sentences, strategy):
+def test_results_equal_pipeline(new_pipe, strategy):
     texts, pipe = sentences(30), new_pipe(strategy)
     found = annotated(pipe, texts)
     assert list(found) == rounded(pipe(texts))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
+from helpers import tiny_models as tiny
 from openmed_nb.annotation.decoding import Decoder, Detokenizer, LabelTables, Predictions
 from openmed_nb.annotation.tokens import tokenize
 
@@ -57,7 +58,7 @@ HYPERTENSION = "patient has hypertension ."
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny):
+def tokenizer():
     """A fast tokenizer of a few words."""
     return tiny.tokenizer()
 
@@ -271,7 +272,7 @@ PIECES = st.sampled_from(
     [decoders.WordPiece(cleanup=True), decoders.WordPiece(cleanup=False), decoders.Metaspace(), decoders.ByteLevel()],
     ids=["cleaned", "as it is", "metaspace", "bytes"],
 )
-def test_decode_pieces_equals_tokenizer(tiny, decoder):
+def test_decode_pieces_equals_tokenizer(decoder):
     """Lists of pieces that are joined together, and again, are what the tokenizer's decoder makes of each."""
     tokenizer = tiny.tokenizer()
     tokenizer.backend_tokenizer.decoder = decoder

@@ -4,6 +4,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.annotations import on_forward, rounded
+from helpers.tiny_models import sentences
 from openmed_nb._annotate import annotate
 from openmed_nb.simulation.device import simulated_device
 
@@ -35,7 +36,7 @@ class TestAnswers:
     """Results do not depend on the device."""
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_same_as_on_the_cpu(self, mps, mps_pipe, new_pipe, sentences, strategy):
+    def test_same_as_on_the_cpu(self, mps, mps_pipe, new_pipe, strategy):
         """Texts of many lengths, also longer than the model takes and empty, have the answers of the CPU."""
         texts = ["", *sentences(60, longest=150), " "]
         assert mps_pipe(strategy)(texts) == rounded(new_pipe(strategy)(texts))
@@ -45,7 +46,7 @@ class TestAnswers:
 class TestCare:
     """Operations that fail silently on MPS are not used."""
 
-    def test_copies_are_blocking(self, mps, mps_pipe, sentences):
+    def test_copies_are_blocking(self, mps, mps_pipe):
         """Every copy towards MPS and back waits, for the weights and for the texts."""
         pipe = mps_pipe("average")
         pipe(sentences(100))
@@ -53,7 +54,7 @@ class TestCare:
         assert {(copy.source, copy.target) for copy in mps.copies} == {("cpu", "mps"), ("mps", "cpu")}
         assert not any(copy.non_blocking for copy in mps.copies)
 
-    def test_chunk_is_copied_once(self, mps, mps_pipe, sentences):
+    def test_chunk_is_copied_once(self, mps, mps_pipe):
         """The batches of a chunk go to MPS in one copy, because each copy waits for all work before it."""
         pipe, passes = mps_pipe(batch_tokens=100), []
         pipe("asthma")  # Determines whether the model masks padding.
@@ -63,7 +64,7 @@ class TestCare:
         assert len(passes) > 5
         assert sum(copy.target == "mps" for copy in mps.copies) == 1
 
-    def test_mask_check_does_not_synchronize(self, mps_pipe, sentences):
+    def test_mask_check_does_not_synchronize(self, mps_pipe):
         """A model that asks whether its mask is full has the answer from the host, and does not wait for MPS."""
         pipe, passes, computed = mps_pipe(batch_tokens=100), [], set()
         pipe("asthma")  # Determines whether the model masks padding.
@@ -87,7 +88,7 @@ class TestShapes:
     """MPS compiles for every shape, so it meets few."""
 
     @pytest.mark.usefixtures("mps")
-    def test_at_most_twenty_four(self, new_pipe, sentences):
+    def test_at_most_twenty_four(self, new_pipe):
         """Texts of many lengths, in calls of many sizes, meet at most 24 shapes."""
         pipe, shapes, texts = new_pipe(), set(), sentences(300, longest=200)
         pipe.device = "mps"

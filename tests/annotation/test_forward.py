@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import architectures
+from helpers import tiny_models as tiny
 from helpers.annotations import annotated, on_forward, rounded
 from openmed_nb.annotation.forward import Batch, TokenBudget, input_names, length_buckets, plan_batches
 from openmed_nb.errors import InvalidModelError
@@ -159,7 +160,7 @@ class TestHalves:
         assert whole.capped_at(tokens) == TokenBudget(expected, limit_shapes=True, allow_padding=False)
 
 
-def test_input_names(tiny):
+def test_input_names():
     """A model takes what its tokenizer names if it can, and a mask wherever it can read one."""
     bert, arrays = tiny.random_bert(), {"input_ids", "token_type_ids", "attention_mask"}
     assert input_names(bert, ["input_ids"]) == {"input_ids", "attention_mask"}
@@ -181,7 +182,7 @@ def test_model_may_return_tuple(new_pipe):
 
 
 @pytest.mark.parametrize("strategy", ["first", "average"])
-def test_nan_is_an_error_of_its_text(new_pipe, tiny, strategy):
+def test_nan_is_an_error_of_its_text(new_pipe, strategy):
     """A text with NaN is an error that names device and type, whatever the strategy; the others are answered."""
     expected = new_pipe(strategy)(["asthma"])
     pipe = new_pipe(strategy)

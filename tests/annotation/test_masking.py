@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from helpers.annotations import annotate, make_annotations, make_text
 from openmed_nb._render.display import to_plain_data
 from openmed_nb.annotation.masking import MASKING_DISCLAIMER, mask_text, refine_spans, validate_policy
@@ -205,7 +206,7 @@ def test_refine_spans_accepts_entities_without_a_label():
     assert refined["word"] == "Ann"
 
 
-def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tiny, tmp_path):
+def test_the_route_of_a_privacy_filter_gives_the_spans_of_openmed(tmp_path):
     """A model of that architecture, loaded here and refined, gives what OpenMed's own pipeline gives, by every strategy."""
     openmed = pytest.importorskip("openmed.torch.privacy_filter")
     folder = tiny.save(tmp_path, tiny.random_privacy_filter())
@@ -255,7 +256,7 @@ def test_headline_of_masked_texts_counts_filtered_labels():
         ("simple", ["O", "NAME"], ("DATE",)),
     ],
 )
-def test_known_labels_are_those_of_entities_that_are_not_ignored(tiny, tmp_path, strategy, ignored, labels):
+def test_known_labels_are_those_of_entities_that_are_not_ignored(tmp_path, strategy, ignored, labels):
     folder = tiny.save(tmp_path, tiny.random_bert(("O", "B-NAME", "I-NAME", "B-DATE")))
     pipe = nb.load_pipeline(folder, device="cpu", aggregation_strategy=strategy, ignore_labels=ignored)
 

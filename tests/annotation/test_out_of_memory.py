@@ -8,6 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from helpers.annotations import on_forward
+from helpers.tiny_models import sentences
 from openmed_nb.errors import DeviceUnavailableError
 from openmed_nb.simulation.device import simulated_device
 
@@ -63,7 +64,7 @@ class TestSmallerBatches:
     """Batches are halved until they fit."""
 
     @pytest.mark.parametrize("error", [*ALLOCATORS.values(), None], ids=[*ALLOCATORS, "this computer"])
-    def test_errors_of_every_allocator(self, limited, sentences, answers_to, error):
+    def test_errors_of_every_allocator(self, limited, answers_to, error):
         """Whatever allocator is short of memory, all texts are answered as with enough of it."""
         texts = sentences(60)
         pipe, memory = limited(200, error)
@@ -71,14 +72,14 @@ class TestSmallerBatches:
         assert memory.refused > 0
 
     @pytest.mark.parametrize(("strategy", "limit"), [("none", 64), ("first", 65), ("average", 130)])
-    def test_small_memory(self, limited, sentences, answers_to, strategy, limit):
+    def test_small_memory(self, limited, answers_to, strategy, limit):
         """All texts have results, down to one window at a time."""
         texts = sentences(40)
         pipe, memory = limited(limit, strategy=strategy)
         assert pipe(texts) == answers_to(texts, strategy)
         assert memory.refused > 0
 
-    def test_budget_stays_reduced(self, limited, sentences):
+    def test_budget_stays_reduced(self, limited):
         """In a long stream, out-of-memory errors occur only at the start."""
         pipe, memory = limited(200, batch_tokens=256)
         answers = list(pipe(text for text in sentences(600)))
@@ -87,13 +88,13 @@ class TestSmallerBatches:
         assert memory.refused < 0.1 * len(memory.sizes)
         assert max(memory.sizes[len(memory.sizes) // 2 :]) <= 200
 
-    def test_budget_is_halved_no_further_than_needed(self, limited, sentences):
+    def test_budget_is_halved_no_further_than_needed(self, limited):
         """A budget whose half fits is halved once, even if several chunks run out of memory."""
         pipe, memory = limited(512, batch_tokens=1024)
         assert len(list(pipe(text for text in sentences(1500)))) == 1500
         assert max(memory.sizes[len(memory.sizes) // 2 :]) > 256
 
-    def test_next_call_uses_full_budget(self, limited, sentences):
+    def test_next_call_uses_full_budget(self, limited):
         """Another call begins with the whole budget, because memory may have become free."""
         pipe, memory = limited(200)
         pipe(sentences(60))
@@ -102,7 +103,7 @@ class TestSmallerBatches:
         assert max(memory.sizes) > 200
 
     @pytest.mark.real_computer  # It begins its own simulation.
-    def test_few_shapes(self, limited, sentences, answers_to):
+    def test_few_shapes(self, limited, answers_to):
         """On MPS, empty rows are removed before a window fails."""
         texts = sentences(9, longest=20)
         pipe, memory = limited(32, MPS, batch_tokens=2048)
@@ -155,7 +156,7 @@ class TestOtherFailures:
         ],
         ids=lambda error: type(error).__name__,
     )
-    def test_earlier_results_are_returned(self, limited, sentences, answers_to, error):
+    def test_earlier_results_are_returned(self, limited, answers_to, error):
         """Earlier chunks have results. The error is an OpenMedError that does not contain the text."""
         pipe, memory = limited(10**9, error)
         memory.poison = pipe.tokenizer.mask_token_id
@@ -168,7 +169,7 @@ class TestOtherFailures:
         assert not any(word in str(caught.value) for word in ("patient", "diabetes", "asthma"))
 
     @pytest.mark.real_computer  # It begins its own simulation.
-    def test_failure_when_answers_are_fetched(self, new_pipe, sentences):
+    def test_failure_when_answers_are_fetched(self, new_pipe):
         """A failure that is reported when results are fetched is the same error."""
 
         class Lost(TorchFunctionMode):

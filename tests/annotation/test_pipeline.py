@@ -13,7 +13,9 @@ import transformers
 from transformers import TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
+from helpers import tiny_models as tiny
 from helpers.annotations import annotated, on_forward, rounded, words_of
+from helpers.tiny_models import sentences
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from openmed_nb.devices.registry import get_device
@@ -82,14 +84,14 @@ class TestArguments:
         ],
         ids=str,
     )
-    def test_argument_applies_to_one_call(self, pipe, theirs, sentences, options):
+    def test_argument_applies_to_one_call(self, pipe, theirs, options):
         texts = [text[:250] for text in sentences(12, longest=40)]
         before = pipe(texts)
         assert pipe(texts, **options) == rounded(theirs()(texts, **options))
         # Matrix products may use another library by now, so the last digits may differ.
         assert pipe(texts) == rounded(before)
 
-    def test_batch_tokens_limit_batches(self, pipe, sentences):
+    def test_batch_tokens_limit_batches(self, pipe):
         sizes = []
         on_forward(pipe.model, lambda ids: sizes.append(ids.numel()))
         pipe(sentences(60), batch_tokens=100)
@@ -192,7 +194,7 @@ class TestBuilding:
 TWO = ["the patient has diabetes mellitus", "no asthma ."]
 
 
-def test_another_tokenizer_has_its_own_frame(new_pipe, tiny):
+def test_another_tokenizer_has_its_own_frame(new_pipe):
     """The special tokens are determined again if the tokenizer is replaced."""
     pipe = new_pipe()
     assert len(pipe.special_tokens.suffix_ids) == 1

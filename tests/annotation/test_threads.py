@@ -7,6 +7,7 @@ import pytest
 
 import openmed_nb as nb
 from helpers.annotations import rounded
+from helpers.tiny_models import sentences
 
 THREADS = 6
 
@@ -48,7 +49,7 @@ def at_once():
 
 
 @pytest.mark.parametrize("how", ["simple", "average", "annotate"])
-def test_threads_call_one_pipeline(new_pipe, sentences, at_once, how):
+def test_threads_call_one_pipeline(new_pipe, at_once, how):
     """Threads that call one pipeline, or annotate with it, get the answers to their own texts, and never run the model together."""
     strategy = "simple" if how == "annotate" else how
     pipe = new_pipe(strategy)
@@ -62,7 +63,7 @@ def test_threads_call_one_pipeline(new_pipe, sentences, at_once, how):
     assert passes.all >= THREADS
 
 
-def test_threads_call_two_pipelines_of_one_model(new_pipe, sentences, at_once):
+def test_threads_call_two_pipelines_of_one_model(new_pipe, at_once):
     """Pipelines with other settings over one model and one tokenizer do not disturb each other."""
     first = new_pipe("first")
     second = type(first)(model=first.model, tokenizer=first.tokenizer, device=-1, aggregation_strategy="none")
@@ -75,7 +76,7 @@ def test_threads_call_two_pipelines_of_one_model(new_pipe, sentences, at_once):
 
 
 @pytest.mark.real_computer  # Another thread moves the model, and a simulation counts in one thread.
-def test_model_moved_during_run(new_pipe, sentences, at_once, second_device):
+def test_model_moved_during_run(new_pipe, at_once, second_device):
     """A thread that moves the model to another device and back does not break the answers of the others."""
     pipe, texts = new_pipe(), sentences(40, longest=90)
     expected = new_pipe()(texts)
@@ -92,7 +93,7 @@ def test_model_moved_during_run(new_pipe, sentences, at_once, second_device):
     assert pipe(texts) == rounded(expected)
 
 
-def test_model_moved_during_stream(new_pipe, sentences, second_device):
+def test_model_moved_during_stream(new_pipe, second_device):
     """A stream continues on the new device if the model is moved between two results."""
     pipe, texts = new_pipe(), sentences(250)
     expected = new_pipe()(texts)

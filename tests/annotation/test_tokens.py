@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
 
 from helpers import architectures
+from helpers import tiny_models as tiny
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
 from openmed_nb.annotation.tokens import (
@@ -194,7 +195,7 @@ class TestPlanWindows:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny):
+def whole():
     """The keyword model with room for any text, in transformers' own pipeline."""
     model = tiny.random_bert(size={"max_position_embeddings": 32768})
     weights = {name: tensor for name, tensor in tiny.keyword_bert().state_dict().items() if "position" not in name}
@@ -205,7 +206,7 @@ def whole(tiny):
 
 
 @pytest.fixture(scope="module")
-def keywords(tiny):
+def keywords():
     """A function that returns a pipeline over the keyword model with a maximum number of tokens per window."""
     model = tiny.keyword_bert()
 

@@ -19,6 +19,7 @@ import openmed_nb as nb
 from helpers.annotations import rounded
 from helpers.numbered_texts import get_numbers, numbered
 from helpers.processes import run_python
+from helpers.tiny_models import sentences
 from openmed_nb.annotation.stream import CHARACTERS_PER_TOKEN, MIN_CHUNK_TOKENS, Chunk
 from openmed_nb.distributed import client as client_module
 from openmed_nb.distributed import worker
@@ -120,7 +121,7 @@ class TestResults:
     """Results of the workers."""
 
     @pytest.mark.parametrize("count", [500, pytest.param(5000, marks=pytest.mark.slow)])
-    def test_results_equal_those_of_one_process(self, on_pool, locally, random_model, sentences, count):
+    def test_results_equal_those_of_one_process(self, on_pool, locally, random_model, count):
         texts = sentences(count, longest=60)
         found = on_pool(texts, random_model)
         columns = found.results.columns()

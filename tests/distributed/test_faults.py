@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from helpers.numbered_texts import get_numbers, numbered
 from openmed_nb.errors import DeviceUnavailableError
 
@@ -36,7 +37,7 @@ def faults(helper):
 
 
 @pytest.fixture
-def fault(faults, tiny, tmp_path):
+def fault(faults, tmp_path):
     """Function that injects a fault into the workers of a cluster during a block."""
 
     @contextlib.contextmanager

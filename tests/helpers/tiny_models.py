@@ -7,6 +7,7 @@ random, which is sufficient to compare two programs.
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from transformers import (
     RobertaConfig,
     RobertaForTokenClassification,
 )
+from transformers.utils import logging
+
+logging.disable_progress_bar()
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PLAIN = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen", ".", ",", "type", "2")
@@ -64,6 +68,14 @@ def tokenizer(**settings: Any) -> PreTrainedTokenizerFast:
     words.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=words, **names, **settings)
+
+
+def sentences(count: int, longest: int = 50, seed: int = 0) -> list[str]:
+    """Return fixed texts with a maximum number of words."""
+    generator = random.Random(seed)
+    words = [word for word in VOCABULARY if word not in SPECIAL and not word.startswith("##")]
+    lengths = (generator.randint(1, longest) for _ in range(count))
+    return [" ".join(generator.choices([*words, "hypertension"], k=length)) for length in lengths]
 
 
 def labeled(labels: tuple[str, ...]) -> dict[str, Any]:

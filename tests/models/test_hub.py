@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from helpers.annotations import words_of
 from openmed_nb._utils.text import describe_value
 from openmed_nb.errors import ModelDownloadError
@@ -167,7 +168,7 @@ class TestWhatMustBeAllowed:
         assert hub.downloads("pytorch_model.bin") == 0
         assert load(allow_pickle=True) == FOUND
 
-    def test_code_is_downloaded_only_if_trusted(self, hub, load, folder, tiny):
+    def test_code_is_downloaded_only_if_trusted(self, hub, load, folder):
         """A model that needs code of its own is refused without its code being downloaded; by name it is allowed."""
         (folder / "own.py").write_text("from transformers import BertConfig as A, BertForTokenClassification as B\n")
         own = {"AutoConfig": "own.A", "AutoModelForTokenClassification": "own.B"}

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 import openmed_nb as nb
 from helpers import model_families
+from helpers import tiny_models as tiny
 from helpers.annotations import NOTE
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.errors import InvalidModelError, OpenMedWarning
@@ -31,7 +32,7 @@ def test_model_is_in_evaluation_mode_on_its_device(keyword_model, load_folder, h
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.float64])
-def test_weights_are_float32_unless_asked_otherwise(folder, tiny, stored, load_folder, find):
+def test_weights_are_float32_unless_asked_otherwise(folder, stored, load_folder, find):
     """Weights that are stored in any other type, and a config.json that says so, are loaded in float32."""
     weights = load_file(folder / "model.safetensors")
     save_file({key: value.to(stored) for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
@@ -41,7 +42,7 @@ def test_weights_are_float32_unless_asked_otherwise(folder, tiny, stored, load_f
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_load_is_silent_and_restores_transformers_settings(folder, tiny, capfd, load_folder, fails):
+def test_load_is_silent_and_restores_transformers_settings(folder, capfd, load_folder, fails):
     """A load, and one that fails, prints nothing, and transformers' progress bars and verbosity are as before."""
     if fails:
         tiny.change_json(folder / "config.json", num_hidden_layers=2)
@@ -116,7 +117,7 @@ def test_load_ignores_meta_as_default_device(keyword_model, load_folder, home):
 
 
 @pytest.mark.parametrize("changes", [{}, {"pad_token": None}])
-def test_long_text_is_processed_in_full(folder, tiny, find, changes):
+def test_long_text_is_processed_in_full(folder, find, changes):
     """For a model with 64 positions, even if the tokenizer does not have a padding token."""
     tiny.change_json(folder / "tokenizer_config.json", **changes)
     text = "the patient was seen . " * 600 + "history of diabetes mellitus and asthma ."
@@ -134,7 +135,7 @@ def test_long_text_is_processed_in_full(folder, tiny, find, changes):
         (64.0, 128, 64),
     ],
 )
-def test_max_input_length_is_that_of_tokenizer_or_model(tiny, length, positions, expected):
+def test_max_input_length_is_that_of_tokenizer_or_model(length, positions, expected):
     tokenizer = tiny.tokenizer()
     tokenizer.model_max_length = length
     assert max_input_length(tokenizer, positions) == expected
@@ -155,7 +156,7 @@ def test_load_supports_sharded_weights(folder, find):
     assert find(folder) == WORDS
 
 
-def test_privacy_filter_loads_with_code_of_transformers(tiny, tmp_path, load_folder):
+def test_privacy_filter_loads_with_code_of_transformers(tmp_path, load_folder):
     """The architecture of openai/privacy-filter."""
     loaded = load_folder(tiny.save(tmp_path, tiny.random_privacy_filter()))
     found = build_pipeline(loaded, "first", {})(NOTE)
@@ -173,7 +174,7 @@ def add_tensors(folder, **tensors):
     save_file({**weights, **added}, folder / "model.safetensors", {"format": "pt"})
 
 
-def test_load_rejects_weights_of_another_attention(tiny, tmp_path, load_folder):
+def test_load_rejects_weights_of_another_attention(tmp_path, load_folder):
     """A model without relative positions has the same shapes otherwise."""
     from transformers import DebertaV2Config, DebertaV2ForTokenClassification
 
@@ -199,16 +200,16 @@ def test_unused_tensors_of_real_checkpoints_do_not_warn(folder, find, part):
     assert find(folder) == WORDS
 
 
-def test_saved_architectures_load_without_warning(tiny, tmp_path, load_folder):
+def test_saved_architectures_load_without_warning(tmp_path, load_folder):
     """Also with the additional tensors that older releases of transformers saved."""
-    for number, model in enumerate(architectures(tiny)):
+    for number, model in enumerate(architectures()):
         folder = tiny.save(tmp_path / str(number), model)
         load_folder(folder)
         add_tensors(folder, **{name.replace(".", "__"): tensor.clone() for name, tensor in model.named_buffers()})
         load_folder(folder)
 
 
-def architectures(tiny):
+def architectures():
     """Return small models of several families, for the buffers that each has."""
     import transformers
 
@@ -233,18 +234,18 @@ def architectures(tiny):
         yield getattr(transformers, f"{name}ForTokenClassification")(config)
 
 
-def test_load_accepts_large_unrelated_numbers(folder, tiny, find):
+def test_load_accepts_large_unrelated_numbers(folder, find):
     tiny.change_json(folder / "config.json", rope_theta=10**9, seed=2**31, trained_on={"tokens": 10**12})
     assert find(folder) == WORDS
 
 
-def test_load_accepts_many_labels(tiny, tmp_path, load_folder):
+def test_load_accepts_many_labels(tmp_path, load_folder):
     folder = tiny.save(tmp_path, tiny.random_bert(tuple(f"B-KIND{number}" for number in range(3000))))
     tiny.change_json(folder / "config.json", num_labels=3000)
     assert load_folder(folder).config.num_labels == 3000
 
 
-def test_load_completes_numbered_labels(folder, tiny, load_folder):
+def test_load_completes_numbered_labels(folder, load_folder):
     """Old configurations have fewer of them than the model has labels."""
     names = {"0": "LABEL_0", "1": "LABEL_1"}
     tiny.change_json(folder / "config.json", id2label=names, label2id=None, num_labels=3)
@@ -263,7 +264,7 @@ def test_pipeline_rejects_missing_labels(keyword_model, load_folder, strategy):
     "family",
     [*model_families.FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in model_families.MORE)],
 )
-def test_longest_window_of_every_family(tiny, tmp_path, load_folder, family):
+def test_longest_window_of_every_family(tmp_path, load_folder, family):
     """A text with as many tokens as the model has positions is one window, and a longer one is several."""
     expected, _settings = model_families.ALL[family]
     model = model_families.model_of(family, len(tiny.VOCABULARY), tiny.LABELS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers import tiny_models as tiny
 from openmed_nb.errors import InvalidModelError, UntrustedModelError
 
 WORDS = ["diabetes mellitus", "hypertension", "asthma"]
@@ -118,7 +119,7 @@ def load_watched(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def changed(tiny, outside):
+def changed(outside):
     """A function that makes a keyword model with a change in one of its files."""
 
     def changed(name, change):
@@ -160,7 +161,7 @@ def test_unsafe_settings_apply_to_trusted_models(load_watched, changed, outside)
     assert f"open {outside / 'tokenizer.json'}" in answer["opened"], answer
 
 
-def test_model_type_that_requests_kernels_loads_without_them(load_watched, tiny, outside):
+def test_model_type_that_requests_kernels_loads_without_them(load_watched, outside):
     from transformers import GPTNeoConfig, GPTNeoForTokenClassification
 
     size = {"hidden_size": 32, "num_layers": 1, "attention_types": [[["global"], 1]], "num_heads": 2}
@@ -258,7 +259,7 @@ class TestRemoteCode:
         return tmp_path / "the code ran"
 
     @pytest.fixture
-    def own_code(self, folder, marker, tiny, monkeypatch, tmp_path):
+    def own_code(self, folder, marker, monkeypatch, tmp_path):
         """A model whose type is defined in its own code."""
         import transformers.dynamic_module_utils
 
@@ -284,18 +285,18 @@ class TestRemoteCode:
         assert find(own_code, remote_code_allowed=(str(own_code),)) == WORDS
         assert marker.exists()
 
-    def test_other_files_of_a_trusted_model_are_rejected(self, own_code, marker, tiny, load_folder):
+    def test_other_files_of_a_trusted_model_are_rejected(self, own_code, marker, load_folder):
         tiny.change_json(own_code / "config.json", transformers_weights="other.safetensors")
         with pytest.raises(UntrustedModelError, match="transformers_weights"):
             load_folder(own_code, remote_code_allowed=(str(own_code),))
         assert not marker.exists()
 
-    def test_remote_code_is_ignored_for_known_model_type(self, own_code, marker, tiny, find):
+    def test_remote_code_is_ignored_for_known_model_type(self, own_code, marker, find):
         tiny.change_json(own_code / "config.json", model_type="bert")
         assert find(own_code) == WORDS
         assert not marker.exists()
 
-    def test_remote_code_of_tokenizer_is_rejected(self, folder, marker, tiny, load_folder):
+    def test_remote_code_of_tokenizer_is_rejected(self, folder, marker, load_folder):
         (folder / "tokenization_own.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
         own = {"AutoTokenizer": [None, "tokenization_own.OwnTokenizer"]}
         tiny.change_json(folder / "tokenizer_config.json", tokenizer_class="OwnTokenizer", auto_map=own)

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from helpers import tiny_models as tiny
 from helpers.annotations import NOTE, words_of
 from openmed_nb.annotation.pipeline import build_pipeline
 from openmed_nb.annotation.resume import model_fingerprint
@@ -78,7 +79,7 @@ def test_inventory_lists_int8_model_with_size(loaded):
     assert listed.size == full.size - unpacked + packed
 
 
-def test_fingerprint_includes_packed_weights(tiny, loaded):
+def test_fingerprint_includes_packed_weights(loaded):
     plain = build_pipeline(load_from_spec(LoadSpec.from_name(loaded.name, OpenMedConfig()), "cpu"), "first", {})
     pipe = build_pipeline(loaded, "first", {})
     other = tiny.keyword_bert()

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from helpers import tiny_models as tiny
 from helpers.annotations import words_of
 from openmed_nb.simulation.device import simulated_device
 
@@ -15,7 +16,7 @@ PINNED = "'pin_memory' argument is set as true but not supported on MPS now, dev
 
 
 @pytest.fixture
-def examples(tiny):
+def examples():
     """Function that returns examples for a token classifier with three labels."""
 
     def examples(count):
@@ -26,7 +27,7 @@ def examples(tiny):
     return examples
 
 
-def test_trainer_trains_and_resumes_on_device(tiny, examples, tmp_path):
+def test_trainer_trains_and_resumes_on_device(examples, tmp_path):
     from transformers import Trainer, TrainingArguments
 
     def trainer(epochs):

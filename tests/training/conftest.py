@@ -6,12 +6,12 @@ import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+from helpers import tiny_models as tiny
 from helpers.trainings import make_batch
 
 
@@ -33,7 +33,7 @@ def by_itself() -> None:
 
 
 @pytest.fixture
-def tagger(tiny: ModuleType) -> Any:
+def tagger() -> Any:
     """Small model with three labels and dropout, in train mode."""
     return tiny.random_bert().train()
 

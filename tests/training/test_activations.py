@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import checkpoint_activations
 
@@ -12,7 +13,7 @@ INPUTS = torch.arange(5, 17).reshape(2, 6)
 
 
 @pytest.fixture
-def bert(tiny):
+def bert():
     """Small BERT with two layers and dropout, in train mode."""
     return tiny.random_bert(size={"num_hidden_layers": 2}).train()
 

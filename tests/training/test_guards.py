@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from helpers.trainings import catch_error, make_batch, poison
 from openmed_nb.errors import ConfigurationError, InvalidBatchError, NonFiniteError
 from openmed_nb.training.guards import GUARD_NAMES, get_loss
@@ -91,7 +92,7 @@ VALID_BATCHES = {
 
 
 @pytest.fixture(scope="module")
-def watch(tiny):
+def watch():
     """Function that returns guards with the limits of a small BERT."""
 
     def watch(disable=()):
@@ -271,7 +272,7 @@ def test_unwatch_restores_hooks(guards, tagger):
     assert get_hooks(tagger) == before
 
 
-def test_guards_do_not_keep_model_alive(tiny):
+def test_guards_do_not_keep_model_alive():
     guards = nb.Guards()
     model = tiny.random_bert().train()
     reference = weakref.ref(model)

@@ -17,6 +17,7 @@ from transformers import (
 
 import openmed_nb as nb
 from helpers import model_families
+from helpers import tiny_models as tiny
 from openmed_nb.errors import InvalidBatchError
 from openmed_nb.training.guards import ModelLimits, find_inner_model, infer_limits
 
@@ -25,7 +26,7 @@ WITHOUT_A_TABLE = {"modernbert", "mpt"}
 SMALL = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-def test_infer_limits_of_model_families(tagger, tiny):
+def test_infer_limits_of_model_families(tagger):
     """RoBERTa counts positions after its padding token."""
     tokens = len(tiny.VOCABULARY)
     filter_ = tiny.random_privacy_filter()
@@ -65,7 +66,7 @@ class Around(nn.Module):
             setattr(self, name, module)
 
 
-def test_infer_limits_of_inner_model(tagger, tiny):
+def test_infer_limits_of_inner_model(tagger):
     for inside in (tagger, nn.DataParallel(tagger)):
         around = Around(loss=nn.CrossEntropyLoss(), model=inside)
         assert infer_limits(around) == infer_limits(inside) == infer_limits(tagger)
@@ -94,7 +95,7 @@ SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in model_familie
 
 
 @pytest.mark.parametrize("family", [*QUICK, *SLOW])
-def test_infer_limits_matches_pipeline_positions(family, tiny):
+def test_infer_limits_matches_pipeline_positions(family):
     expected = None if family in WITHOUT_A_TABLE else model_families.ALL[family][0]
 
     assert infer_limits(model_families.model_of(family, len(tiny.VOCABULARY), tiny.LABELS)).max_tokens == expected
@@ -108,7 +109,7 @@ def test_infer_limits_uses_position_table_of_tokens(family):
     assert infer_limits(model).max_tokens == expected
 
 
-def test_check_does_not_count_padding_as_positions(tiny):
+def test_check_does_not_count_padding_as_positions():
     """RoBERTa counts positions after its padding token."""
     with nb.Guards().watch(tiny.random_roberta()) as guards:
         guards.check({"input_ids": torch.tensor([[3] * 63 + [0] * 9])})

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from openmed_nb.devices.backend import parse_release
 from openmed_nb.devices.machine import MachineInfo
 from openmed_nb.devices.registry import get_device
@@ -376,7 +377,7 @@ def train_bert(model, device, requested=None):
 
 @pytest.mark.real_computer  # The CPU is compared with a simulation that the test begins.
 @pytest.mark.parametrize("requested", [None, "bf16", "fp16"])
-def test_training_on_simulated_mps_matches_cpu(tiny, requested):
+def test_training_on_simulated_mps_matches_cpu(requested):
     """AdamW is fused if it obeys a scaler."""
     expected, *_ = train_bert(tiny.random_bert(), "cpu")
     with nb.simulated_mps() as mps:

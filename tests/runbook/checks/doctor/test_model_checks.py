@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from openmed_nb._render.display import FAILED, OK, WARNING
 from openmed_nb.runbook.checks.doctor_checks import model_findings
 from openmed_nb.session import SESSION
 
 
 @pytest.fixture
-def tagger(tiny, home):
+def tagger(home):
     """A small token classification model on the test device."""
     return tiny.random_bert().to(home)
 
@@ -83,7 +84,7 @@ def test_plain_and_lazy_modules_are_checked():
     "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or `torch.export`.:DeprecationWarning"
 )
 @pytest.mark.real_computer
-def test_compiled_model_is_checked_as_inner_module(tiny):
+def test_compiled_model_is_checked_as_inner_module():
     model = tiny.random_bert()
     not_a_number(model)
 

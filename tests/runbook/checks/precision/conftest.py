@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parent
+from helpers import close_models
+from helpers import tiny_models as tiny
 
 
 @pytest.fixture(scope="session")
-def close_models(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module with models whose predictions depend on a thousandth of a logit."""
-    return helper(FOLDER / "close_models.py")
-
-
-@pytest.fixture(scope="session")
-def close_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def close_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model that finds asthma in float32 but not in 16 bits. Tests do not modify it."""
-    return tiny.save(tmp_path_factory.mktemp("close"), close_models.close_bert(tiny))
+    return tiny.save(tmp_path_factory.mktemp("close"), close_models.close_bert())
 
 
 @pytest.fixture(scope="session")
-def border_model(tiny: ModuleType, close_models: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def border_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model that ends a disease elsewhere in 16 bits. Tests do not modify it."""
-    return tiny.save(tmp_path_factory.mktemp("border"), close_models.close_border(tiny))
+    return tiny.save(tmp_path_factory.mktemp("border"), close_models.close_border())
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers import close_models
+from helpers import tiny_models as tiny
 from helpers.annotations import NOTE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, InvalidModelError, InvalidTextError
 from openmed_nb.runbook import parity
@@ -84,7 +86,7 @@ class TestSameModel:
 class TestDifferences:
     """Candidates that differ from the reference."""
 
-    def test_changed_entities_are_found(self, close_model, close_models):
+    def test_changed_entities_are_found(self, close_model):
         """The autocast of the caller has no effect."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
             report = compare(close_model, ["the patient was seen .", close_models.NOTE], dtype="bfloat16")
@@ -109,7 +111,7 @@ class TestDifferences:
         assert report.logit_difference < 1e-6
         assert report.findings[0].status == "failed"
 
-    def test_nan_in_reference_raises(self, tiny, tmp_path):
+    def test_nan_in_reference_raises(self, tmp_path):
         model = tiny.keyword_bert()
         torch.nn.init.constant_(model.classifier.bias, float("nan"))
         with pytest.raises(InvalidModelError, match="has non-finite logits"):

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from safetensors.torch import load_file
 
 import openmed_nb as nb
+from helpers import tiny_models as tiny
 from helpers.logbooks import COMPLETE
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, ModelError, UntrustedModelError
@@ -132,7 +133,7 @@ def test_bundle_contains_the_running_package_and_its_license(keyword_handoff):
     assert {f"{metadata_folder}/METADATA", f"{metadata_folder}/licenses/LICENSE"} <= keyword_handoff.files.keys()
 
 
-def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path, tiny):
+def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path):
     model = tiny.save(tmp_path / "John `Smith` <b>", tiny.keyword_bert())
     (tmp_path / "bundle").mkdir()
     handoff = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu")
@@ -152,7 +153,7 @@ def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path, tiny):
         run_smoke_test(handoff.folder)
 
 
-def save_with_index(tiny, folder, shard):
+def save_with_index(folder, shard):
     """Save the keyword model with an index that names one file for all weights, and move the weights to that file."""
     weights = tiny.save(folder, tiny.keyword_bert()) / "model.safetensors"
     index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(weights), shard)}
@@ -162,16 +163,16 @@ def save_with_index(tiny, folder, shard):
     return folder
 
 
-def test_handoff_rejects_weights_outside_the_model_directory(tmp_path, tiny):
-    model = save_with_index(tiny, tmp_path / "model", "../elsewhere.safetensors")
+def test_handoff_rejects_weights_outside_the_model_directory(tmp_path):
+    model = save_with_index(tmp_path / "model", "../elsewhere.safetensors")
 
     with pytest.raises(UntrustedModelError):
         nb.handoff(tmp_path / "bundle", model, device="cpu")
     assert not (tmp_path / "bundle").exists()
 
 
-def test_checksums_are_those_of_all_files_even_in_subdirectories(tmp_path, tiny):
-    model = save_with_index(tiny, tmp_path / "model", "parts/one.safetensors")
+def test_checksums_are_those_of_all_files_even_in_subdirectories(tmp_path):
+    model = save_with_index(tmp_path / "model", "parts/one.safetensors")
     handoff = nb.handoff(tmp_path / "bundle", model, device="cpu")
     lines = (handoff.folder / "SHA256SUMS").read_text("utf-8").splitlines()
     checksums = {name: checksum for checksum, name in (line.split("  ") for line in lines)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
+
+from helpers import tiny_models as tiny
 
 NOTE = "the patient has asthma ."
 
@@ -13,20 +14,20 @@ MARGIN = 1e-3
 """Margin of a disease label over the label O, about a hundredth of the resolution of bfloat16 there."""
 
 
-def close_bert(tiny: ModuleType) -> Any:
+def close_bert() -> Any:
     """Return a model that finds asthma in float32 by a thousandth of a logit, and not in bfloat16."""
-    return set_margin(tiny, tiny.keyword_bert(), NOTE, "asthma", 1)
+    return set_margin(tiny.keyword_bert(), NOTE, "asthma", 1)
 
 
-def close_border(tiny: ModuleType) -> Any:
+def close_border() -> Any:
     """Return a model that includes mellitus in diabetes mellitus by a thousandth of a logit, and not in bfloat16."""
     model = tiny.keyword_bert()
     with torch.no_grad():
         model.classifier.weight[1] *= 2
-    return set_margin(tiny, model, "the patient has diabetes mellitus .", "mellitus", 2)
+    return set_margin(model, "the patient has diabetes mellitus .", "mellitus", 2)
 
 
-def set_margin(tiny: ModuleType, model: Any, note: str, word: str, label: int) -> Any:
+def set_margin(model: Any, note: str, word: str, label: int) -> Any:
     """Change the bias so that a label of a word exceeds the label O by ``MARGIN``, and return the model."""
     ids = torch.tensor([[tiny.VOCABULARY[token] for token in ("[CLS]", *note.split(), "[SEP]")]])
     with torch.no_grad():
