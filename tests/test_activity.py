@@ -1,12 +1,12 @@
 """Event dispatcher: dispatcher, nested operations and interrupts."""
 
 import signal
-import threading
 
 import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.threads import run_in_thread
 from openmed_nb._events.activity import EventDispatcher, ProgressEvent, defer_interrupts
 from openmed_nb.errors import OpenMedWarning
 
@@ -78,9 +78,7 @@ def test_interrupt_is_rendered_in_one_line(module, shown):
 def test_operations_are_counted_per_thread(dispatcher, events):
     with dispatcher.operation():
         for _ in range(2):
-            thread = threading.Thread(target=run_operation, args=[dispatcher])
-            thread.start()
-            thread.join()
+            run_in_thread(run_operation, dispatcher)
         assert events == [None, None]
         run_operation(dispatcher)
         assert events == [None, None]

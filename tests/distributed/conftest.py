@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,17 @@ def pool(quick_workers: None) -> Iterator[Any]:  # noqa: ARG001 - only its setup
 
     with openmed_nb.cluster(n=2, device="cpu") as cluster:
         yield cluster
+
+
+@pytest.fixture
+def on_pool(pool: Any, keyword_model: Path) -> Callable[..., Any]:
+    """Function that annotates texts on the cluster of the tests."""
+    import openmed_nb
+
+    def on_pool(texts: Any, model: Any = keyword_model, **options: Any) -> Any:
+        return openmed_nb.annotate(texts, model, **{"client": pool.client, "progress": False, **options})
+
+    return on_pool
 
 
 @pytest.fixture

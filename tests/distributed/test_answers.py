@@ -45,16 +45,6 @@ THREADS_OPTIONS = {"threads_per_worker": 1, "processes": False, "dashboard_addre
 
 
 @pytest.fixture
-def on_pool(pool, keyword_model):
-    """Function that annotates texts on the cluster of the tests."""
-
-    def on_pool(texts, model=keyword_model, **options):
-        return nb.annotate(texts, model, **{"client": pool.client, "progress": False, **options})
-
-    return on_pool
-
-
-@pytest.fixture
 def locally(keyword_model):
     """Function that annotates texts in this process."""
 

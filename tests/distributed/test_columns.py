@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import openmed_nb as nb
 from helpers.annotations import words
 from openmed_nb.annotation.references import MISSING_FINGERPRINT, read_text, text_fingerprint
 from openmed_nb.distributed.columns import ColumnText, Partition, column_references, get_partitions
@@ -93,11 +92,6 @@ class TestPartitions:
 @pytest.mark.usefixtures("quick_workers")
 class TestOnWorkers:
     """Columns and files on workers."""
-
-    @pytest.fixture
-    def on_pool(self, pool, keyword_model):
-        """Function that annotates texts on the cluster of the tests."""
-        return lambda texts, **options: nb.annotate(texts, keyword_model, client=pool.client, progress=False, **options)
 
     def test_workers_expand_patterns_and_read_files(self, on_pool, tmp_path, monkeypatch):
         for number, text in enumerate(TEXTS):

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ import pytest
 from helpers.annotations import NOTE, words_of
 
 FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def hub_server(helper: Callable[[Path], ModuleType]) -> ModuleType:
-    """The module with a model hub on 127.0.0.1."""
-    return helper(FOLDER / "hub_server.py")
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import openmed_nb as nb
+from helpers import hub_server
 from helpers import tiny_models as tiny
 from helpers.annotations import words_of
 from openmed_nb._utils.text import describe_value
@@ -24,7 +25,7 @@ FOUND = {"words": ["diabetes mellitus", "hypertension"]}
 
 
 @pytest.fixture(scope="module")
-def running_hub(hub_server):
+def running_hub():
     """A hub that runs until the end of the module, without models."""
     hub = hub_server.Hub()
     hub.open()
@@ -93,7 +94,7 @@ def test_only_the_files_of_a_model_are_downloaded(hub, load, keyword_model, tmp_
     assert {file.name for file in tmp_path.rglob("snapshots/*/*")} == {file.name for file in keyword_model.iterdir()}
 
 
-def test_model_in_the_cache_loads_without_network(hub, load, hub_server, tmp_path):
+def test_model_in_the_cache_loads_without_network(hub, load, tmp_path):
     """A model that was downloaded loads again; another cache is one error, before huggingface_hub tries and tries."""
     load()
     hub.requests.clear()
@@ -114,7 +115,7 @@ def test_server_that_does_not_respond_is_not_reachable():
 
 
 @pytest.mark.parametrize("revision", ["v9", "../../v9"])
-def test_missing_revision(load, revision, hub_server, keyword_model):
+def test_missing_revision(load, revision, keyword_model):
     """An unknown model; a commit by its hash is a revision."""
     assert load(revision=hub_server.commit(keyword_model)) == FOUND
     answer = load(revision=revision)

@@ -2,13 +2,13 @@
 
 import json
 import os
-import threading
 
 import pytest
 import torch
 
 import openmed_nb as nb
 from helpers.session_state import read_state
+from helpers.threads import run_in_thread
 from openmed_nb.devices.environment import (
     ACTIVE,
     FALLBACK_VARIABLE,
@@ -129,9 +129,7 @@ def test_other_thread_cannot_end_a_simulation():
             caught.append(error)
 
     with nb.simulated_mps():
-        thread = threading.Thread(target=end)
-        thread.start()
-        thread.join()
+        run_in_thread(end)
         assert nb.device().simulated
     assert "thread" in str(caught[0])
 

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import io
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
+from helpers.threads import run_in_thread
 from openmed_nb.devices.machine import is_mps_simulated
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import DeviceCopy
@@ -317,9 +317,7 @@ def test_other_threads_use_cpu():
         def look():
             seen.extend([there.device, (there * 2).device, torch.ones(2).numpy().tolist(), there.sum().item()])
 
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
+        run_in_thread(look)
     assert seen == [CPU, CPU, [1.0, 1.0], 2.0]
 
 
