@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import sys
@@ -150,6 +151,19 @@ def pipe_of(home: str) -> Callable[..., Any]:
         return openmed_nb.load_pipeline(str(folder), home, aggregation_strategy=strategy, **options)
 
     return pipe_of
+
+
+@pytest.fixture
+def as_recorded(pytestconfig: pytest.Config) -> Callable[..., None]:
+    """Function that compares a value with its snapshot in tests/recorded; ``--record`` writes the snapshot first."""
+
+    def as_recorded(file: str | Path, shown: Any, *, sort_keys: bool = False) -> None:
+        path = Path(__file__).parent / "recorded" / file
+        if pytestconfig.getoption("record"):
+            path.write_text(json.dumps(shown, indent=1, sort_keys=sort_keys, ensure_ascii=False) + "\n", "utf-8")
+        assert json.loads(json.dumps(shown)) == json.loads(path.read_text("utf-8"))
+
+    return as_recorded
 
 
 @pytest.fixture

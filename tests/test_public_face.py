@@ -3,15 +3,11 @@
 import contextlib
 import importlib
 import inspect
-import json
 import pkgutil
-from pathlib import Path
 
 import openmed_nb as nb
 from helpers.public_api import LOADER, PUBLIC
 from openmed_nb._render.display import Displayable, JsonMixin
-
-SNAPSHOT = Path(__file__).parent / "recorded" / "public_signatures.json"
 
 
 def subclasses_of(cls):
@@ -36,12 +32,10 @@ def signature_of(obj):
     return str(inspect.Signature(parameters))
 
 
-def test_public_signatures_are_unchanged(request):
+def test_public_signatures_are_unchanged(as_recorded):
     """After a change, rewrite the snapshot with ``--record``; its diff shows what a caller has to change."""
     signatures = {name: signature_of(value) for name, value in sorted(PUBLIC.items())}
-    if request.config.getoption("record"):
-        SNAPSHOT.write_text(json.dumps(signatures, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    assert signatures == json.loads(SNAPSHOT.read_text("utf-8"))
+    as_recorded("public_signatures.json", signatures)
 
 
 def test_public_names_have_docstrings():

@@ -7,7 +7,6 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,6 @@ from openmed_nb.training.release import MemoryLimit
 
 torch = pytest.importorskip("torch")
 
-SNAPSHOT = Path(__file__).parent / "recorded" / "reports.json"
 TEXTS = ["She has asthma.", "No fever, but type 2 diabetes mellitus.", "History of asthma."]
 MODEL = "bundled_small"
 SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
@@ -175,12 +173,10 @@ def reports(tmp_path_factory):
 
 @pytest.mark.real_computer
 @pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
-def test_reports_match_the_snapshot(reports, request):
+def test_reports_match_the_snapshot(reports, as_recorded):
     described = {name: describe_report(name, report) for name, report in reports.items()}
 
-    if request.config.getoption("record"):
-        SNAPSHOT.write_text(json.dumps(described, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
-    assert described == json.loads(SNAPSHOT.read_text("utf-8"))
+    as_recorded("reports.json", described, sort_keys=True)
 
 
 # Status sign before the headline. Three texts are too few for a reduced dtype; reports without a status have no sign.

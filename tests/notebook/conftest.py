@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +16,6 @@ from traitlets.config import Config
 from helpers.kernels import TIMEOUT_SECONDS, Kernel, environment, run_kernel
 
 PACKAGE_PREFIXES = ("OPENMED_", "PYTORCH_", "ACCELERATE_", "HF_")
-
-
-@pytest.fixture
-def as_recorded(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
-    """Return a function that compares a value with its snapshot; ``--record`` writes the snapshot first."""
-
-    def as_recorded(name: str, shown: Any) -> None:
-        file = Path(__file__).parents[1] / "recorded" / f"{name}.json"
-        if request.config.getoption("record"):
-            file.write_text(f"{json.dumps(shown, indent=1, ensure_ascii=False)}\n", "utf-8")
-        assert shown == json.loads(file.read_text("utf-8"))
-
-    return as_recorded
 
 
 @pytest.fixture(scope="session")

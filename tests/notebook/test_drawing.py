@@ -97,7 +97,7 @@ def test_charts_are_as_recorded(as_recorded):
             r'data:image/svg\+xml;base64,([^"]+)', lambda match: base64.b64decode(match[1]).decode(), page
         )
 
-    as_recorded("drawing", rendered)
+    as_recorded("drawing.json", rendered)
 
 
 @pytest.mark.parametrize("heights", [(), (math.nan,), (math.inf, -math.inf)])

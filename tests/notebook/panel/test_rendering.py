@@ -123,7 +123,7 @@ def test_regions_are_as_recorded(plain, as_recorded):
         read(html)
         shown[name] = re.sub(r' style="(?!width)[^"]*"', "", html)
 
-    as_recorded("panel", shown)
+    as_recorded("panel.json", shown)
 
 
 @pytest.mark.parametrize("state", ["usable", "failed"])

@@ -66,7 +66,7 @@ def test_states_are_as_recorded(as_recorded):
         html = view.render_devices(state) + view.render_top("Environment", state)
         shown[name] = [buttons, str(state).splitlines(), re.sub(r' style="[^"]*"', "", html)]
 
-    as_recorded("panel_states", shown)
+    as_recorded("panel_states.json", shown)
 
 
 @pytest.mark.parametrize("value", ["hf_abcdefgh", "https://me:abcdefgh@hub.example", "token=abcdefgh"])

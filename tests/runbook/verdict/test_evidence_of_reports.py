@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -186,25 +185,18 @@ CASES = {
 }
 
 
-def read_snapshot(file, values, request):
-    """Return the values in a JSON file, which is updated with ``--record``."""
-    if request.config.getoption("record"):
-        file.write_text(json.dumps(values, indent=1) + "\n", "utf-8")
-    return json.loads(file.read_text("utf-8"))
-
-
-def test_evidence_has_the_metrics_of_reports(request):
+def test_evidence_has_the_metrics_of_reports(as_recorded):
     evidence = {name: collect_evidence(*reports) for name, reports in CASES.items()}
 
-    assert json.loads(json.dumps(evidence)) == read_snapshot(EVIDENCE_SNAPSHOT, evidence, request)
+    as_recorded(EVIDENCE_SNAPSHOT, evidence)
 
 
-def test_logbook_metrics_match_the_snapshot(request):
+def test_logbook_metrics_match_the_snapshot(as_recorded):
     training_reports = (make_losses((1.0, 2.0)), make_curve(100, 110, 120), make_peak_curve(0.9))
     reports = (COMPARISON, SWEEP, PARITY, REJECTED_DTYPE, FORECAST, DOCTOR, PROFILE, *training_reports)
     metrics = [asdict(extract_metrics(report)) for report in reports]
 
-    assert metrics == read_snapshot(LOGBOOK_SNAPSHOT, metrics, request)
+    as_recorded(LOGBOOK_SNAPSHOT, metrics)
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=14), st.floats(0.01, 0.6))

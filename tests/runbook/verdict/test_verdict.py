@@ -289,18 +289,14 @@ SAMPLES = {
     "boolean": True,
     "phases": {"data": 0.1, "transfer": 0.2, "forward": 0.7},
 }
-SNAPSHOT = FOLDER / "snapshot.json"
 
 
-def test_reports_match_the_snapshot(request):
+def test_reports_match_the_snapshot(as_recorded):
     evidence = {name: SAMPLES[metric.unit] for name, metric in METRICS.items()}
     verdict = evaluate(Evidence(**evidence | {"task": "inference", "device": "mps"}), gates(speedup=0.3))
     reports = {
         "nothing": asdict(evaluate(Evidence()).to_report()),
         "everything": [asdict(verdict.final_report()), verdict.to_dict(), asdict(verdict.logbook_metrics())],
     }
-    text = json.dumps(reports, indent=1, sort_keys=True) + "\n"
 
-    if request.config.getoption("record"):
-        SNAPSHOT.write_text(text, "utf-8")
-    assert text == SNAPSHOT.read_text("utf-8")
+    as_recorded(FOLDER / "snapshot.json", reports, sort_keys=True)
