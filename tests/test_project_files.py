@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import openmed_nb
+from helpers import ROOT
 from helpers.readme import readme_command
 from openmed_nb.devices.device import MAC_TORCH
 
@@ -23,7 +24,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parent.parent
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 PYTHONS, SYSTEMS = ("3.10", "3.11", "3.12", "3.13", "3.14"), ("darwin", "linux", "win32")
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))

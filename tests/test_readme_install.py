@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers import ROOT
 from helpers.readme import readme_command
 
-ROOT = Path(__file__).parents[1]
 COPIED = ("openmed_nb", "notebooks", "binder", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
 WITHOUT = (
     "PYTHONPATH",

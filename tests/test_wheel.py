@@ -2,14 +2,13 @@ import json
 import os
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 
 import openmed_nb
+from helpers import ROOT
 from helpers.processes import run_python
 
-ROOT = Path(__file__).parent.parent
 MAX_WHEEL_BYTES = 25_000_000
 
 

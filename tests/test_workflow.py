@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from helpers import ROOT
 from helpers.readme import readme_command
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
 from openmed_nb.runbook.checks.doctor import DoctorReport
 from openmed_nb.runbook.records.report import DeviceReport
 
-ROOT = Path(__file__).parents[1]
 JOBS = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
 MAC_JOBS = ("macos-15", "macos-26")
 

@@ -2,13 +2,12 @@
 
 import csv
 import json
-from pathlib import Path
 
 import openmed_nb as nb
+from helpers import ROOT
 from helpers.annotations import annotate
 from openmed_nb.annotation.language import is_other_language
 
-ROOT = Path(__file__).parents[2]
 OTHERS = [
     "Der Patient klagt über starke Kopfschmerzen. Kein Hinweis auf eine Meningitis.",
     "Z. n. Herzinfarkt 2019. Aktuell Dyspnoe bei Belastung, keine Ödeme.",

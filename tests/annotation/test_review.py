@@ -1,8 +1,6 @@
 """Reviews: a random sample of notes, marks that become gold, and the file that continues."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +8,7 @@ import pandas as pd
 import pytest
 
 from helpers.annotations import annotate
+from helpers.processes import run_python
 from openmed_nb.annotation.browsing import ReviewListing
 from openmed_nb.annotation.gold import GoldSpan
 from openmed_nb.annotation.json_lines import append_checksum, to_json_line
@@ -284,7 +283,7 @@ review = nb.annotate({NOTES!r}, "bundled_small", device="cpu", progress=False).r
 review.mark(4, 0, 1, "DISEASE")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-c", code], check=False)
+    run_python("-c", code)
     assert annotate(NOTES).review(path, sample=None).marked_spans(4) == {GoldSpan(0, 1, "DISEASE"): True}
 
 

@@ -4,15 +4,14 @@ import contextlib
 import gc
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import version
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 
+from helpers import ROOT
+from helpers.processes import run_python
 from openmed_nb.devices.backend import (
     MIN_TORCH,
     NUMERICAL_MISMATCH,
@@ -31,15 +30,15 @@ from openmed_nb.devices.backend import (
 )
 from openmed_nb.simulation.device import simulated_device
 
-ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "tests" / "recorded"
 
 
 def python(code, *options, folder=None):
     """Run code in a new interpreter with a directory at the start of the path, and return its JSON output."""
     path = os.pathsep.join(str(part) for part in (folder, ROOT) if part)
-    command = [sys.executable, *options, "-c", "import json, sys\nfrom openmed_nb.devices.backend import *\n" + code]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=True)
+    code = "import json, sys\nfrom openmed_nb.devices.backend import *\n" + code
+    done = run_python(*options, "-c", code, environ={"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 

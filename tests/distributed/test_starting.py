@@ -4,7 +4,6 @@ import contextlib
 import copy
 import logging
 import os
-import subprocess
 import sys
 import textwrap
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 import openmed_nb as nb
+from helpers.processes import run_python
 from openmed_nb.distributed.client import plan_workers, worker_options
 from openmed_nb.distributed.starting import MAIN_GUARD
 from openmed_nb.errors import ClusterUnavailableError, ConfigurationError
@@ -212,8 +212,7 @@ def program(tmp_path_factory, interruptible):  # noqa: ARG001 - scripts inherit 
     def run(text):
         file = tmp_path_factory.mktemp("program") / "program.py"
         file.write_text(textwrap.dedent(text))
-        options = {"start_new_session": True, "capture_output": True, "text": True, "timeout": 240}
-        return subprocess.run([sys.executable, file], check=False, **options)
+        return run_python(file, start_new_session=True)
 
     return run
 

@@ -6,14 +6,13 @@ A statement is a sentence or table row with a word of ``SUBJECT`` and a word of 
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
+from helpers import ROOT
 from openmed_nb.runbook.checks.silent_errors import KNOWN_BUGS
 from openmed_nb.runbook.verdict.rules import SYMPTOMS, gates
 
-ROOT = Path(__file__).parents[2]
 GENERATED = {"reference", "reference_engineering.md", "troubleshooting"}
 PAGES = [
     ROOT / "README.md",

@@ -2,14 +2,13 @@
 
 import doctest
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
 
 import page_links
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 NUMBERS = {"five": "5", "ten": "10", "fifteen": "15", "twenty": "20"}
 
 

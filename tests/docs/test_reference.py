@@ -4,17 +4,15 @@ import ast
 import doctest
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 import openmed_nb as nb
 import reference_pages
 import source_calls
+from helpers import ROOT
 from helpers.public_api import LOADER, PUBLIC
 from openmed_nb.runbook.verdict.rules import SYMPTOMS
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from helpers import ROOT
+
 DOCS = ROOT / "docs"
 GENERATED = (DOCS / "reference",)
 """Folders of pages that are written when the site is built. ``test_site.py`` follows the links to them."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from helpers import ROOT
 from helpers.session_state import make_store
 from openmed_nb.annotation.pipeline import get_pipeline
 from openmed_nb.models.config import DEFAULT_STRATEGY, OpenMedConfig
@@ -15,7 +16,6 @@ from openmed_nb.models.registry import BUNDLED
 
 pytestmark = pytest.mark.parametrize("name", BUNDLED)
 
-ROOT = Path(__file__).parents[2]
 MAX_BYTES = {"bundled": 17_000_000, "bundled_small": 6_000_000}
 """The most bytes that the weights may have; the wheel must stay under 25 MB."""
 

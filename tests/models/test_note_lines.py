@@ -2,11 +2,11 @@
 
 import importlib
 import json
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from helpers import ROOT
+
 KINDS = {"disease", "abbreviation", "lay", "symptom", "open"}
 
 

@@ -1,8 +1,6 @@
 """Names of models: what each stands for, and the nearest names where it stands for nothing."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from hypothesis import strategies as some
 from openmed.core.backends import PRIVACY_FILTER_TORCH_FALLBACK
 from openmed.core.model_registry import OPENMED_MODELS
 
+from helpers.processes import run_python
 from openmed_nb.errors import UnknownModelError
 from openmed_nb.models.registry import (
     ALIASES,
@@ -111,6 +110,6 @@ def test_find_model_ignores_user_file_openmed(tmp_path):
     """A user file named openmed.py does not break model names."""
     (tmp_path / "openmed.py").write_text("x = 1\n", "utf-8")
     code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-c", code, cwd=tmp_path)
 
     assert "UnknownModelError: Model 'heart_model' not found" in done.stderr

@@ -3,13 +3,12 @@
 import csv
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 import openmed_nb as nb
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[2]
 DATA = ROOT / "notebooks" / "data"
 
 

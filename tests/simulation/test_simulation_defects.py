@@ -2,14 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.nn import functional
 
 import openmed_nb as nb
+from helpers.processes import run_python
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.device import simulated_device
@@ -240,7 +239,7 @@ def test_defect_ends_the_process(issue):
         "import torch; from torch.nn import functional; from openmed_nb.simulation.device import simulated_device\n"
         f"with simulated_device(environ={{}}, defects={issue!r}):\n    on = {{'device': 'mps'}}\n    {ABORTS[issue]}"
     )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    completed = run_python("-c", code)
 
     assert completed.returncode == -signal.SIGABRT, completed.stderr
     assert "failed assertion" in completed.stderr

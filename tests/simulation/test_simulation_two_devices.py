@@ -6,8 +6,6 @@ is ``aten/src/ATen/TensorIterator.cpp`` (``compute_types``), and "Metal" ``mtl_s
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,12 +13,14 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from helpers import ROOT
+from helpers.processes import run_python
 from openmed_nb.devices.moving import to_device
 from openmed_nb.simulation.device import simulated_device
 
 pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
 
-SWEEP = Path(__file__).parents[2] / "scripts" / "sweep_simulated_mps.py"
+SWEEP = ROOT / "scripts" / "sweep_simulated_mps.py"
 
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, mps:0 and cpu!"
 TOO_MANY = "Trying to pass too many CPU scalars to non-CPU kernel!"
@@ -310,8 +310,7 @@ class TestNothingAborts:
 
 
 def _sweep(*arguments, timeout):
-    command = [sys.executable, str(SWEEP), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    done = run_python(SWEEP, *arguments, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 

@@ -1,17 +1,15 @@
 """The Accelerate example of the documentation trains on every device, in one and in several processes."""
 
 import contextlib
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from accelerate.state import AcceleratorState
 
 import openmed_nb as nb
+from helpers.processes import run_python
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +41,8 @@ def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
     """With two processes, each trains on half of the sentences, and only the first prints."""
     checked = tmp_path / "checked.py"
     checked.write_text(CHECKED)
-    environ = {**os.environ, "HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
-    options = {"env": environ, "capture_output": True, "text": True, "timeout": 240}
-    done = subprocess.run([sys.executable, *launcher, checked], check=False, **options)
+    environ = {"HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
+    done = run_python(*launcher, checked, environ=environ)
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert_learned(done.stdout, "cpu")

@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import subprocess
-import sys
 import weakref
 from functools import partial
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.processes import run_python
 from helpers.trainings import catch_error
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import EpochHooks
@@ -162,6 +161,6 @@ print(*(len(loop.curve.epoch_samples) for loop in loops))
 
 @pytest.mark.slow
 def test_unfinished_loops_are_silent_at_exit():
-    done = subprocess.run([sys.executable, "-c", UNFINISHED], capture_output=True, text=True, check=True)
+    done = run_python("-c", UNFINISHED)
 
-    assert (done.stdout, done.stderr) == ("0 0 0 1\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 0 0 1\n", "")

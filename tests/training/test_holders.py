@@ -2,8 +2,6 @@
 
 import functools
 import json
-import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -15,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+from helpers.processes import run_python
 from helpers.threads import run_in_thread
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import holders
@@ -280,8 +279,9 @@ train()
 
 def test_script_variables_are_found():
     """Other modules are not searched, and torch is not imported."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = run_python("-c", SCRIPT)
 
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "0 names hold tensors False",
         "local (list) holds 2 tensors, 15.6 KiB",

@@ -6,11 +6,11 @@ import plistlib
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.processes import run_python
 from openmed_nb.runbook.records.handoff import TEMPLATES, render_run_script
 
 
@@ -102,9 +102,7 @@ BROKEN = {
 @pytest.mark.parametrize(("golden", "message"), BROKEN.values(), ids=BROKEN)
 def test_smoke_script_reports_broken_bundle_without_traceback(bundle, golden, message):
     (bundle / "golden.json").write_text(golden, "utf-8")
-    process = subprocess.run(
-        [sys.executable, "-I", "-S", str(bundle / "smoke.py")], capture_output=True, text=True, check=False
-    )
+    process = run_python("-I", "-S", bundle / "smoke.py")
 
     assert process.returncode == 1
     assert message in process.stderr
