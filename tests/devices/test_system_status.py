@@ -192,6 +192,7 @@ def test_report_displays_states_and_readings():
 
     assert "30%" in quiet._repr_html_()
     assert "30%" in str(quiet)
+    assert "nominal" in str(quiet)
     assert ">0%</td>" in page
     assert "On a Mac, nb.system_status() reads the missing values." in re.sub("</?code>", "", page)
     assert "On a Mac" not in quiet._repr_html_()
