@@ -303,8 +303,8 @@ def test_device_choice_report():
     assert str(moved) == f"{moved.headline}\n  Moved to mps: a, b."
     assert planned.to_report().title.startswith("Device: cpu (SIMULATED) (selected automatically: ")
     assert planned.to_report().sentences == ()
-    assert [(table.columns, table.rows, table.collapsed) for table in tuned.to_report().metrics] == [
-        (("model", "tokens per batch"), (("small", "4,096"), ("large", "512")), True)
+    assert [(table.caption, table.columns, table.rows, table.collapsed) for table in tuned.to_report().metrics] == [
+        ("Tuned batch sizes", ("model", "tokens per batch"), (("small", "4,096"), ("large", "512")), True)
     ]
     assert moved.to_dict() == {
         **vars(moved),
