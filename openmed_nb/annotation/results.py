@@ -953,8 +953,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     def by_patient(self, groups: pd.Series | Sequence[Any]) -> pd.DataFrame:
         """Return a DataFrame with one row per patient and disease, for counts of patients instead of mentions.
 
-        Entities that are negated, or of a relative, are not counted. If the entities have no context, the English rules determine
-        it; see :meth:`with_context`. Use :meth:`filter` first to select labels, or to leave out uncertain entities.
+        Entities that are negated, hypothetical, or of another person are not counted. Possible and historical ones are. If the
+        entities have no context, the English rules determine it; see :meth:`with_context`. Use :meth:`filter` first to select
+        labels, or to leave out possible entities, as in ``found.filter(uncertain=False)``.
 
         Args:
             groups: The patient of each note, such as the column of the table that you annotated, or another group such as the ward.
@@ -1005,12 +1006,14 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         num_missing = int(column.isna().sum())
         if num_missing:
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
-        found = self if self.results.context else self.with_context("negated", "experiencer")
+        found = self if self.results.context else self.with_context("all")
         found = found.filter(negated=False, experiencer="patient")
+        check_context_values(found.results.context, {"temporality": "hypothetical"})
         rows: list[tuple[Any, str, int]] = []
         words = found.iter_counted_words(map(raise_if_error, self._read_texts()))
-        for note, (group, note_words) in enumerate(zip(column.tolist(), words, strict=True)):
-            rows += [(group, word, note) for word in note_words]
+        for note, (group, note_words, entities) in enumerate(zip(column.tolist(), words, found, strict=True)):
+            entity_words = zip(note_words, entities, strict=True)
+            rows += [(group, word, note) for word, entity in entity_words if entity["temporality"] != "hypothetical"]
         frame = pd.DataFrame(rows, columns=["group", "span_text", "note"])
         counts = frame.groupby(["group", "span_text"])["note"].agg(mentions="size", notes="nunique").reset_index()
         is_free = column.name is not None and column.name not in counts.columns

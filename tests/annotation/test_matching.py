@@ -196,27 +196,32 @@ class TestPatients:
     NOTES = pd.DataFrame({
         "note": [
             "She has asthma. Asthma is stable.", "She has asthma. Asthma is stable.", "No asthma. Known gout.",
-            "Her mother had asthma. She has GOUT.", None, "Known gout.", "Known asthma.", "",
+            "Her mother had asthma. She has GOUT.", None, "Known gout.", "Known asthma.", "Return if pneumonia develops. PMH: possible gout.",
         ],
         "note_id": [1, 2, 3, 3, 4, 5, 6, 7],
         "patient": ["p1", "p1", "p1", "p2", "p2", "p2", None, "p3"],
     })  # fmt: skip
 
     def test_by_patient_counts_patients_and_not_mentions(self):
-        """Copied notes, a repeated id, and missing texts and patients. Denied diseases and those of relatives do not count."""
+        """Copied notes, a repeated id, missing texts and patients, and each kind of context."""
         with pytest.warns(OpenMedWarning, match="1 id occurs more than once"):
             found = annotate(self.NOTES, text_column="note", id_column="note_id")
         with pytest.warns(OpenMedWarning, match="1 note has no group"):
             counts = found.by_patient(self.NOTES["patient"])
         assert list(counts.columns) == ["patient", "span_text", "mentions", "notes"]
-        assert counts.to_numpy().tolist() == [["p1", "asthma", 4, 2], ["p1", "gout", 1, 1], ["p2", "gout", 2, 2]]
-        assert counts["span_text"].value_counts().to_dict() == {"gout": 2, "asthma": 1}
+        assert counts.to_numpy().tolist() == [
+            ["p1", "asthma", 4, 2],
+            ["p1", "gout", 1, 1],
+            ["p2", "gout", 2, 2],
+            ["p3", "gout", 1, 1],
+        ]
+        assert counts["span_text"].value_counts().to_dict() == {"gout": 3, "asthma": 1}
 
     @pytest.mark.filterwarnings("ignore:120 ids occur more than once")
     def test_path_from_a_csv_file_to_patients_counts_as_pandas_does(self, tmp_path):
         """3,000 rows of Excel with copied notes, repeated ids, and missing texts and patients; a run that continues."""
         rows = pd.concat([pd.read_csv(COURSE_NOTES)] * 25, ignore_index=True)
-        rows["text"] += " Café."
+        rows["text"] += " Café. Vaccination against influenza. Return if pneumonia develops."
         rows["patient"] = rows["patient"].mask(rows.index % 100 == 7)
         rows.columns = ["Case", "Pat.", "Day", "Letter"]
         rows.to_csv(tmp_path / "notes.csv", sep=";", encoding="cp1252", index=False)
@@ -233,7 +238,7 @@ class TestPatients:
         masked = found.mask().to_frame(notes)
 
         diseases = pd.read_csv(tmp_path / "diseases.csv")
-        own = diseases[~diseases["negated"] & (diseases["experiencer"] == "patient")]
+        own = diseases.query("not negated and temporality != 'hypothetical' and experiencer == 'patient'")
         words = own["span_text"].str.lower().str.split().str.join(" ")
         expected = own.groupby(["Pat.", words])["note_index"].agg(["size", "nunique"]).reset_index()
         assert patients.to_numpy().tolist() == expected.to_numpy().tolist()
@@ -282,10 +287,10 @@ class TestPatients:
         for groups in (notes["who"], notes.set_index("id")["who"].rename("group").iloc[::-1]):
             assert found.by_patient(groups).to_numpy().tolist() == [["b", "asthma", 1, 1]]
 
-    def test_by_patient_needs_both_kinds_of_context(self):
+    def test_by_patient_needs_three_kinds_of_context(self):
         found = annotate(NOTES[:1], ids=["a7"])
-        with pytest.raises(ConfigurationError, match="not have the context 'experiencer'"):
-            found.with_context().by_patient(["p1"])
+        with pytest.raises(ConfigurationError, match="not have the context 'temporality'"):
+            found.with_context("negated", "experiencer").by_patient(["p1"])
         with pytest.raises(ConfigurationError, match="tokens"):
             annotate(NOTES[:1], aggregation_strategy="none").by_patient(["p1"])
         with pytest.raises(ConfigurationError, match="groups: str"):
