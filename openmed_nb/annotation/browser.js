@@ -150,7 +150,10 @@ function render({ model, el }) {
   review.addEventListener("click", ({ detail, target }) => {
     if (detail && target.matches("button")) (target.closest("fieldset") ?? main).focus();
   });
-  const keys = element("ul", { className: "openmed-keys", ariaLabel: "Keys" });
+  const keyList = element("ul", { ariaLabel: "Keys" });
+  // Without the focus, keys are commands of the notebook.
+  const keys = element("div", { className: "openmed-keys", onclick: () => main.focus() },
+    element("p", { className: "openmed-hint", textContent: "Click here to use the keys" }), keyList);
 
   // A selection in the note fills in the missed entity.
   const select = () => {
@@ -303,7 +306,7 @@ function render({ model, el }) {
   };
   const keyNames = { ...KEYS };
   for (const column of Object.keys(state.review?.context_values ?? {})) keyNames[CONTEXT_KEYS[column]] = column;
-  keys.append(...Object.entries(keyNames).map(([key, text]) => element("li", {}, element("kbd", { textContent: key }), ` ${text}`)));
+  keyList.append(...Object.entries(keyNames).map(([key, text]) => element("li", {}, element("kbd", { textContent: key }), ` ${text}`)));
   keys.hidden = state.review === null;
   main.tabIndex = state.review ? 0 : -1;
   if (state.review) Object.assign(main, { role: "group", ariaLabel: "Review" });

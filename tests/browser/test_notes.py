@@ -189,6 +189,9 @@ def test_review_becomes_gold(front):
     """Clicks, a selection behind an emoji and a typed word become gold with the offsets of Python, and are saved."""
     review = front.page.locator(".openmed-notes").last
     cells = front.cell_types()
+    hint = review.get_by_text("Click here to use the keys")
+    hint.click()
+    expect(hint).to_be_hidden()
     review.locator(".openmed-note").click()
     front.page.keyboard.press("x")
     expect(review.get_by_role("button", name="Wrong")).to_have_attribute("aria-pressed", "true")
