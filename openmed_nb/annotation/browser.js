@@ -46,7 +46,7 @@ function markHits(note, query) {
   const walker = document.createTreeWalker(note, NodeFilter.SHOW_TEXT, hasNoLabel);
   const nodes = [];
   while (walker.nextNode()) nodes.push(walker.currentNode);
-  const pattern = query.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&").replace(/ss|ß/gi, "(?:ss|ß)").replace(/\s+/g, "\\s+");
+  const pattern = query.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&").replace(/ss|ß/gi, "(?:ss|ß)").replace(/['’‘`´]/g, "['’‘`´]").replace(/\s+/g, "\\s+");
   const hits = [...nodes.map(({ data }) => data).join("").matchAll(new RegExp(pattern, "giu"))].reverse();
   let position = 0;
   for (const node of nodes) {

@@ -14,7 +14,7 @@ import numpy as np
 from traitlets import Dict
 
 from .._render.display import Report, label_color, pluralize, to_html
-from .._utils.text import short_type_name
+from .._utils.text import short_type_name, straighten_apostrophes
 from .._utils.validation import check_number
 from ..errors import ConfigurationError, OpenMedError
 from .boundaries import whole_words
@@ -35,6 +35,10 @@ NUM_LISTED = 100
 NO_CONTEXT = "no context"
 
 TEXTS_NOT_SEARCHED = "Only the entities were searched in notes whose text is not stored: {:,}."
+
+
+def _fold(text: str) -> str:
+    return straighten_apostrophes(text).casefold()
 
 
 class NoteListing:
@@ -95,24 +99,24 @@ class NoteListing:
         self.position = int(positions[0]) if len(positions) else 0
 
     def search(self, query: str) -> None:
-        """List only the notes whose text or entities contain a query, in upper or lower case, or whose id equals it.
+        """List only the notes whose text or entities contain a query, or whose id equals it.
 
-        With a filter, a displayed entity must contain it. Texts are read from where they are, such as files. Texts of a generator
-        are not stored.
+        Upper and lower case are equal, and so are all apostrophes. With a filter, a displayed entity must contain the query. Texts
+        are read from where they are, such as files. Texts of a generator are not stored.
         """
         num_unsearched = 0
         entity_hits: list[bool] = []
         note_hits: list[bool] = []
-        folded = query.casefold()
+        folded = _fold(query)
         texts = self.found.iter_note_texts(verify=False) if folded else [""] * len(self.found)
         for index, (text, entities) in enumerate(zip(texts, self.found, strict=True)):
-            is_named = folded == self._name(index).casefold()
+            is_named = folded == _fold(self._name(index))
             # The word of the model, and the characters of the note.
             contents = text or ""
             words = [f"{entity['word']}\n{contents[entity['start'] : entity['end']]}" for entity in entities]
-            hits = [is_named or folded in word.casefold() for word in words]
+            hits = [is_named or folded in _fold(word) for word in words]
             entity_hits += hits
-            note_hits.append(is_named or any(hits) or folded in contents.casefold())
+            note_hits.append(is_named or any(hits) or folded in _fold(contents))
             num_unsearched += text is None and index not in self._unavailable
         # Assigned only now, because reading the texts may fail or be interrupted.
         self.query = query
@@ -259,7 +263,8 @@ class ReviewListing(NoteListing):
         if start is None:
             marks = self.review.marked_spans(note)
             taken = {span.start for span in self._spans(note) if marks.get(span, True)}
-            matches = (match.span() for match in re.finditer(re.escape(words), text))
+            pattern = re.escape(straighten_apostrophes(words))
+            matches = (match.span() for match in re.finditer(pattern, straighten_apostrophes(text)))
             whole = (span for span in matches if span[0] not in taken and whole_words(text, *span) == span)
             start, end = next(whole, (-1, -1))
         else:  # A selection often includes the space after a word.

@@ -19,7 +19,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
-from .._utils.text import describe_names, describe_value, shorten
+from .._utils.text import describe_names, describe_value, shorten, straighten_apostrophes
 from .._utils.validation import (
     check_integer,
     check_names,
@@ -615,8 +615,8 @@ class Summary(Displayable):
         texts_without_entities: Number of texts without entities, excluding missing texts and texts with errors.
         errors: Error messages by text index.
         labels: Number of entities by label.
-        words: Number of occurrences by text in lower case, most frequent first. It is that of the note if the notes are in memory,
-            and otherwise the word of the model.
+        words: Number of occurrences by text in lower case and with typewriter apostrophes, most frequent first. It is that of the
+            note if the notes are in memory, and otherwise the word of the model.
         filters: Filters applied with :meth:`Annotations.filter`, as sentences.
         missing: Number of missing values.
         known_labels: Labels that the model can predict and that are not ignored, or ``None`` if unknown.
@@ -963,9 +963,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
                 belongs to a list of notes.
 
         Returns:
-            A DataFrame with the group under the name of the column (``group`` if it has none), ``span_text`` in lower case, and
-            the numbers of ``mentions`` and ``notes``. Each note counts, also if its id occurs twice. Notes without a group do not
-            count, with a warning.
+            A DataFrame with the group under the name of the column (``group`` if it has none), ``span_text`` in lower case and
+            with typewriter apostrophes, and the numbers of ``mentions`` and ``notes``. Each note counts, also if its id occurs
+            twice. Notes without a group do not count, with a warning.
 
         Raises:
             ConfigurationError: If ``groups`` is not a column, if the entities have only a part of the context, or as for
@@ -1326,7 +1326,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """Yield the entities of each note as they are counted: as in its text, or as the model's words if it is ``None``."""
         for text, entities in zip(texts, self, strict=True):
             words = [entity["word"] if text is None else text[entity["start"] : entity["end"]] for entity in entities]
-            yield [" ".join(word.lower().split()) for word in words]
+            yield [" ".join(straighten_apostrophes(word).lower().split()) for word in words]
 
     @cached_property
     def language_notice(self) -> tuple[str, ...]:

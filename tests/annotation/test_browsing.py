@@ -14,7 +14,7 @@ NOTES = [
     "No complaints.",
     "Aspirin for <b>flu</b>.\r\nThen 🩺 flu.",
     None,
-    "Straße, fever.",
+    "Straße, fever. Crohn\u2019s.",
 ]
 ENTITIES = [
     [("DISEASE", 0.9, "asthma", 8, 14), ("DRUG", 0.6, "aspirin", 25, 32)],
@@ -54,6 +54,7 @@ def filtered(*hidden, min_score=0, context=""):
         ((search("ASPIRIN"),), [0, 2]),
         ((search("STRASSE"),), [4]),
         ((search("complaints"),), [1]),
+        ((search("crohn's"),), [4]),
         ((search("<b>"),), [2]),
         ((search("none of them"),), []),
         ((search("aspirin"), search("")), [0, 1, 2, 3, 4]),

@@ -359,7 +359,7 @@ def test_clicks_change_the_review(found):
 
 
 def test_typed_entity_is_added_at_the_next_whole_word():
-    review = annotate(["WEIGHT 70, HT 1.7, no MRA. HT and RA: RA-factor."]).review()
+    review = annotate(["WEIGHT 70, HT 1.7, no MRA. HT and RA: RA-factor. A day\u2019s work."]).review()
     listing = ReviewListing(review)
 
     def places_of(words):
@@ -372,6 +372,7 @@ def test_typed_entity_is_added_at_the_next_whole_word():
     assert "Select" in listing.state()["alert"]
     assert places_of("RA") == [11, 27, 34]
     assert places_of("EIG") == [11, 27, 34]
+    assert places_of("day's") == [11, 27, 34, 51]
 
 
 def test_typed_entity_may_start_where_a_wrong_one_does():
