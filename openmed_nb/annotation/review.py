@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping, Sequence
-from numbers import Number
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -71,8 +70,8 @@ class Review(LiveNotes):
     Attributes:
         found: The reviewed :class:`Annotations`, which import this module.
         path: File of the review, or ``None`` if it is not saved.
-        notes: Ids of the notes of the sample, or their positions if there are no unique ids (as ``"#3"`` if ids are numbers), in
-            random order. The first notes are a random sample, too.
+        notes: Ids of the notes of the sample, or their positions if there are no ids, in random order. A note whose id is missing
+            or occurs more than once has its position as ``"#3"``. The first notes are a random sample, too.
         seed: Seed of the sample.
         labels: Labels of the model, which :meth:`mark` accepts.
         entities: Entities of the model in each of these notes.
@@ -92,15 +91,16 @@ class Review(LiveNotes):
             message = f"The texts came from a generator; only the first {len(found.preview_texts)} were stored."
             raise ConfigurationError(message, "Annotate a list of the texts to review them.")
         candidates = np.delete(np.arange(len(found)), [*found.errors, *found.missing])
-        positions = np.random.default_rng(self.seed).permutation(candidates)[:sample].tolist()
+        positions: list[int] = np.random.default_rng(self.seed).permutation(candidates)[:sample].tolist()
         if not positions:
             raise ConfigurationError("There are no notes to review.", "Annotate at least one note.")
         ids = range(len(found)) if found.ids is None else found.ids
-        self._names: Sequence[Any] = ids
-        if len(find_positions(ids)) < len(found):
-            # A position could be the id of another note if ids are numbers.
-            has_numbers = any(isinstance(note_id, Number) for note_id in ids)
-            self._names = [f"#{position}" if has_numbers else position for position in range(len(found))]
+        self._positions_by_id = find_positions(ids)
+        unique = {positions[0]: note_id for note_id, positions in self._positions_by_id.items() if len(positions) == 1}
+        mark = "#"
+        while any(str(note_id).startswith(mark) for note_id in unique.values()):  # A name must not be an id.
+            mark += "#"
+        self._names = [unique.get(position, f"{mark}{position}") for position in range(len(found))]
         self._positions = {self._names[position]: position for position in positions}
         self.notes: tuple[Any, ...] = tuple(self._positions)
         self.labels = sorted({*(found.known_labels or ()), *found.results.labels})
@@ -119,12 +119,13 @@ class Review(LiveNotes):
 
     def position_of(self, note: object) -> int:
         """Return the position of a note in the annotations, or raise an error if the note is not in the sample."""
-        position: int | None = None
+        message = "The note is not in the sample."
         if is_hashable(note) and not isinstance(note, bool):
-            position = self._positions.get(note)
-        if position is None:
-            raise ConfigurationError("The note is not in the sample.", "Use one of review.notes.")
-        return position
+            if note in self._positions:
+                return self._positions[note]
+            if len(self._positions_by_id.get(note, ())) > 1:
+                message = "Several notes have this id."
+        raise ConfigurationError(message, "Use one of review.notes.")
 
     @property
     def num_notes(self) -> int:

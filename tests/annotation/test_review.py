@@ -385,12 +385,18 @@ def test_typed_entity_may_start_where_a_wrong_one_does():
 
 
 @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
-def test_number_is_no_position_where_ids_repeat():
-    review = annotate(pd.DataFrame({"id": [2, 1, 1], "text": NOTES[:3]}), text_column="text", id_column="id").review()
-    with pytest.raises(ConfigurationError):
-        review.accept(1)
-    review.accept("#1")
-    assert [note for note in review.notes if review.is_reviewed(note)] == ["#1"]
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [([2, 1, 1, None], [2, "#1", "#2", "#3"]), (["#2", "b", "b", None], ["#2", "##1", "##2", "##3"])],
+)
+def test_only_unique_ids_name_notes(ids, names):
+    review = annotate(pd.DataFrame({"id": ids, "text": NOTES[:4]}), text_column="text", id_column="id").review()
+    assert {*review.notes} == {*names}
+    for note, problem in {ids[1]: "Several notes have this id", 0: "not in the sample"}.items():
+        with pytest.raises(ConfigurationError, match=problem):
+            review.accept(note)
+    review.accept(names[1])
+    assert [note for note in review.notes if review.is_reviewed(note)] == names[1:2]
     assert "score()" not in review.progress()
     for note in review.notes:
         review.accept(note)
