@@ -156,7 +156,7 @@ class NoteKeys:
             UnmatchedIdsError: If a row is not one of the notes.
         """
         rows, notes = self._select_indexes(table)
-        positions = match_rows(rows, notes, "rows of the table", TABLE_REMEDY, self._has_texts(table))
+        positions = match_rows(rows, notes, "rows of the table", self._remedy(), self._has_texts(table))
         self._check_texts(table, range(len(table)), positions)
         return positions
 
@@ -167,9 +167,20 @@ class NoteKeys:
             UnmatchedIdsError: If a note is not in the table.
         """
         rows, notes = self._select_indexes(table)
-        positions = match_rows(notes, rows, "annotated notes", TABLE_REMEDY, self._has_texts(table))
+        positions = match_rows(notes, rows, "annotated notes", self._remedy(), self._has_texts(table))
         self._check_texts(table, positions, range(len(positions)))
         return positions
+
+    def _remedy(self) -> str:
+        """Return the remedy for a table whose rows do not match."""
+        ids = self.ids or ()
+        count = len(ids) - [*map(len, find_positions(ids).values())].count(1)
+        if not count:
+            return TABLE_REMEDY
+        return (
+            "Pass the whole table in the order in which it was annotated, such as notes.sort_index(), or annotate it without "
+            f"id_column: {pluralize(count, 'note has', 'notes have')} a repeated or missing id."
+        )
 
     def _select_indexes(self, table: pd.DataFrame) -> tuple[pd.Index, pd.Index]:
         """Return the ids, index or positions of the rows of a table, and those of the notes."""
@@ -179,11 +190,10 @@ class NoteKeys:
             raise invalid_type("table", table, "Pass a DataFrame of pandas.")
         count = len(self.fingerprints)
         if self.ids is not None and list(table.columns).count(self.id_name) == 1:
-            return (
-                pd.Index(table[self.id_name].tolist(), dtype=object, tupleize_cols=False),
-                pd.Index(self.ids, dtype=object, tupleize_cols=False),
-            )
-        notes: pd.Index = pd.RangeIndex(count)
+            both = (table[self.id_name].tolist(), self.ids)
+            rows, notes = (pd.Index(ids, dtype=object, tupleize_cols=False) for ids in both)
+            return rows, notes
+        notes = pd.RangeIndex(count)
         is_certain = self.ids is None and len(table) == count and are_positions(table.index)
         if self.row_index is not None:
             notes = self.row_index if len(self.row_index) == count else self.row_index[:count]

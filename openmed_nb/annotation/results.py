@@ -942,7 +942,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         import pandas as pd
 
         rows = self._note_keys.find_rows(table)
-        others = table.drop(columns=[name for name in (self.id_name, self.text_name) if name in table.columns])
+        others = table.drop(columns=[self.id_name, self.text_name], errors="ignore")
         repeated = [name for name in others.columns if name in frame.columns]
         if repeated:
             message = f"The table has a column {describe_value(repeated[0])}, as the table of entities."

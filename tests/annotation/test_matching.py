@@ -234,7 +234,9 @@ class TestPatients:
             review.accept(note)
         with pytest.warns(OpenMedWarning, match="30 notes have no group"):
             patients = found.by_patient(notes["Pat."])
-        found.to_frame(notes).to_csv(tmp_path / "diseases.csv", index=False)
+        with pytest.raises(UnmatchedIdsError, match=r"sort_index.*: 3,000 notes have a repeated"):
+            found.to_frame(notes[::-1])
+        found.to_frame(notes[::-1].sort_index()).to_csv(tmp_path / "diseases.csv", index=False)
         masked = found.mask().to_frame(notes)
 
         diseases = pd.read_csv(tmp_path / "diseases.csv")
