@@ -24,7 +24,7 @@ from ._utils.warning import warn
 from .annotation.inputs import NoteInputs, read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
-from .annotation.matching import warn_if_repeated
+from .annotation.matching import warn_if_not_unique
 from .annotation.references import (
     MISSING_FINGERPRINT,
     TextReference,
@@ -342,7 +342,7 @@ class _Inputs(Iterator[object]):
         # The ids of a table that is read in chunks are known at the end.
         self._has_late_ids = ids is not None and self.count is None and not len(ids)
         if ids is not None:
-            warn_if_repeated(ids, id_name)
+            warn_if_not_unique(ids, id_name)
 
     def __next__(self) -> object:
         if self._first_new:
@@ -391,7 +391,7 @@ class _Inputs(Iterator[object]):
         if not self._read and isinstance(self.texts, Iterator):
             warn("The iterator has no texts. If it was read before, create it again.")
         if self._has_late_ids:
-            warn_if_repeated(self.ids, self.id_name)
+            warn_if_not_unique(self.ids, self.id_name)
 
     def _ids_error(self, count: str) -> ConfigurationError:
         return ConfigurationError(f"There are {len(self.ids):,} ids for {count} texts.", "Pass one id per text.")

@@ -58,22 +58,22 @@ def list_positions(positions: Sequence[int]) -> str:
     return names if len(positions) <= MAX_NAMED_IDS else f"{names}, ..."
 
 
-def warn_if_repeated(ids: Any, name: str) -> None:
-    """Warn if ids occur more than once.
+def warn_if_not_unique(ids: Any, name: str) -> None:
+    """Warn if ids are missing or occur more than once.
 
     Args:
         ids: List of ids, or the index of a Series.
         name: Name of a list of ids as a column.
     """
-    if len(set(ids)) == len(ids):
-        return
-    count = sum(len(positions) > 1 for positions in find_positions(ids).values())
-    if count:
-        verb = "occurs" if count == 1 else "occur"
-        column = describe_names([name])
-        keys = f"notes[{column!r}]" if type(ids) is list else "notes.index"
-        remedy = f"List them with notes[{keys}.duplicated(keep=False)], and do not join tables by these ids."
-        warn(f"{pluralize(count, 'id')} {verb} more than once. {remedy}")
+    counts = [*map(len, find_positions(ids).values())]
+    num_repeated = len(counts) - counts.count(1)
+    num_missing = len(ids) - sum(counts)
+    problems = [pluralize(num_repeated, "id occurs more than once", "ids occur more than once")] if num_repeated else []
+    problems += [pluralize(num_missing, "note has no id", "notes have no id")] if num_missing else []
+    if problems:
+        keys = f"notes[{describe_names([name])!r}]" if type(ids) is list else "notes.index"
+        rows = f"notes[{keys}.isna() | {keys}.duplicated(keep=False)]"
+        warn(f"{', and '.join(problems)}. List them with {rows}, and do not join tables by these ids.")
 
 
 def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, remedy: str) -> list[int]:

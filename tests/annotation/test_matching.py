@@ -82,7 +82,7 @@ class TestTablesOfNotes:
             with pytest.raises(UnmatchedIdsError):
                 pair(table=change(table))
 
-    @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
+    @pytest.mark.filterwarnings("ignore:1 id occurs more than once", "ignore:2 notes have no id")
     @pytest.mark.parametrize(
         ("ids", "index"),
         [
