@@ -959,8 +959,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         Args:
             groups: The patient of each note, such as the column of the table that you annotated, or another group such as the ward.
-                Its rows are matched as those of a table in :meth:`to_frame`, also by an index with the name of the ids. A list
-                belongs to a list of notes.
+                Its rows are matched by the ids in an index with their name, or by the index of the annotated table. A column has
+                no texts to compare, so an index that only numbers the rows must not be sorted. A list belongs to a list of notes.
 
         Returns:
             A DataFrame with the group under the name of the column (``group`` if it has none), ``span_text`` in lower case and
@@ -1003,8 +1003,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             column = column.take(keys.find_rows(table))
         except UnmatchedIdsError as error:
             raise UnmatchedIdsError(error.message, self._groups_remedy(column.name), error.unmatched) from None
-        num_missing = int(column.isna().sum())
-        if num_missing:
+        if num_missing := int(column.isna().sum()):
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
         found = self if self.results.context else self.with_context("all")
         found = found.filter(negated=False, experiencer="patient")
