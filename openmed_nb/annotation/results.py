@@ -1269,7 +1269,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             Annotations of the same texts. A text without remaining entities has an empty list.
 
         Raises:
-            ConfigurationError: If a label is not a string, if a score is not valid, or if the entities have no such context.
+            ConfigurationError: If a label is not one of the model, if a score is not valid, or if the entities have no such context.
 
         Example:
             >>> from openmed_nb import annotate
@@ -1285,15 +1285,18 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         check_context_values(self.results.context, context)
         if not (labels or context or min_score):
             return self
-        _warn_unknown_labels(labels, self.results.labels, self.known_labels)
+        known_labels = self.known_labels
+        if known_labels is None:
+            _warn_unknown_labels(labels, self.results.labels, None)
+        elif labels:
+            selected = [*map(_normalize_label, labels)]
+            available = map(_normalize_label, {*known_labels, *self.results.labels})
+            check_names("a label of the model", selected, sorted(available), "Labels")
+            known_labels = tuple(label for label in known_labels if _normalize_label(label) in selected)
         conditions = [f"label {' or '.join(map(shorten, labels))}"] if labels else []
         conditions += [f"{name}={value!r}" for name, value in context.items()]
         conditions += [f"score of at least {min_score:g}"] if min_score else []
         sentence = f"{'Filters' if len(conditions) > 1 else 'Filter'}: {', '.join(conditions)}."
-        known_labels = self.known_labels
-        if known_labels is not None and labels:
-            selected = {*map(_normalize_label, labels)}
-            known_labels = tuple(label for label in known_labels if _normalize_label(label) in selected)
         results = self.results.filter({label.casefold() for label in labels}, min_score, context)
         return replace(self, results=results, known_labels=known_labels, filters=(*self.filters, sentence))
 

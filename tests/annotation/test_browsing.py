@@ -132,7 +132,9 @@ def test_rows_have_ids_counts_and_states():
     assert "No note" in after({"action": "find", "name": "0"}, found=found).alert
     assert after(search("A?"), found=found).matches.tolist() == [0]
     Session().pack(state)
-    Session().pack(after(search("asthma \ud83d")).state())
+    unmatched = after(search("asthma \ud83d")).state()
+    assert "one phrase" in unmatched["status"]
+    Session().pack(unmatched)
     Session().pack(found.show()._repr_mimebundle_())
 
 

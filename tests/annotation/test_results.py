@@ -259,13 +259,15 @@ def test_filter_selects_labels_and_scores(labels, score, words):
     assert list(make_text(TEXT, *TOKENS).filter("b-d")) == TOKENS[:1]
 
 
-def test_filters_are_reported_and_unknown_labels_are_a_warning():
+def test_filters_are_reported_and_unknown_labels_are_rejected_or_a_warning():
     many = make_annotations(MIXED, (MIXED_TEXT,))
     filtered = many.filter("drug", "disease").filter(min_score=0.5)
     for shown in (filtered, filtered.summary()):
         assert "  Filter: label drug or disease.\n  Filter: score of at least 0.5.\n" in str(shown)
     with pytest.warns(OpenMedWarning, match="Did you mean 'disease'"):
         assert list(many.filter("diseas")) == [[], [], []]
+    with pytest.raises(ConfigurationError, match="Labels: disease, drug"):
+        replace(many, known_labels=("DISEASE",)).filter("diseas")
     assert list(make_annotations([[]], ["x"]).filter("disease")) == [[]]
 
 
