@@ -671,10 +671,11 @@ def troubleshooting_pages() -> dict[str, str]:
     """Return the page of symptoms, and those of what the doctor finds."""
     lines = [
         GENERATED + "# Troubleshooting by symptom\n",
-        "<!-- keywords: OOM, watermark, crash, memory leak, slow, hang -->\n",
+        "<!-- keywords: OOM, watermark, crash, memory leak, slow, hang, CSV, repeated ids -->\n",
         "Find what you see, and do what is below it. The examples need `import openmed_nb as nb`. `%openmed_doctor` runs many",
         "of these checks at once: see the [findings of the doctor](findings.md) and the [known silent",
-        "errors](silent_errors.md). The sources about MPS were read in November 2026.\n",
+        "errors](silent_errors.md). For tables, ids, counts and the review, see [annotate a",
+        "table](../how_to/annotate_a_table.md#if-something-goes-wrong). The sources about MPS were read in November 2026.\n",
     ]
     topic = ""
     for row in SYMPTOMS:
