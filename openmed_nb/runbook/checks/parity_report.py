@@ -71,6 +71,7 @@ TOLERANCES = {
 }
 
 USE_FLOAT32_REMEDY = "Use float32."
+TOO_FEW = "too few entities to accept or reject"
 CHECK_ENTITIES_REMEDY = "Check the entities: they decide."
 # Remedies for NaN and infinity in a dtype with a small range.
 OVERFLOW_REMEDIES = {"float16": "Use float32, or bfloat16 if the device supports it, which has the same range."}
@@ -168,16 +169,27 @@ class EntityAgreement(JsonMixin):
     def upper_bound(self) -> float | None:
         """Largest fraction of the entities of such texts that can differ, with 95% confidence, or ``None`` if it is not known.
 
-        This is an upper bound of a Poisson distribution (Wilson and Hilferty 1931). Its quantile, rounded up, gives the rule
+        This is an upper bound of a Poisson distribution. The quantile of the normal distribution, rounded up, gives the rule
         of three if no entity differs. It needs more than three entities.
         """
-        count = self.all - self.exact + 1
-        bound = count * (1 - 1 / (9 * count) + 1.66 / (3 * math.sqrt(count))) ** 3
+        bound = _poisson_quantile(self.all - self.exact + 1, 1.66)
         return min(1.0, bound / self.all) if self.all > 3 else None  # noqa: PLR2004 - the rule of three
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Whether too many entities differ, but too few to exclude, with 95% confidence, that the required fraction agrees."""
+        if self.agreement >= MIN_SPAN_AGREEMENT:
+            return False
+        return _poisson_quantile(self.all - self.exact, -1.66) <= (1 - MIN_SPAN_AGREEMENT) * self.all
 
     def __add__(self, other: EntityAgreement) -> EntityAgreement:
         counts = Counter(self.counts) + Counter(other.counts)
         return EntityAgreement(**counts, changes=(self.changes + other.changes)[:MAX_CHANGES])
+
+
+def _poisson_quantile(count: int, deviations: float) -> float:
+    """Return a confidence bound of a Poisson distribution (Wilson and Hilferty 1931)."""
+    return float(count * (1 - 1 / (9 * count) + deviations / (3 * math.sqrt(count))) ** 3)
 
 
 # Kinds of changes of two entities that belong together, in order of precedence.
@@ -434,11 +446,13 @@ def _check_entities(report: ParityReport, remedy: str) -> Finding:
     changes = "".join(
         f", {count:,} {kind.replace('_', ' ')}" for kind, count in spans.counts.items() if count and kind != "exact"
     )
-    evidence = f"{spans.exact:,} of {spans.reference:,} exact{changes}"
+    evidence = f"{spans.exact:,} of {spans.all:,} exact{changes}"
     if spans.exact == spans.all:
         return Finding("entities", OK, evidence)
     if spans.agreement >= MIN_SPAN_AGREEMENT:
         return Finding("entities", WARNING, evidence, "Review the entities listed below.")
+    if spans.is_inconclusive and report.dtype != "float32":
+        return Finding("entities", WARNING, f"{evidence}; {TOO_FEW}", "Use more texts.")
     return Finding("entities", FAILED, evidence, remedy)
 
 
@@ -458,7 +472,11 @@ def rejection_reasons(report: ParityReport) -> Iterator[RejectionReason]:
     if report.non_finite_tokens:
         reason = f"{pluralize(report.non_finite_tokens, 'token')} have NaN or infinity."
         yield RejectionReason(reason, OVERFLOW_REMEDIES.get(report.dtype, USE_FLOAT32_REMEDY))
-    if spans.agreement < MIN_SPAN_AGREEMENT:
+    repeat_remedy = "Repeat the validation with more texts, each different."
+    if spans.is_inconclusive:
+        reason = f"Inconclusive: only {spans.exact:,} of {spans.all:,} entities are identical; {TOO_FEW}."
+        yield RejectionReason(reason, repeat_remedy, conclusive=False)
+    elif spans.agreement < MIN_SPAN_AGREEMENT:
         reason = f"Only {spans.exact:,} of {pluralize(spans.all, 'entity', 'entities')} are identical."
         yield RejectionReason(reason, USE_FLOAT32_REMEDY)
     if report.gold and report.gold.recall_loss > MAX_RECALL_LOSS:
@@ -474,4 +492,4 @@ def rejection_reasons(report: ParityReport) -> Iterator[RejectionReason]:
     missing = [f"{count:,} of {minimum} {item}" for item, count, minimum in required if count < minimum]
     if missing:
         reason = f"Inconclusive: only {', '.join(missing)} that are required."
-        yield RejectionReason(reason, "Repeat the validation with more texts, each different.", conclusive=False)
+        yield RejectionReason(reason, repeat_remedy, conclusive=False)

@@ -40,6 +40,8 @@ CASES = [
     ("entities", "warning", {"spans": EntityAgreement()}),
     ("entities", "warning", {"spans": EntityAgreement(exact=99, moved=1)}),
     ("entities", "failed", {"spans": EntityAgreement(exact=98, moved=1, extra=1)}),
+    ("entities", "warning", {"dtype": "bfloat16", "spans": EntityAgreement(exact=290, moved=3)}),
+    ("entities", "failed", {"dtype": "bfloat16", "spans": EntityAgreement(exact=96, moved=4)}),
     *(
         ("gold entities", status, {"gold": GoldScore(100, 90, candidate)})
         for candidate, status in ((90, "ok"), (91, "ok"), (89, "warning"), (88, "failed"))
