@@ -159,8 +159,8 @@ class ValidationRecord(Displayable):
     def summary(self) -> str:
         """Result of the validation in one sentence."""
         evidence = self.evidence
-        reference = evidence.exact + evidence.moved + evidence.label_changed + evidence.missing
-        entities = pluralize(reference, "entity", "entities")
+        count = evidence.exact + evidence.moved + evidence.label_changed + evidence.missing + evidence.extra
+        entities = pluralize(count, "entity", "entities")
         return f"{evidence.exact:,} of {entities} in {pluralize(evidence.texts, 'text')} are the same as in float32."
 
     def to_report(self) -> Report:
@@ -316,11 +316,13 @@ class DtypeChoice(Displayable):
         dtype: Selected dtype.
         requested: Requested dtype, or ``"auto"``.
         device: Device, labeled if it is simulated.
+        speedup: Validated speedup over float32, or ``None`` if it was not measured, or if the dtype was not selected by it.
     """
 
     dtype: str
     requested: str
     device: str
+    speedup: float | None = None
 
     def to_report(self) -> Report:
         """Return the dtype and the reason."""
@@ -331,7 +333,10 @@ class DtypeChoice(Displayable):
                 "Selected by 'auto': no reduced dtype is both validated here for this model and known to be faster."
             )
         else:
-            reason = "Selected by 'auto': the first dtype that is validated here for this model."
+            speed = "; speed not measured: the device is simulated."
+            if self.speedup:
+                speed = f" and faster: {self.speedup:.1f} times as fast as float32."
+            reason = f"Selected by 'auto': the first dtype that is validated here for this model{speed}"
         return Report(f"Data type: {self.dtype} on {self.device}", (reason,))
 
 
@@ -346,6 +351,7 @@ def select_dtype(
     store = record_store(environ)
     identity = identify_model(local_spec, spec.dtype, device, computer)
     selected = spec.dtype
+    selected_speedup = None
     if spec.dtype == "auto":
         selected = "float32"
         for dtype in REDUCED_DTYPES:
@@ -357,8 +363,9 @@ def select_dtype(
             is_faster = identity.simulated if speedup is None else speedup > MIN_SPEEDUP
             if is_faster:
                 selected = dtype
+                selected_speedup = speedup
                 break
-    return local_spec.in_dtype(selected), DtypeChoice(selected, spec.dtype, identity.shown_device)
+    return local_spec.in_dtype(selected), DtypeChoice(selected, spec.dtype, identity.shown_device, selected_speedup)
 
 
 def warn_unless_validated(

@@ -89,7 +89,7 @@ class PrecisionVerdict(Displayable):
 
     @property
     def is_refuted(self) -> bool:
-        """Whether there is evidence against the dtype. Too few texts are not."""
+        """Whether there is evidence against the dtype. Too few texts or entities are not."""
         return any(reason.conclusive for reason in self.reasons)
 
     @property
@@ -112,18 +112,20 @@ class PrecisionVerdict(Displayable):
             bound = spans.upper_bound or 1.0
             seen = f"{pluralize(spans.all - spans.exact, 'difference')} in {pluralize(spans.all, 'entity', 'entities')}"
             title += f": {seen}, up to {format_percent(bound, '.2g')} possible"
-            effect = "dtype='auto' now selects it where it is faster than float32."
+            speedup = self.record.evidence.speedup or 1.0
+            speed = f"{speedup:.1f} times as fast as" if speedup > MIN_SPEEDUP else "Not faster than"
+            effect = f"{speed} float32 here. dtype='auto' selects the first validated dtype that is faster."
             if self.simulated:
                 effect = "dtype='auto' now selects it under the simulation, where no speed is measured."
             if self.disturbance:
                 effect = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
             reasons = [self.record.summary, effect]
-            texts = math.ceil(parity.texts * bound / (1 - MIN_SPAN_AGREEMENT))
-            if texts > parity.texts:
-                reasons.append(
-                    f"About {texts:,} such texts without another difference show at most {format_percent(1 - MIN_SPAN_AGREEMENT)}."
-                )
-        reasons.append(f"Required: {format_percent(MIN_SPAN_AGREEMENT)} identical entities in these texts.")
+            limit = 1 - MIN_SPAN_AGREEMENT
+            if spans.exact == spans.all and round(bound, 3) > limit:
+                texts = math.ceil(parity.texts * bound / limit)
+                reasons.append(f"About {texts:,} such texts without a difference show at most {format_percent(limit)}.")
+        required = format_percent(MIN_SPAN_AGREEMENT)
+        reasons.append(f"The observed share decides: {required} of the entities in these texts must be identical.")
         return Report(
             f"{verdict}: {title}",
             (*reasons, *parity_report.sentences),
@@ -156,7 +158,7 @@ def validate_precision(
     was faster than float32, and loading the model in this dtype no longer warns. On a busy or hot computer, the speed of an
     older record is kept. The record is valid for the same model files, device, torch and transformers. If the dtype is not
     accepted, loading the model in this dtype warns each time. If there is evidence against it, an older record is removed.
-    Too few texts are not evidence: an older record stays valid.
+    Too few texts or entities are not evidence: an older record stays valid.
 
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.

@@ -88,7 +88,14 @@ def test_verdict_text_starts_with_reasons():
     """The text of a record does not depend on the speed. It has the upper bound, which decides nothing."""
     refused = judge(replace(REPORT, spans=EntityAgreement(exact=50, missing=50)), IDENTITY)
     accepted = judge(REPORT, IDENTITY, 1.4)
+    changed = judge(replace(REPORT, spans=EntityAgreement(exact=1248, missing=9, extra=2)), IDENTITY, 1.0)
 
+    assert "\n  1,248 of 1,259 entities in 60 texts are the same" in str(changed)
+    assert "\n  Not faster than float32 here" in str(changed)
+    assert "  1.4 times as fast as float32 here" in str(accepted)
+    assert "such texts without a difference" not in str(changed) + str(
+        judge(replace(REPORT, spans=EntityAgreement(exact=290)), IDENTITY)
+    )
     assert str(refused).splitlines()[1] == "  Only 50 of 100 entities are identical. Use float32."
     title = "Accepted: mine in bfloat16 on cpu: 0 differences in 100 entities, up to 3% possible"
     assert str(accepted).startswith(f"{title}\n  100 of 100 entities in 60 texts")
