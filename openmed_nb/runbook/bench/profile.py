@@ -226,15 +226,18 @@ class Profile(StepReport):
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
         step_time = self.not_measured or (f"A step takes {format_milliseconds(self.seconds)}.",)
         waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
-        # Metrics of a step.
-        metrics = [
-            ("step at full speed", format_milliseconds(self.seconds)),
-            ("data only", format_milliseconds(self.data_only)),
-            ("same batch repeated", format_milliseconds(self.compute_only)),
-            *((f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds),
-            ("operators per step", f"{self.operators_per_step:g}"),
-            ("launch overhead", f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"),
-        ]
+        # Metrics of a step. The times of a busy computer do not match each other.
+        metrics = [("operators per step", f"{self.operators_per_step:g}")]
+        if not self.disturbance:
+            launch = f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"
+            metrics = [
+                ("step at full speed", format_milliseconds(self.seconds)),
+                ("data only", format_milliseconds(self.data_only)),
+                ("same batch repeated", format_milliseconds(self.compute_only)),
+                *((f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds),
+                *metrics,
+                ("launch overhead", launch),
+            ]
         # Operators.
         operator_rows = tuple(
             (
