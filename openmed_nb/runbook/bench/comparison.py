@@ -390,15 +390,16 @@ def _device_metrics(
 ) -> DeviceMetrics:
     """Return the measurements on a device; the speedup is the median of the ratios of all rounds."""
     seconds = trials[device]
+    step = median_interval(seconds)
     ratios = [cpu_seconds / device_seconds for cpu_seconds, device_seconds in zip(trials[CPU], seconds, strict=True)]
     return DeviceMetrics(
         device,
-        statistics.median(seconds),
+        step.median,
         workload.rows,
         phase_times,
         None if device == CPU or get_device(device).is_simulated else median_interval(ratios),
         utilization,
-        median_interval([workload.rows / step_seconds for step_seconds in seconds]),
+        Interval(workload.rows / step.high, workload.rows / step.median, workload.rows / step.low, step.confidence),
     )
 
 

@@ -189,7 +189,7 @@ class Interval:
 
     def __str__(self) -> str:
         values = (self.low, self.median, self.high)
-        low, median, high = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in values)  # noqa: PLR2004 - three digits
+        low, median, high = map(format_rate, values)
         return f"{median} ({low} to {high}, {format_percent(self.confidence, '.1f')} CI)"
 
 
@@ -351,4 +351,4 @@ def format_rate(number: float | None) -> str:
     """
     if number is None:
         return ""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"  # noqa: PLR2004 - three digits
+    return f"{number:,.0f}" if number >= 99.95 else f"{number:#.3g}"  # noqa: PLR2004 - three digits

@@ -44,6 +44,7 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     for report in (sweep, comparison, profile):
         assert reason in report.disturbance in str(report)
         assert bool(report.disturbance) == bool(reason) == ("ot measured" in str(report))
+    assert ("phase forward" in str(profile)) == (not reason)
     assert (sweep.knee is None) == ("rows like these" not in str(comparison)) == bool(reason)
 
 
