@@ -334,11 +334,12 @@ def open_benchmark(
 
 def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryCurve:
     """Return the memory curve of ten epochs with the given number of steps each."""
-    loop = epochs(GROWTH_EPOCHS, device)
+    loop = epochs(GROWTH_EPOCHS, device, release_when=None)
     with workload.open_batches() as batches:
         for _epoch in loop:
             for _step in range(steps):
                 workload.run(next(batches))
+                loop.step()
     return loop.curve
 
 

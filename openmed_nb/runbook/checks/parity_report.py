@@ -260,6 +260,7 @@ class GoldScore(JsonMixin):
 
 
 REFERENCE = "cpu in float32"
+CPU_ONLY = "Nothing was compared but the CPU with itself."
 
 
 @dataclass(frozen=True)
@@ -335,15 +336,16 @@ class ParityReport(Displayable):
 
     @property
     def status(self) -> str:
-        """Worst status of the findings: ``"ok"``, ``"warning"`` or ``"failed"``."""
-        return worst_status(self.findings)
+        """Worst status of the findings, or ``"not applicable"`` if the CPU was only compared with itself."""
+        status = worst_status(self.findings)
+        return NOT_APPLICABLE if self.is_baseline and status == OK else status
 
     def to_report(self) -> Report:
         """Return the report: findings, differing entities and metrics."""
         size = f"{pluralize(self.texts, 'text')} with {pluralize(self.tokens, 'token')}"
         sentences = [f"{size} in {pluralize(self.windows, 'window')}."]
         if self.is_baseline:
-            sentences.insert(0, "Nothing was compared but the CPU with itself.")
+            sentences.insert(0, CPU_ONLY)
         elif bound := self.spans.upper_bound:
             sentences.append(
                 f"At most {format_percent(bound, '.2g')} of the entities of such texts differ, with 95% confidence."

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..._render.display import FAILED, Report, to_plain_data, worst_status
+from ..._render.display import FAILED, OK, WARNING, Report, to_plain_data, worst_status
 from ..._utils import child
 from ..._utils.clock import current_time
 from ..._utils.plain import from_json_data, utc_timestamp
@@ -199,7 +199,7 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     answer: dict[str, Any] = to_plain_data(
         {
             "message": f"{summary} Failed: {failed}." if failed else summary,
-            "status": worst_status(findings) if findings else result.status,
+            "status": WARNING if not_measured else result.status or (worst_status(findings) if findings else OK),
             "report": result.displayed.final_report(),
             "report_json": result.displayed,
             "metrics": list(map(extract_metrics, result.reports)),

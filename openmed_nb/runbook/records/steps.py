@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..._render.display import OK, WARNING, Displayable, format_milliseconds, pluralize
+from ..._render.display import WARNING, Displayable, format_milliseconds, pluralize
 from ...session import SESSION
 from ..verdict.metrics import Area, ReportMetrics
 
@@ -59,14 +59,14 @@ class StepResult:
         displayed: Object to display.
         reports: Reports that a logbook and a verdict read.
         summary: Result in one sentence with values; empty if the displayed object has one.
-        status: Status, if the displayed object has no findings.
+        status: Status, or an empty string for the worst status of the findings.
         batch: Batch size in use in the next steps.
     """
 
     displayed: Displayable
     reports: tuple[Displayable, ...] = ()
     summary: str = ""
-    status: str = OK
+    status: str = ""
     batch: int | None = None
 
 
@@ -154,6 +154,7 @@ def _doctor(options: StepOptions) -> StepResult:
 def _parity(options: StepOptions) -> StepResult:
     from ..bench.workloads import SYNTHETIC_TEXTS
     from ..checks.parity import parity
+    from ..checks.parity_report import CPU_ONLY
 
     texts = list(options.texts or SYNTHETIC_TEXTS)
     if options.texts is None and not options.quick:
@@ -162,7 +163,8 @@ def _parity(options: StepOptions) -> StepResult:
     logits = f"Logits differ by at most {report.logit_difference:.2g}"
     gradients = f", gradients by {report.gradients.largest:.2g} of their norm" if report.gradients else ""
     entities = f"{report.spans.exact} of {report.spans.all} entities are the same"
-    return StepResult(report, (report,), f"{logits}{gradients}; {entities}.")
+    summary = f"{CPU_ONLY} " if report.is_baseline else ""
+    return StepResult(report, (report,), f"{summary}{logits}{gradients}; {entities}.", status=report.status)
 
 
 def _sweep(options: StepOptions) -> StepResult:
@@ -253,9 +255,11 @@ def _fallbacks(options: StepOptions) -> StepResult:
 
 
 def _logbook(options: StepOptions) -> StepResult:
+    from ..bench.workloads import SYNTHETIC_TEXTS
     from .gathering import logbook
 
-    book = replace(logbook(model=options.model, dataset=options.texts), metrics=options.metrics)
+    texts = None if options.training else options.texts or SYNTHETIC_TEXTS
+    book = replace(logbook(model=options.model or "bundled", dataset=texts), metrics=options.metrics)
     return StepResult(book, summary="Save it to read it with Logbook.read() and to compare it with another logbook.")
 
 

@@ -14,6 +14,7 @@ import jsonschema
 import psutil
 import pytest
 
+from helpers.sample_reports import PROFILE
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
 from openmed_nb.errors import ConfigurationError, RunInterrupted
@@ -22,8 +23,9 @@ from openmed_nb.runbook.records.report import (
     DeviceReport,
     run_report,
 )
-from openmed_nb.runbook.records.running import redact, tail_lines
-from openmed_nb.runbook.records.steps import STEPS, Step, StepOptions
+from openmed_nb.runbook.records.running import _describe_result, redact, tail_lines
+from openmed_nb.runbook.records.steps import STEPS, Step, StepOptions, StepResult, _logbook, _memory, _parity
+from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.session import SESSION
 
 HERE = Path(__file__).parent
@@ -160,6 +162,18 @@ def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps
 
     assert (evidence["knee"], evidence["batch"], evidence["knee_gain"]) == (16, 16, 0.0)
     assert report.outcome_for("describe_batch").message == "None"
+
+
+def test_results_state_what_was_not_measured():
+    options = StepOptions(quick=True, backward=False)
+    profile = StepResult(replace(PROFILE, disturbance="the computer is busy"))
+    parity, profile = (_describe_result(result, Evidence(task="annotation")) for result in (_parity(options), profile))
+
+    assert (profile["status"], parity["status"]) == ("warning", "not applicable")
+    assert parity["message"].startswith("Nothing was compared but the CPU with itself. Logits")
+    assert [sample.step for sample in _memory(options).displayed.epoch_samples] == [*range(1, 11)]
+    book = _logbook(options).displayed
+    assert (book.model.name, book.dataset.items) == ("bundled", 4)
 
 
 def test_other_steps_continue_after_failures(planted_report):
