@@ -227,7 +227,7 @@ class SweepReport(StepReport):
             notes = {
                 "out of memory": not point.fits,
                 "knee": point.rows == self.knee,
-                "best": point == self.best and not self.disturbance,
+                "best": bool(self.knee) and point == self.best,
             }
             rows.append(
                 (

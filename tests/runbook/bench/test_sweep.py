@@ -188,6 +188,7 @@ def test_sweep_without_knee_recommends_no_size(point, stop_code, reason):
 
     assert report.reason.endswith(reason)
     assert report.reason in str(report)
+    assert not str(report).endswith("best")
     assert (report.batch_tokens, report.knee_point, report.still_increasing) == (None, None, False)
     assert report.to_report().charts == ()
     assert json.dumps(report.to_dict())
