@@ -393,7 +393,9 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
             name = function_name(model)
             target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
         else:
-            remedy = "Pass the name of a model, a pipeline, a torch module, or a step function."
+            remedy = (
+                "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data."
+            )
             raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     return target, SESSION.device(load_arguments.get("device")).device
 

@@ -128,14 +128,15 @@ def check_texts(model: object, texts: object) -> None:
     """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is swapped with ``model``, without iterating over it."""
     from ...annotation.references import check_iterable
 
-    if texts is None or (is_token_classifier(texts) and not is_token_classifier(model)):
-        raise _no_texts_error()
+    if texts is None:
+        raise ConfigurationError(NO_TEXTS, TEXTS_REMEDY)
+    if is_token_classifier(texts) and not is_token_classifier(model):
+        raise ConfigurationError(f"{short_type_name(model)} is not a model.", TEXTS_REMEDY)
     check_iterable(texts)
 
 
-def _no_texts_error() -> ConfigurationError:
-    remedy = "Pass the model first and then a list of texts. None selects the bundled model."
-    return ConfigurationError("There are no texts to compare.", remedy)
+NO_TEXTS = "There are no texts to compare."
+TEXTS_REMEDY = "Pass the model first and then a list of texts. None selects the bundled model."
 
 
 def select_gold(gold: GoldTexts, ids: Sequence[Any] | None, texts: Sequence[Any]) -> list[tuple[Span, ...]]:
@@ -337,7 +338,7 @@ def run_parity(  # noqa: C901, PLR0915 - one loop over the texts
                     found["reference"] += len(entities.intersection(expected))
                     found["candidate"] += len(entities.intersection(computed))
     if not fingerprints:
-        raise _no_texts_error()
+        raise ConfigurationError(NO_TEXTS, TEXTS_REMEDY)
     return ParityReport(
         model=pair.name,
         device=format_device(str(candidate.network.device)),

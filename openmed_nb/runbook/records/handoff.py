@@ -43,7 +43,7 @@ from ...models.files import (
     weight_files,
 )
 from ...models.loading import LoadSpec, model_folder
-from ...models.registry import is_model_name
+from ...models.registry import BUNDLED, is_model_name
 from ...session import SESSION, check_options
 from ...training.curve import STATUS
 from ..bench.timing import format_rate
@@ -193,6 +193,9 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     check_bool("copy_dataset", copy_dataset)
     with SESSION.operation():
         _check_arguments(model, dataset, copy_dataset, owner)
+        if str(folder) in BUNDLED and model is not None and not (str(model) in BUNDLED or Path(model).exists()):
+            message = f"The folder {str(folder)!r} has the name of a model."
+            raise ConfigurationError(message, "Pass the folder of the bundle first and then the model.")
         installed = distribution_of(DISTRIBUTION_NAME)
         if installed is None:
             message = "openmed_nb is not installed, so its dependencies are unknown."

@@ -266,7 +266,7 @@ class TestLoader:
 @pytest.mark.parametrize(
     ("model", "data", "options", "message"),
     [
-        (3, None, {}, "int cannot be measured"),
+        (["asthma"], "bundled_small", {}, "list cannot be measured.*first, and then the data"),
         (IDENTITY, None, {}, "There are no inputs for Identity"),
         (IDENTITY, 5, {}, "int without a tensor"),
         (IDENTITY, EXAMPLE, {"arguments": {"dtype": "float16"}}, "Identity does not accept dtype"),

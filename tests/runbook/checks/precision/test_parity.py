@@ -207,7 +207,7 @@ class TestArguments:
     def test_texts_are_required(self, pipe, texts):
         with pytest.raises(ConfigurationError, match="There are no texts to compare"):
             parity(pipe, texts)
-        with pytest.raises(ConfigurationError, match="Pass the model first"):
+        with pytest.raises(ConfigurationError, match=r"is not a model\. Pass the model first"):
             parity(self.TEXTS, pipe)
 
     @pytest.mark.parametrize("text", [None, "\ud800 asthma"])

@@ -240,6 +240,8 @@ def test_invalid_arguments_raise_without_quoting_texts_or_writing_files(tmp_path
 
         assert "Smith" not in str(caught.value), arguments
         assert list(tmp_path.iterdir()) == [], arguments
+    with pytest.raises(ConfigurationError, match="Pass the folder of the bundle first"):
+        nb.handoff("bundled", "bundle", device="cpu")
 
 
 def test_handoff_rejects_pickles_even_if_loading_is_allowed(tmp_path, keyword_model):
