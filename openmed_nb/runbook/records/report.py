@@ -275,6 +275,11 @@ h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-
 .state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
 pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; padding-left: 0.7rem;}
 .openmed-picture th {overflow-wrap: anywhere !important;}
+@media (max-width: 40rem) { /* The evidence and the suggested action of a check are below its name and status. */
+.wide table:has(td:nth-child(2) > span) thead {display: none;}
+.wide tr:has(td:nth-child(2) > span) {display: grid; grid-template-columns: 1fr auto;}
+.wide tr:has(td:nth-child(2) > span) > :nth-child(n+3) {grid-column: 1 / -1;}
+}
 </style>"""
 
 
@@ -291,7 +296,10 @@ def render_page(report: DeviceReport) -> str:
         _scrollable_html(Report("", metrics=displayed.metrics), "System"),
     ]
     for outcome in report.steps:
-        heading = f"{escape(titles.get(outcome.step, outcome.step))} {_status_html(outcome)}"
+        label = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
+        badge = status_badge(label if label in {OK, WARNING, NOT_APPLICABLE} else FAILED)
+        state = f'<span class="state">{badge} {escape(label)}</span>'
+        heading = f"{escape(titles.get(outcome.step, outcome.step))} {state}"
         parts.append(f'<section id="{escape(outcome.step)}"><h2>{heading}</h2>{_render_outcome(outcome)}</section>')
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head = f'<meta charset="utf-8">{viewport}<title>{title}</title>{PAGE_STYLE}'
@@ -301,13 +309,6 @@ def render_page(report: DeviceReport) -> str:
 def _scrollable_html(report: Report, label: str) -> str:
     """Return a report as HTML that scrolls horizontally on narrow pages, with keyboard support."""
     return f'<div class="wide" role="group" aria-label="{escape(label)}" tabindex="0">{to_html(report)}</div>'
-
-
-def _status_html(outcome: StepOutcome) -> str:
-    """Return the status of a step, or its outcome if it has no result, as a colored badge with a label."""
-    label = (outcome.status or "") if outcome.outcome == DONE else outcome.outcome
-    status = label if label in {OK, WARNING, NOT_APPLICABLE} else FAILED
-    return f'<span class="state">{status_badge(status)} {escape(label)}</span>'
 
 
 def _render_outcome(outcome: StepOutcome) -> str:
