@@ -153,13 +153,16 @@ class Profile(StepReport):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Findings named ``"data"``, ``"synchronization"``, ``"tiny batch"`` and ``"fallback"``."""
-        synchronization = self._synchronization_finding()
-        fallback = self._fallback_finding()
+        data = Finding(DATA_FINDING, OK, "data are ready in time")
+        if self.phase_fractions.get(DATA, 0.0) > MAX_DATA_FRACTION:
+            data = Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
+        tiny_batch = self._tiny_batch_finding()
+        if self.disturbance:
+            data, tiny_batch = (Finding(name, NOT_APPLICABLE, NOT_MEASURED) for name in (DATA_FINDING, TINY_BATCH))
+        findings = (data, self._synchronization_finding(), tiny_batch, self._fallback_finding())
         if not self.disturbance:
-            return self._data_finding(), synchronization, self._tiny_batch_finding(), fallback
-        data, tiny_batch = (Finding(name, NOT_APPLICABLE, NOT_MEASURED) for name in (DATA_FINDING, TINY_BATCH))
+            return findings
         # A result "ok" would read like a result of the times.
-        findings = (data, synchronization, tiny_batch, fallback)
         return tuple(replace(each, status=NOT_APPLICABLE) if each.status == OK else each for each in findings)
 
     @property
@@ -226,18 +229,15 @@ class Profile(StepReport):
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
         step_time = self.not_measured or (f"A step takes {format_milliseconds(self.seconds)}.",)
         waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
-        # Metrics of a step. The times of a busy computer do not match each other.
-        metrics = [("operators per step", f"{self.operators_per_step:g}")]
-        if not self.disturbance:
-            launch = f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"
-            metrics = [
-                ("step at full speed", format_milliseconds(self.seconds)),
-                ("data only", format_milliseconds(self.data_only)),
-                ("same batch repeated", format_milliseconds(self.compute_only)),
-                *((f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds),
-                *metrics,
-                ("launch overhead", launch),
-            ]
+        # Metrics of a step.
+        metrics = (
+            ("step at full speed", format_milliseconds(self.seconds)),
+            ("data only", format_milliseconds(self.data_only)),
+            ("same batch repeated", format_milliseconds(self.compute_only)),
+            *((f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds),
+            ("operators per step", f"{self.operators_per_step:g}"),
+            ("launch overhead", f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"),
+        )
         # Operators.
         operator_rows = tuple(
             (
@@ -257,6 +257,10 @@ class Profile(StepReport):
             text = self.phase_times.format_phase(name)
             bars.append(Bar(name, seconds, text, start, emphasized=name == self.phase_times.dominant_phase))
             start += seconds
+        # The times of a busy computer do not match each other.
+        charts: tuple[Chart, ...] = (Chart("Time per phase, from the start to the end of a step", tuple(bars)),)
+        if self.disturbance:
+            metrics = charts = ()
         return Report(
             title,
             (*step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
@@ -265,19 +269,12 @@ class Profile(StepReport):
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
             ),
             metrics=(
-                Table("Time of a step", ("metric", "value"), tuple(metrics), collapsed=True),
+                Table("Time of a step", ("metric", "value"), metrics, collapsed=True),
                 Table("Operators by self time", operator_columns, operator_rows, collapsed=True),
             ),
-            charts=()
-            if self.disturbance
-            else (Chart("Time per phase, from the start to the end of a step", tuple(bars)),),
+            charts=charts,
             status=self.reliability_status,
         )
-
-    def _data_finding(self) -> Finding:
-        if self.phase_fractions.get(DATA, 0.0) > MAX_DATA_FRACTION:
-            return Finding(DATA_FINDING, WARNING, "steps wait for their data", self.data_remedy)
-        return Finding(DATA_FINDING, OK, "data are ready in time")
 
     def _synchronization_finding(self) -> Finding:
         waits = self.synchronizations

@@ -368,10 +368,18 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
     check = ReliabilityCheck()
     points, stop_code = search_sizes(measurement, max_rows, min_rows)
-    remeasured = _remeasure(measurement, points)
+    # The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect
+    # all sizes alike, so only these measurements are compared.
+    remeasured = select_fitting(points)
+    if len(remeasured) > 1:
+        remeasured = measurement.measure_interleaved(remeasured)
     SESSION.notify(ProgressEvent("Sweeping", benchmark.name))
+    speeds = {point.rows: point.speed for point in points}
+    ratios = [point.speed / speeds[point.rows] for point in remeasured]
+    # The ratio of the size whose speed changed most since the search.
+    largest_change = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
     varies = any(point.varies for point in remeasured)
-    disturbance = check.find_disturbance(_largest_change(points, remeasured), varies)
+    disturbance = check.find_disturbance(largest_change, varies)
     knee = _find_knee(remeasured)
     if disturbance or (len(points) == 1 and stop_code in {"largest", "time"}):
         knee = None
@@ -434,23 +442,6 @@ def _replace_points(points: Iterable[Point], measured: Iterable[Point]) -> tuple
     """Return points with new measurements, which are added or replace those of the same size, sorted by size."""
     by_rows = {point.rows: point for point in itertools.chain(points, measured)}
     return tuple(by_rows[rows] for rows in sorted(by_rows))
-
-
-def _remeasure(measurement: SweepMeasurement, points: Iterable[Point]) -> list[Point]:
-    """Measure all points that fit again in interleaved rounds, and return them, sorted by size.
-
-    The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect all
-    sizes alike, so only these measurements are compared.
-    """
-    points = select_fitting(points)
-    return measurement.measure_interleaved(points) if len(points) > 1 else points
-
-
-def _largest_change(points: Iterable[Point], remeasured: Iterable[Point]) -> float:
-    """Return the ratio of the speed to that in the search for the size that changed most, or 1 if no size fits."""
-    speeds = {point.rows: point.speed for point in points}
-    ratios = [point.speed / speeds[point.rows] for point in remeasured]
-    return max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
 
 
 # Seconds of steps that warm up a shape after its first step. A single longer step is also enough.

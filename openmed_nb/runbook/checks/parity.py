@@ -128,10 +128,9 @@ def check_texts(model: object, texts: object) -> None:
     """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is swapped with ``model``, without iterating over it."""
     from ...annotation.references import check_iterable
 
-    if texts is None:
-        raise ConfigurationError(NO_TEXTS, TEXTS_REMEDY)
-    if is_token_classifier(texts) and not is_token_classifier(model):
-        raise ConfigurationError(f"{short_type_name(model)} is not a model.", TEXTS_REMEDY)
+    if texts is None or (is_token_classifier(texts) and not is_token_classifier(model)):
+        message = NO_TEXTS if texts is None else f"{short_type_name(model)} is not a model."
+        raise ConfigurationError(message, TEXTS_REMEDY)
     check_iterable(texts)
 
 

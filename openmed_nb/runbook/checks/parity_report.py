@@ -177,9 +177,7 @@ class EntityAgreement(JsonMixin):
 
     @property
     def is_inconclusive(self) -> bool:
-        """Whether too many entities differ, but too few to exclude, with 95% confidence, that the required fraction agrees."""
-        if self.agreement >= MIN_SPAN_AGREEMENT:
-            return False
+        """Whether the entities that differ, at least one, do not exclude with 95% confidence that the required fraction agrees."""
         return _poisson_quantile(self.all - self.exact, -1.66) <= (1 - MIN_SPAN_AGREEMENT) * self.all
 
     def __add__(self, other: EntityAgreement) -> EntityAgreement:
@@ -354,22 +352,16 @@ class ParityReport(Displayable):
             (
                 f"text {change.text}",
                 change.kind.replace("_", " "),
-                *map(_format_span, (change.reference, change.candidate)),
+                *(
+                    f"characters {span[0]} to {span[1]}, {span[2]}" if span else ""
+                    for span in (change.reference, change.candidate)
+                ),
             )
             for change in self.spans.changes
         )
         count = self.spans.all - self.spans.exact
         first = f" (first {len(rows)} of {count})" if count > len(rows) else ""
         differing = Table(f"Differing entities{first}", ("text", "change", "reference", "candidate"), rows)
-        return Report(
-            f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
-            tuple(sentences),
-            (findings_table("", self.findings), differing),
-            metrics=(Table("Metrics", ("metric", "value"), tuple(self._metrics().items()), collapsed=True),),
-            status=self.status,
-        )
-
-    def _metrics(self) -> dict[str, str]:
         label_agreement = 1 - self.label_mismatches / self.tokens if self.tokens else 1
         metrics = {
             "largest logit difference": f"{self.logit_difference:.3g}",
@@ -383,11 +375,13 @@ class ParityReport(Displayable):
             metrics["largest relative gradient difference"] = (
                 f"{self.gradients.largest:.3g} at {self.gradients.parameter}"
             )
-        return metrics
-
-
-def _format_span(span: Span | None) -> str:
-    return f"characters {span[0]} to {span[1]}, {span[2]}" if span else ""
+        return Report(
+            f"Parity: {self.model} on {self.device} in {self.dtype}, compared with {REFERENCE}: {self.status}",
+            tuple(sentences),
+            (findings_table("", self.findings), differing),
+            metrics=(Table("Metrics", ("metric", "value"), tuple(metrics.items()), collapsed=True),),
+            status=self.status,
+        )
 
 
 def _evaluate_findings(report: ParityReport) -> Iterator[Finding]:
@@ -475,12 +469,12 @@ def rejection_reasons(report: ParityReport) -> Iterator[RejectionReason]:
         reason = f"{pluralize(report.non_finite_tokens, 'token')} have NaN or infinity."
         yield RejectionReason(reason, OVERFLOW_REMEDIES.get(report.dtype, USE_FLOAT32_REMEDY))
     repeat_remedy = "Repeat the validation with more texts, each different."
-    if spans.is_inconclusive:
-        reason = f"Inconclusive: only {spans.exact:,} of {spans.all:,} entities are identical; {TOO_FEW}."
-        yield RejectionReason(reason, repeat_remedy, conclusive=False)
-    elif spans.agreement < MIN_SPAN_AGREEMENT:
-        reason = f"Only {spans.exact:,} of {pluralize(spans.all, 'entity', 'entities')} are identical."
-        yield RejectionReason(reason, USE_FLOAT32_REMEDY)
+    if spans.agreement < MIN_SPAN_AGREEMENT:
+        reason = f"only {spans.exact:,} of {pluralize(spans.all, 'entity', 'entities')} are identical"
+        if spans.is_inconclusive:
+            yield RejectionReason(f"Inconclusive: {reason}; {TOO_FEW}.", repeat_remedy, conclusive=False)
+        else:
+            yield RejectionReason(f"{reason.capitalize()}.", USE_FLOAT32_REMEDY)
     if report.gold and report.gold.recall_loss > MAX_RECALL_LOSS:
         reason = (
             f"Recall of gold entities is {format_percent(report.gold.recall, '.1f')}, "

@@ -193,8 +193,8 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     check_bool("copy_dataset", copy_dataset)
     with SESSION.operation():
         _check_arguments(model, dataset, copy_dataset, owner)
-        if str(folder) in BUNDLED and model is not None and not (str(model) in BUNDLED or Path(model).exists()):
-            message = f"The folder {str(folder)!r} has the name of a model."
+        if folder in BUNDLED and model not in {None, *BUNDLED}:
+            message = f"The folder {describe_value(folder)} has the name of a model."
             raise ConfigurationError(message, "Pass the folder of the bundle first and then the model.")
         installed = distribution_of(DISTRIBUTION_NAME)
         if installed is None:

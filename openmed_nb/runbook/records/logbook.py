@@ -8,6 +8,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -616,7 +618,11 @@ class LogbookDiff(Displayable):
         values = [
             {**book.to_dict(), "run": vars(merge_run(book.metrics, book.run))} for book in (self.first, self.second)
         ]
-        return tuple(path for path in (*REQUIRED, *EXPECTED) if all(_value_at(data, path) is None for data in values))
+        return tuple(
+            path
+            for path in (*REQUIRED, *EXPECTED)
+            if all(reduce(getitem, path.split("."), data) is None for data in values)
+        )
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -712,8 +718,3 @@ def _format_value(value: object, absent: str = UNKNOWN) -> str:
 def _is_below(path: str, paths: Iterable[str]) -> bool:
     """Return whether a path is one of the given paths, or the path of a value in one of them."""
     return f"{path}.".startswith(tuple(f"{parent}." for parent in paths))
-
-
-def _value_at(data: Mapping[str, Any], path: str) -> object:
-    section, _, name = path.partition(".")
-    return data[section][name] if name else data[section]

@@ -194,8 +194,8 @@ def _profile(options: StepOptions) -> StepResult:
         batch_size=options.batch_size,
         **options.workload_arguments,
     )
-    longest = max(report.phase_fractions, key=report.phase_fractions.__getitem__)
-    summary = f"A step takes {format_milliseconds(report.seconds)}; {longest} takes most of it."
+    dominant_phase = report.phase_times.dominant_phase or "no phase"
+    summary = f"A step takes {format_milliseconds(report.seconds)}; {dominant_phase} takes most of it."
     return StepResult(report, (report,), summary)
 
 

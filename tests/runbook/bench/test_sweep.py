@@ -26,8 +26,6 @@ from openmed_nb.runbook.bench.sweep import (
     _expected_memory,
     _find_knee,
     _measure_step_memory,
-    _remeasure,
-    find_best,
     memory_limit,
     search_sizes,
     select_fitting,
@@ -265,7 +263,7 @@ class SyntheticDevice:
     def find_knee(self):
         """Return the knee that a sweep would find."""
         points, _stop_code = search_sizes(self)
-        return _find_knee(_remeasure(self, points)).rows
+        return _find_knee(self.measure_interleaved(select_fitting(points))).rows
 
     def fraction_of_best(self, knee, max_rows):
         """Return the throughput at a knee as a fraction of the best of all sizes that fit."""
@@ -303,16 +301,6 @@ def test_find_knee_returns_smallest_without_larger_gain(speeds, knee):
     result = _find_knee([Point(64, fits=False), *points[::-1]])
 
     assert (result.rows if result else None) == knee
-
-
-def test_all_fitting_points_are_remeasured():
-    points = [Point(4, 40.0), Point(8, 50.0), Point(16, 95.0), Point(32, 100.0), Point(64, fits=False)]
-    device = SyntheticDevice(float)
-
-    assert find_best(points).rows == 32
-    assert _remeasure(device, points) == [Point(4, 4.0), Point(8, 8.0), Point(16, 16.0), Point(32, 32.0)]
-    assert _remeasure(device, points[:1]) == points[:1]
-    assert (find_best(points[4:]), _remeasure(device, points[4:])) == (None, [])
 
 
 CURVES = {
