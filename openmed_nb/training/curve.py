@@ -126,8 +126,8 @@ class Trend(JsonMixin):
         kind: ``"flat"``, ``"growing below the limit"``, ``"growing"``, ``"sawtooth"`` or ``"insufficient data"``.
         baseline: Bytes at the end of the first epoch after the warm-up.
         last: Bytes at the end of the last epoch.
-        growth: Growth over ten epochs as a fraction of the baseline, from the median slope.
-        spread: Largest minus smallest value, as a fraction of the baseline.
+        growth: Growth over ten epochs as a fraction of the baseline, or of 1 MiB if that is larger, from the median slope.
+        spread: Largest minus smallest value, as a fraction of the same size.
         steepest: Largest of three estimates of the growth over ten epochs: from all sizes, from the smaller size of
             each consecutive pair, and from the final rise alone.
         growth_low: Lower end of the 95% interval of ``growth``, or ``None`` with fewer than six epochs.
@@ -398,22 +398,24 @@ class MemoryCurve(Displayable):
         if len(steady) < MIN_STEADY_EPOCHS:
             return f"{pluralize(len(steady), 'epoch')} after the warm-up."
         threshold = format_percent(self.growth_threshold)
+        base = " of 1 MiB" if trend.baseline < MIN_BASELINE_BYTES else ""
         explanations = {
             "growing": (
-                f"{format_percent(trend.growth, '+.0f')} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
+                f"{format_percent(trend.growth, '+.0f')}{base} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
             ),
             "growing below the limit": (
-                f"it grows by {format_percent(trend.growth, '.1f')} in {GROWTH_EPOCHS} epochs (95% CI: "
+                f"it grows by {format_percent(trend.growth, '.1f')}{base} in {GROWTH_EPOCHS} epochs (95% CI: "
                 f"{format_percent(trend.growth_low or 0, '.1f')} to {format_percent(trend.growth_high or 0, '.1f')}), "
                 f"below the limit of {threshold}"
             ),
-            "flat": f"no sustained growth above {threshold} in {GROWTH_EPOCHS} epochs",
-            "sawtooth": f"it rose and fell by {format_percent(trend.spread)} in between",
+            "flat": f"no sustained growth above {threshold}{base} in {GROWTH_EPOCHS} epochs",
+            "sawtooth": f"it rose and fell by {format_percent(trend.spread)}{base} in between",
             "insufficient data": "it rose in the last epochs only",
         }
         return (
             f"{METRIC_LABELS[self.deciding_metric].capitalize()} went from {format_bytes(trend.baseline)} after epoch "
             f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}."
+            f"{' Below 1 MiB, growth is relative to 1 MiB.' if base else ''}"
         )
 
     @property

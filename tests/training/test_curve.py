@@ -122,6 +122,10 @@ REASONS = [
         {"allocated": FLAT * 2, "resident": [100 + n + n % 2 for n in range(12)]},
         "9.8% in 10 epochs (95% CI: 8.4% to 11.2%), below the limit of 26%.",
     ),
+    (
+        {"allocated": [0.3] + [0.3 + n / 128 for n in range(7)]},
+        "7.8% of 1 MiB in 10 epochs (95% CI: 7.8% to 7.8%), below",
+    ),
 ]
 
 

@@ -331,7 +331,7 @@ class Thresholds:
     )
     memory_growth: float = _gate(
         GROWTH_THRESHOLD,
-        f"maximum memory growth over {GROWTH_EPOCHS} epochs; larger growth means that memory is retained",
+        f"maximum memory growth over {GROWTH_EPOCHS} epochs, relative to at least 1 MiB; larger growth means that memory is retained",
         "the runbook: caches are emptied after each epoch, so memory that still grows is referenced",
         maximum=10.0,
     )
