@@ -227,6 +227,17 @@ def _oscillates(sizes: Sequence[float]) -> bool:
     return min(rise, fall) > (max(sizes) - min(sizes)) / 4
 
 
+def describe_limit(growth: float, limit: float) -> str:
+    """Return the limit of growth over ten epochs, and when slower growth reaches it, as a clause.
+
+    Example:
+        >>> describe_limit(0.05, 0.26)
+        ', below the limit of 26%, which it reaches after 52 epochs'
+    """
+    num_epochs = math.ceil(limit / growth * GROWTH_EPOCHS)
+    return f", below the limit of {format_percent(limit)}, which it reaches after {pluralize(num_epochs, 'epoch')}"
+
+
 # Metrics for the verdict, the most reliable sign of retained tensors first.
 METRIC_LABELS = {
     "allocated": "memory of tensors",
@@ -405,8 +416,8 @@ class MemoryCurve(Displayable):
             ),
             "growing below the limit": (
                 f"it grows by {format_percent(trend.growth, '.1f')}{base} in {GROWTH_EPOCHS} epochs (95% CI: "
-                f"{format_percent(trend.growth_low or 0, '.1f')} to {format_percent(trend.growth_high or 0, '.1f')}), "
-                f"below the limit of {threshold}"
+                f"{format_percent(trend.growth_low or 0, '.1f')} to {format_percent(trend.growth_high or 0, '.1f')})"
+                f"{describe_limit(trend.growth or 1, self.growth_threshold)}"
             ),
             "flat": f"no sustained growth above {threshold}{base} in {GROWTH_EPOCHS} epochs",
             "sawtooth": f"it rose and fell by {format_percent(trend.spread)}{base} in between",
@@ -422,13 +433,18 @@ class MemoryCurve(Displayable):
     def advice(self) -> str:
         """Suggested action."""
         likely_cause = self.likely_cause
-        if self.verdict != "growing":
-            return f"{likely_cause}. {DETACH_REMEDY}" if likely_cause else ADVICE[self.verdict]
         if likely_cause and not likely_cause.num_graphs:
             return f"{GROWTH_CAUSES['allocated'][0]}: {likely_cause}. {KEEP_FEWER_REMEDY}"
+        if self.verdict != "growing":
+            return f"{likely_cause}. {DETACH_REMEDY}" if likely_cause else ADVICE[self.verdict]
         metric = "graphs" if likely_cause and self.deciding_metric != "allocated" else self.deciding_metric
         cause, remedy = GROWTH_CAUSES.get(f"{metric} on {device_type(self.device)}", GROWTH_CAUSES[metric])
         return f"{cause}{f': {likely_cause}' if likely_cause else ''}. {remedy}"
+
+    @property
+    def has_growing_tensors(self) -> bool:
+        """Whether the memory of tensors decides the verdict and grows."""
+        return self.verdict.startswith("growing") and self.deciding_metric == "allocated"
 
     @property
     def likely_cause(self) -> TensorReferrer | None:
@@ -436,8 +452,7 @@ class MemoryCurve(Displayable):
 
         If the memory of tensors does not grow, only referrers of autograd graphs are considered.
         """
-        grows = self.verdict == "growing" and self.deciding_metric == "allocated"
-        return next((referrer for referrer in self.referrers if referrer.num_graphs or grows), None)
+        return next((referrer for referrer in self.referrers if referrer.num_graphs or self.has_growing_tensors), None)
 
     def append(self, sample: MemorySample) -> MemoryCurve:
         """Return the curve with an additional sample."""
@@ -492,7 +507,7 @@ class MemoryCurve(Displayable):
         columns = ("epoch", "step", *names, "")
         headline: str = self.verdict
         status = STATUS.get(self.verdict, "")
-        if self.verdict != "growing" and self.likely_cause:
+        if self.verdict != "growing" and self.likely_cause and self.likely_cause.num_graphs:
             headline += ", but autograd graphs are retained"
             status = WARNING
         return Report(

@@ -253,7 +253,7 @@ class EpochHooks:
         samples = self.curve.epoch_samples
         if self._warm_up_referrers is None:
             self._warm_up_referrers = find_tensor_referrers()
-        growing = self.verdict == "growing"
+        growing = self.verdict == "growing" or self.curve.has_growing_tensors
         referrers: list[TensorReferrer] = []
         if growing or (samples[-1].allocated or 0) > (samples[0].allocated or 0):
             grown = grown_referrers(self._warm_up_referrers, find_tensor_referrers())

@@ -13,6 +13,7 @@ from ..._render.display import (
     Displayable,
     Report,
     Table,
+    format_percent,
     pluralize,
 )
 from ..._utils.plain import MAX_INTEGER
@@ -22,6 +23,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
+from ...training.curve import GROWTH_EPOCHS, describe_limit
 from ..bench.comparison import Comparison, describe_cpu_speed
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
 from ..checks.parity_report import ParityReport
@@ -184,6 +186,10 @@ class Verdict(Displayable):
             warnings.append(
                 f"Up to {format_value('fraction', evidence['entity_bound'])} of the entities can differ: compare more texts."
             )
+        growth = evidence["memory_growth"]
+        if growth and evidence["memory_verdict"] == "growing below the limit":
+            limit = describe_limit(growth, self.gates.memory_growth)
+            warnings.append(f"Memory grows by {format_percent(growth, '.1f')} in {GROWTH_EPOCHS} epochs{limit}.")
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(UNKNOWN_MODULE_PARITY)
         return tuple(warnings)
