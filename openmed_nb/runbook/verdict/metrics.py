@@ -521,7 +521,6 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
         "tiny_batch": None if statuses[TINY_BATCH] == NOT_APPLICABLE else statuses[TINY_BATCH] == WARNING,
         "batch_tokens": report.batch_tokens,
         "batch": None if report.task == ANNOTATION else report.rows,
-        "texts_per_second": report.rows / report.seconds if report.seconds else None,
     }
     if get_device(report.device).has_fallbacks:
         values |= _fallback_values(report.fallbacks)

@@ -24,7 +24,7 @@ from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
 from ...training.curve import GROWTH_EPOCHS, describe_limit
-from ..bench.comparison import Comparison, describe_cpu_speed
+from ..bench.comparison import SECONDS_PER_HOUR, Comparison, describe_cpu_speed
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
 from ..checks.parity_report import ParityReport
 from ..checks.validation import PrecisionVerdict
@@ -224,15 +224,18 @@ class Verdict(Displayable):
         if self._case.on_accelerator:
             return ()
         sentences = []
-        rates = [evidence[name] for name in ("texts_per_second", "texts_per_second_low", "texts_per_second_high")]
-        if (rates[0] or 0) > 0:
+        rates = [evidence[f"texts_per_second{end}"] or 0 for end in ("", "_low", "_high")]
+        # A rate without an interval, or of a busy computer, is not stated.
+        if min(rates) > 0 and not evidence["slow_conditions"]:
             sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, *rates))
+            if evidence["num_texts"]:
+                seconds = [evidence["num_texts"] / rate for rate in sorted(rates[1:], reverse=True)]
+                durations = dict.fromkeys(format_value("hours", duration / SECONDS_PER_HOUR) for duration in seconds)
+                subject = pluralize(evidence["num_texts"], "note")
+                sentences.append(f"On this computer, {subject} take {' to '.join(durations)}.")
         if evidence["knee"]:
             at_least = "at least " if evidence["knee_gain"] is None else ""
             sentences.append(f"The best batch size is {at_least}{pluralize(evidence['knee'], 'row')}.")
-        if evidence["hours"] is not None and evidence["num_texts"]:
-            duration = format_value("hours", evidence["hours"])
-            sentences.append(f"On this computer, {pluralize(evidence['num_texts'], 'note')} take {duration}.")
         return tuple(sentences)
 
     @property
@@ -335,9 +338,9 @@ def verdict(
     Metrics that were not measured are never guessed.
 
     Example:
-        >>> cpu = verdict(Evidence(device="cpu", task="annotation", texts_per_second=50.0, no_gpu=True))
-        >>> cpu.recommendation, cpu.answer[0], cpu.reason.actions
-        ('keep this device', 'The CPU annotates about 180,000 notes like these per hour.', ('Stay on the CPU. Run nb.sweep(model).',))
+        >>> cpu = verdict(Evidence(device="cpu", task="annotation", knee=16, no_gpu=True))
+        >>> cpu.recommendation, cpu.answer, cpu.reason.actions
+        ('keep this device', ('The best batch size is at least 16 rows.',), ('Stay on the CPU. Run nb.sweep(model).',))
     """
     if gates is not None and not isinstance(gates, Gates):
         raise invalid_type("gates", gates, "Pass nb.runbook.gates(speedup=0.3).")

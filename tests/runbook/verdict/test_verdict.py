@@ -178,7 +178,7 @@ def test_commands_are_calls():
         ({}, ("180,000 notes",)),
         ({"task": "training"}, ("180,000 rows",)),
         ({"knee": 4, "knee_gain": 0.0}, ("is 4 rows",)),
-        ({"num_texts": 360_000}, ("2 hours",)),
+        ({"num_texts": 360_000}, ("1.89 hours to 2.08 hours",)),
     ],
 )
 def test_answer_has_the_speed_of_the_cpu(changes, fragments):
@@ -192,6 +192,8 @@ def test_answer_needs_a_cpu_and_its_rate():
     assert evaluate(load_evidence("only_cpu", device="mps")).answer == ()
     for rate in (None, 0.0, -1.0):
         assert evaluate(load_evidence("only_cpu", texts_per_second=rate)).answer == ()
+    for changes in ({"texts_per_second_low": None}, {"slow_conditions": ("busy",)}):
+        assert evaluate(load_evidence("only_cpu", num_texts=9, **changes)).answer == ()
 
 
 @pytest.mark.parametrize(("task", "is_hint_given"), [("annotation", True), ("inference", False)])
