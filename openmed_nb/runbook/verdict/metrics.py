@@ -445,6 +445,9 @@ def read_report(report: Any, _context: Context) -> ReportMetrics:
     return metrics
 
 
+# Start of the condition of a benchmark whose times are not reliable.
+UNRELIABLE = "times do not count, because "
+
 # Metrics of a benchmark that a busy or hot computer does not change.
 TIMELESS_METRICS = frozenset(
     {
@@ -470,7 +473,7 @@ def _read_benchmark(
     """Return the values of a benchmark with its run settings; without its times if they are not reliable."""
     if report.disturbance:
         values = {name: value for name, value in values.items() if name in TIMELESS_METRICS}
-        values["slow_conditions"] = (report.disturbance,)
+        values["slow_conditions"] = (f"{UNRELIABLE}{report.disturbance}",)
     run = Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
     if batch_size and report.batch_tokens:
         run = replace(run, batch_size=None, batch_tokens=report.batch_tokens)

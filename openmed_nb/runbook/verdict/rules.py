@@ -13,7 +13,7 @@ from ..._utils.validation import check_names
 from ...devices.registry import get_device
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.parity_report import TOLERANCES
-from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
+from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, UNRELIABLE, Area, Context, Evidence, Thresholds
 
 Recommendation = Literal[
     "keep this device",
@@ -169,6 +169,11 @@ class EvidenceCase(Context):
         has_speedup = self.evidence["speedup"] is not None
         return tuple(name for name in names if self.is_within(name) or (name == "speedup" and has_speedup))
 
+    def describe_next_step(self, command: str) -> str:
+        """Return the sentence that asks for a measurement, or for its repetition if its times were not reliable."""
+        is_repeated = command in {COMPARE, SWEEP} and UNRELIABLE in str(self.evidence["slow_conditions"])
+        return f"{'Close other programs, and repeat' if is_repeated else 'Run'} {command}."
+
     def is_correctness_known(self) -> bool:
         """Return whether it is known if results are correct.
 
@@ -319,14 +324,14 @@ IS_IDLE = "the device is less than {speedup} faster than the CPU at a utilizatio
 IS_SLOW = "the device is less than {speedup} faster than the CPU, even at the upper bound of the interval,"
 
 
-def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
+def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
     """Return the rules for problems in order of precedence, and the rules that decide if there is no problem.
 
     Args:
         case: Evidence and thresholds. The texts of the rules contain the thresholds.
-        command: Command that measures the first missing requirement.
+        next_step: Sentence that asks for the first missing requirement.
     """
-    texts = {**case.gates.format_values(), "command": command}
+    texts = {**case.gates.format_values(), "next_step": next_step}
 
     def rule(
         recommendation: Recommendation, precedence: Area, condition: str, metrics: MetricNames, action: str
@@ -499,16 +504,16 @@ def build_decision_matrix(case: EvidenceCase, command: str) -> tuple[tuple[Reaso
             Area.SPEED,
             "no other rule applies, but a missing measurement could change this",
             () if any(requirement.is_blocking for requirement in missing) else supporting_metrics,
-            "No action is needed; to confirm, run {command}.",
+            "No other action is needed. {next_step}",
         ),
         rule(
             "keep this device",
             Area.SPEED,
             "this computer has no GPU, so there is no other device to choose",
             supporting_metrics or ("no_gpu",) if has_only_cpu else (),
-            "Stay on the CPU. Run {command}.",
+            "Stay on the CPU. {next_step}",
         ),
-        rule("measure first", Area.SPEED, "no rule applies, and required metrics are missing", (), "Run {command}."),
+        rule("measure first", Area.SPEED, "no rule applies, and required metrics are missing", (), "{next_step}"),
     )
     return problems, conclusions
 
@@ -560,7 +565,7 @@ class Gates(Thresholds, Displayable):
         thresholds = tuple(
             (name, value, GATES[name].description, GATES[name].reason) for name, value in self.format_values().items()
         )
-        matrix = build_decision_matrix(EvidenceCase(Evidence(), self), "the first command that the verdict lists")
+        matrix = build_decision_matrix(EvidenceCase(Evidence(), self), "Run the first command that the verdict lists.")
         rules = tuple((rule.recommendation, *rule.conditions, *rule.actions) for part in matrix for rule in part)
         symptoms = tuple(
             (

@@ -200,7 +200,7 @@ class Verdict(Displayable):
         blocking = self.blocking_requirements
         return tuple(
             f"Missing{', and could change the verdict' if requirement in blocking else ''}: {requirement.name}. "
-            f"Run {requirement.command}."
+            f"{self._case.describe_next_step(requirement.command)}"
             for requirement in sorted(self.missing_requirements, key=lambda requirement: requirement not in blocking)
         )
 
@@ -210,11 +210,11 @@ class Verdict(Displayable):
         blocking = self.blocking_requirements
         if not blocking:
             return ""
-        command = f"Run {blocking[0].command}."
-        is_suggested = any(command in action for action in self.reason.actions)
+        next_step = self._case.describe_next_step(blocking[0].command)
+        is_suggested = any(next_step in action for action in self.reason.actions)
         return (
             f"Not measured, and could change the verdict: {', '.join(requirement.name for requirement in blocking)}."
-            f"{'' if is_suggested else f' {command}'}"
+            f"{'' if is_suggested else f' {next_step}'}"
         )
 
     @property
@@ -283,7 +283,7 @@ class Verdict(Displayable):
                 f"at {'least' if GATES[name].is_minimum else 'most'} {limits[name]}" if name in limits else "",
             )
             for name, metric in METRICS.items()
-            if evidence[name] is not None
+            if evidence[name] is not None and name != "slow_conditions"  # These are sentences.
         )
         return Report(
             title=f"Verdict on {device}: {self.recommendation}{suffix}",
@@ -367,7 +367,9 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
     case = EvidenceCase(evidence, gates)
     missing = tuple(requirement for requirement in list_requirements(case) if requirement.is_missing)
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)
-    problems, conclusions = build_decision_matrix(case, first_missing.command if first_missing else "nb.doctor()")
+    problems, conclusions = build_decision_matrix(
+        case, case.describe_next_step(first_missing.command if first_missing else "nb.doctor()")
+    )
     # Rules of the same precedence and recommendation form one reason.
     reasons: dict[tuple[Area, Recommendation], Reason] = {}
     for rule in problems:
@@ -407,8 +409,13 @@ def collect_evidence(
             context = Context(Evidence(**values), gates)
             for name, value in read_report(reports_by_type[report_type], context).values.items():
                 is_known = value is not None and (not isinstance(value, float) or is_finite_number(value))
-                if name == "slow_conditions" and evidence[name] is None:  # All reports contribute.
-                    values[name] = tuple(dict.fromkeys(values.get(name, ()) + value))
+                if (
+                    name == "slow_conditions" and evidence[name] is None
+                ):  # All reports contribute; a load is stated once.
+                    conditions = reversed(values.get(name, ()) + value)
+                    values[name] = tuple({"busy" if "busy" in text else text: text for text in conditions}.values())[
+                        ::-1
+                    ]
                 elif name in METRICS and is_known and values.get(name) is None:
                     values[name] = value
     return Evidence(**values)

@@ -103,12 +103,15 @@ def test_sweep_of_unstable_steps_has_no_knee(clock):
 
 
 def test_verdict_of_unreliable_reports_is_to_measure():
-    """The reason is a condition of the verdict, and the memory of a sweep stays known."""
+    """The reason is a condition of the verdict, stated once, and the memory of a sweep stays known."""
     reports = (COMPARISON, replace(SWEEP, knee=None), replace(PROFILE, task="annotation"))
-    verdict = nb.verdict(*(replace(report, disturbance=BUSY) for report in reports))
+    busy = (replace(report, disturbance=BUSY.replace("1.2", f"1.{n}")) for n, report in enumerate(reports, 2))
+    verdict = nb.verdict(*busy, SystemStatus(background_load="Mail"))
 
     assert verdict.recommendation == "measure first"
-    assert BUSY in str(verdict)
+    assert f"Condition during the measurement: times do not count, because {BUSY}" in str(verdict)
+    assert str(verdict).count("busy") == 1
+    assert "Close other programs, and repeat nb.compare(model, texts)." in verdict.not_known[1]
     for name in ("speedup", "texts_per_second", "phase_fractions", "knee", "knee_gain", "tiny_batch"):
         assert verdict.evidence[name] is None, name
     assert verdict.evidence["out_of_memory_at"] == 64

@@ -20,7 +20,7 @@ from openmed_nb.runbook.verdict.rules import (
 from openmed_nb.runbook.verdict.verdict import evaluate
 
 NOTHING = EvidenceCase()
-PROBLEMS, CONCLUSIONS = build_decision_matrix(NOTHING, "nb.doctor()")
+PROBLEMS, CONCLUSIONS = build_decision_matrix(NOTHING, "Run nb.doctor().")
 MATRIX = PROBLEMS + CONCLUSIONS
 
 RECOMMENDED = {rule.recommendation for rule in MATRIX}
