@@ -253,7 +253,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             case.on_accelerator and not case.is_correctness_known(),
             is_blocking=task != INFERENCE,
         ),
-        Requirement("memory", Area.MEMORY, SWEEP, not has_memory),
+        Requirement("free memory", Area.MEMORY, SWEEP, not has_memory),
         Requirement("memory growth", Area.MEMORY, "nb.epochs(...)", task in {None, TRAINING} and not has_growth),
         Requirement("data wait time", Area.DATA, COMPARE, evidence["data_fraction"] is None),
         Requirement("best batch size", Area.BATCH, batch_command, evidence["knee_gain"] is None),

@@ -283,7 +283,8 @@ class Verdict(Displayable):
                 f"at {'least' if GATES[name].is_minimum else 'most'} {limits[name]}" if name in limits else "",
             )
             for name, metric in METRICS.items()
-            if evidence[name] is not None and name != "slow_conditions"  # These are sentences.
+            # Conditions are sentences.
+            if evidence[name] is not None and not (name == "slow_conditions" and evidence[name])
         )
         return Report(
             title=f"Verdict on {device}: {self.recommendation}{suffix}",
