@@ -19,14 +19,14 @@ from . import __version__
 from ._annotate import annotate_in_session
 from ._events.activity import ProgressEvent
 from ._render.values import Json
-from ._utils.text import describe_error, parser_problem, short_type_name
-from ._utils.validation import suggest_one
+from ._utils.text import collapse_whitespace, describe_error, describe_file, parser_problem, short_type_name
+from ._utils.validation import suggest, suggest_one
 from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
 from .errors import ConfigurationError, OpenMedError, RunInterrupted
-from .models.registry import BUNDLED_FOLDER
+from .models.registry import BUNDLED, BUNDLED_FOLDER
 from .session import SESSION
 
-PROGRAM = "openmed-nb"
+FUNCTIONS = ("nb.sweep()", "nb.compare()", "nb.verdict()", "nb.runbook.profile()")
 
 # Exit status after Ctrl-C, as in a shell for a program that SIGINT terminated.
 EXIT_SIGINT = 130
@@ -39,7 +39,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with an error message without the values of the arguments."""
-        super().error(parser_problem(message))
+        words = message.partition("unrecognized arguments: ")[2].split()
+        suggestions = [suggest_one(word, self._option_string_actions) for word in words]
+        super().error(collapse_whitespace(f"{parser_problem(message)} {' '.join(suggestions)}"))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,13 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
         "report": run_report,
         "bring-up": run_bring_up,
     }
-    run = annotate
-    suggestion = ""
-    if words and words[0] in commands:
-        run = commands[words[0]]
-        words = words[1:]
-    elif words:
-        suggestion = suggest_one(words[0], commands)
+    first_word = words[0] if words else "--help"
+    run = commands.get(first_word, annotate)
+    words = words[first_word in commands :]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()
@@ -66,9 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
         if run in {run_report, run_bring_up}:  # These commands take minutes.
             stack.callback(SESSION.subscribe(print_progress))
         try:
-            # The error does not contain the word, because the name of a file may be that of a patient.
-            if suggestion and not Path(words[0]).exists():
-                raise ConfigurationError("The first word is neither a command nor a file.", suggestion)
+            # Path.exists raises an error for a long name, which may be a note.
+            if not (first_word in commands or first_word.startswith("-") or os.path.exists(first_word)):  # noqa: PTH110
+                remedy = suggest(first_word, [*commands, *FUNCTIONS], "Commands, and calls in Python")
+                raise ConfigurationError(f"{describe_file(Path(first_word))} is neither a file nor a command.", remedy)
             output, status = run(words)
             write_output(output)
         except OpenMedError as error:
@@ -106,11 +105,11 @@ def write_output(output: str) -> None:
 def annotate(arguments: list[str]) -> tuple[str, int]:
     """Annotate a note, and return the device and the entities as text, and the exit status."""
     command = _Parser(
-        PROGRAM,
+        "openmed-nb",
         usage="%(prog)s [annotate] [note] [options], or %(prog)s COMMAND [options]",
         description="Annotate diseases in a note, offline.",
         epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model. "
-        f"See '{PROGRAM} report --help'.",
+        f"See 'openmed-nb report --help'. Only in Python: {', '.join(FUNCTIONS)}.",
     )
     command.add_argument("--version", action="version", version=f"openmed_nb {__version__}")
     command.add_argument(
@@ -134,7 +133,7 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
 
 def run_doctor(arguments: list[str]) -> tuple[str, int]:
     """Return the findings of the doctor, and the exit status, 1 for a failed check."""
-    command = _Parser(f"{PROGRAM} doctor", description="Diagnose problems and suggest fixes.")
+    command = _Parser("openmed-nb doctor", description="Diagnose problems and suggest fixes.")
     command.add_argument("model", nargs="?", help="alias, Hub id or folder of a model to check")
     command.add_argument("--json", action="store_true", help="print JSON")
     options = command.parse_args(arguments)
@@ -149,7 +148,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
     from .runbook.records.report import DEFAULT_FOLDER, REVIEW_NOTICE, report
 
     command = _Parser(
-        f"{PROGRAM} report",
+        "openmed-nb report",
         description="Benchmark this computer; each step runs in a separate process.",
         epilog="Writes to FOLDER, stores the best batch size for annotate, and sends nothing. Exits with status 1 if a step produces no result.",
     )
@@ -160,6 +159,8 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     options = command.parse_args(arguments)
+    if options.folder in BUNDLED:
+        raise ConfigurationError("The folder has the name of a model.", "Pass the model with --model.")
     device_report = report(**vars(options))
     return f"{device_report}\n\n{REVIEW_NOTICE.format(folder=options.folder)}", device_report.exit_code
 
@@ -169,7 +170,7 @@ def run_bring_up(arguments: list[str]) -> tuple[str, int]:
     from .runbook.records.report import BRING_UP_FOLDER, bring_up
 
     command = _Parser(
-        f"{PROGRAM} bring-up",
+        "openmed-nb bring-up",
         description=f"Bring up a model in five stages, each with an exit criterion. Writes to {BRING_UP_FOLDER}.",
         epilog="Rerun the command to continue at the first stage that has not passed. Exits with status 1 until all pass.",
     )

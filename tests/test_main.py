@@ -35,8 +35,10 @@ def test_annotate_prints_json(command, capsys):
     [
         (["--device", "banana"], "UnknownDeviceError: 'banana'"),
         (["--model", "disease_detection_tinny"], "UnknownModelError: Model 'disease_detection_tinny' not found"),
-        (["no such note.txt"], "No such file or directory"),
-        (["repot", "x"], "Did you mean 'report'?"),
+        (["no such note.txt"], "'…' is neither a file nor a command"),
+        (["repot", "x"], "'repot' is neither a file nor a command. Did you mean 'report'?"),
+        (["swep"], "Did you mean 'nb.sweep()'?"),
+        (["report", "bundled"], "with --model"),
         ([str(EXAMPLE_NOTE.parent)], "Is a directory"),
         ([str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors")], "InvalidTextError: "),
         (["doctor", "disease_detection_tinny"], "UnknownModelError: "),
@@ -56,7 +58,7 @@ def test_unexpected_options_are_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["report", "folder", "--modul", "Zyxwv"])
 
-    assert capsys.readouterr().err.endswith("unexpected arguments: --modul …\n")
+    assert capsys.readouterr().err.endswith("unexpected arguments: --modul … Did you mean '--model'?\n")
 
 
 def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys):
