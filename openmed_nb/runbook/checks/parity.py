@@ -163,7 +163,7 @@ def _validate_labels(spans: Sequence[Sequence[Span]], candidate: Annotator) -> N
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.
-        message = f"{unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')} have a label that the model does not have."
+        message = f"The model does not have the labels of {unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')}."
         remedy = (
             f"Use the labels of the model only: {', '.join(sorted(valid_labels))}; labels= renames those of the gold."
         )
