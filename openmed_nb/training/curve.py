@@ -234,8 +234,7 @@ def describe_limit(growth: float, limit: float) -> str:
         >>> describe_limit(0.05, 0.26)
         ', below the limit of 26%, which it reaches after 52 epochs'
     """
-    num_epochs = math.ceil(limit / growth * GROWTH_EPOCHS)
-    return f", below the limit of {format_percent(limit)}, which it reaches after {pluralize(num_epochs, 'epoch')}"
+    return f", below the limit of {format_percent(limit)}, which it reaches after {pluralize(math.ceil(limit / growth * GROWTH_EPOCHS), 'epoch')}"
 
 
 # Metrics for the verdict, the most reliable sign of retained tensors first.
@@ -425,8 +424,7 @@ class MemoryCurve(Displayable):
         }
         return (
             f"{METRIC_LABELS[self.deciding_metric].capitalize()} went from {format_bytes(trend.baseline)} after epoch "
-            f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}."
-            f"{' Below 1 MiB, growth is relative to 1 MiB.' if base else ''}"
+            f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}.{' Below 1 MiB, growth is relative to 1 MiB.' if base else ''}"
         )
 
     @property

@@ -90,8 +90,7 @@ class Precision(Displayable):
 
     def to_report(self) -> Report:
         """Return the type, its reason and the notes."""
-        scaled = " with a GradScaler" if self.needs_scaler else ""
-        title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}"
+        title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{' with a GradScaler' if self.needs_scaler else ''}"
         return Report(title, (self.reason, *self.notes))
 
 

@@ -32,7 +32,6 @@ from openmed_nb.training.holders import TensorReferrer
 MIB = 1 << 20
 FLAT = [100] * 6
 LEAK = [100, 150, 200, 250, 300, 350]
-SLOW = range(100, 108)
 SAWTOOTH = [100, 180, 100, 180, 100, 180]
 UNKNOWN = [None] * 6
 
@@ -57,7 +56,7 @@ VERDICTS = {
     "named": ((LEAK, LEAK, LEAK), [LOSSES], "allocated", "growing", f"{RETAINED}: {LOSSES}. {DETACH_REMEDY}"),
     "no graphs": ((LEAK, LEAK, LEAK), [KEPT], "allocated", "growing", f"{RETAINED}: {KEPT}. {KEEP_FEWER_REMEDY}"),
     "slow": (
-        (SLOW, SLOW, SLOW),
+        [range(100, 108)] * 3,
         [KEPT],
         "allocated",
         "growing below the limit",

@@ -628,8 +628,9 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
     }
     if report.is_baseline:  # A comparison of the CPU with itself is no evidence.
         values = {}
-    subject = f"{sanitize_path(report.model)} in {report.dtype}"
-    return ReportMetrics("parity", subject, report.device, report.simulated, values)
+    return ReportMetrics(
+        "parity", f"{sanitize_path(report.model)} in {report.dtype}", report.device, report.simulated, values
+    )
 
 
 @read_report.register
@@ -647,17 +648,23 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
         "entity_bound": parity.spans.upper_bound if keeps_entities else None,
         "refused_dtype": parity.dtype if (parity.spans.all or report.is_refuted) and not keeps_entities else None,
     }
-    subject = f"{sanitize_path(parity.model)} in {parity.dtype}"
-    return ReportMetrics("precision", subject, parity.device, parity.simulated, values)
+    return ReportMetrics(
+        "precision", f"{sanitize_path(parity.model)} in {parity.dtype}", parity.device, parity.simulated, values
+    )
 
 
 @read_report.register
 def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
     source = (f"from step {report.divergence_step}",) if report.divergence_step else ()
     values: dict[str, Any] = {"divergence_source": source, "drift": max(report.drift)}
-    subject = f"{sanitize_path(report.model)} in {report.dtype}"
-    run = Run(TRAINING_STEP)
-    return ReportMetrics("losses", subject, report.device, report.simulated, values, run)
+    return ReportMetrics(
+        "losses",
+        f"{sanitize_path(report.model)} in {report.dtype}",
+        report.device,
+        report.simulated,
+        values,
+        Run(TRAINING_STEP),
+    )
 
 
 @read_report.register

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..._render.display import Displayable, JsonMixin, Report, Table
 from ..._utils.validation import check_names
@@ -311,12 +311,11 @@ class Reason(JsonMixin):
 
     def merge(self, other: Reason) -> Reason:
         """Return this reason with those of another one for the same recommendation, without duplicates."""
-        return replace(
-            self,
-            conditions=tuple(dict.fromkeys(self.conditions + other.conditions)),
-            metrics=tuple(dict.fromkeys(self.metrics + other.metrics)),
-            actions=tuple(dict.fromkeys(self.actions + other.actions)),
-        )
+        merged: dict[str, Any] = {
+            name: tuple(dict.fromkeys(getattr(self, name) + getattr(other, name)))
+            for name in ("conditions", "metrics", "actions")
+        }
+        return replace(self, **merged)
 
 
 ANNOTATION_HINT = " For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."

@@ -59,9 +59,6 @@ TASK_BY_STEP = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: 
 # Classes that wrap a model, and do not identify it.
 WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
-UNKNOWN_MODULE_PARITY = (
-    "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
-)
 REVIEW_AFTER_TWO_WEEKS = "If the same operators still dominate Profile.diff(...) after two weeks, move this work to another lane or accept it."
 
 # Execution targets of a workload, with their strengths, risks and typical workloads.
@@ -188,10 +185,13 @@ class Verdict(Displayable):
             )
         growth = evidence["memory_growth"]
         if growth and evidence["memory_verdict"] == "growing below the limit":
-            limit = describe_limit(growth, self.gates.memory_growth)
-            warnings.append(f"Memory grows by {format_percent(growth, '.1f')} in {GROWTH_EPOCHS} epochs{limit}.")
+            warnings.append(
+                f"Memory grows by {format_percent(growth, '.1f')} in {GROWTH_EPOCHS} epochs{describe_limit(growth, self.gates.memory_growth)}."
+            )
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
-            warnings.append(UNKNOWN_MODULE_PARITY)
+            warnings.append(
+                "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
+            )
         return tuple(warnings)
 
     @property
@@ -211,10 +211,9 @@ class Verdict(Displayable):
         if not blocking:
             return ""
         next_step = self._case.describe_next_step(blocking[0].command)
-        is_suggested = any(next_step in action for action in self.reason.actions)
         return (
             f"Not measured, and could change the verdict: {', '.join(requirement.name for requirement in blocking)}."
-            f"{'' if is_suggested else f' {next_step}'}"
+            f"{'' if next_step in ' '.join(self.reason.actions) else f' {next_step}'}"
         )
 
     @property
@@ -224,18 +223,17 @@ class Verdict(Displayable):
         if self._case.on_accelerator:
             return ()
         sentences = []
-        rates = [evidence[f"texts_per_second{end}"] or 0 for end in ("", "_low", "_high")]
+        rate, low, high = (evidence[f"texts_per_second{end}"] or 0 for end in ("", "_low", "_high"))
         # A rate without an interval, or of a busy computer, is not stated.
-        if min(rates) > 0 and not evidence["slow_conditions"]:
-            sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, *rates))
-            if evidence["num_texts"]:
-                seconds = [evidence["num_texts"] / rate for rate in sorted(rates[1:], reverse=True)]
-                durations = dict.fromkeys(format_value("hours", duration / SECONDS_PER_HOUR) for duration in seconds)
-                subject = pluralize(evidence["num_texts"], "note")
-                sentences.append(f"On this computer, {subject} take {' to '.join(durations)}.")
+        if min(rate, low, high) > 0 and not evidence["slow_conditions"]:
+            sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, rate, low, high))
+            if num_texts := evidence["num_texts"]:
+                hours = (format_value("hours", num_texts / limit / SECONDS_PER_HOUR) for limit in (high, low))
+                sentences.append(f"On this computer, {pluralize(num_texts, 'note')} take {' to '.join(hours)}.")
         if evidence["knee"]:
-            at_least = "at least " if evidence["knee_gain"] is None else ""
-            sentences.append(f"The best batch size is {at_least}{pluralize(evidence['knee'], 'row')}.")
+            sentences.append(
+                f"The best batch size is {'at least ' if evidence['knee_gain'] is None else ''}{pluralize(evidence['knee'], 'row')}."
+            )
         return tuple(sentences)
 
     @property
@@ -364,7 +362,7 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
         >>> evaluate(Evidence()).recommendation, evaluate(Evidence(task="training", out_of_memory_at=1)).recommendation
         ('measure first', 'checkpoint / accumulate')
     """
-    gates = Gates() if gates is None else gates
+    gates = gates or Gates()
     case = EvidenceCase(evidence, gates)
     missing = tuple(requirement for requirement in list_requirements(case) if requirement.is_missing)
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)

@@ -193,7 +193,7 @@ def test_answer_needs_a_cpu_and_its_rate():
     for rate in (None, 0.0, -1.0):
         assert evaluate(load_evidence("only_cpu", texts_per_second=rate)).answer == ()
     for changes in ({"texts_per_second_low": None}, {"slow_conditions": ("busy",)}):
-        assert evaluate(load_evidence("only_cpu", num_texts=9, **changes)).answer == ()
+        assert evaluate(load_evidence("only_cpu", **changes)).answer == ()
 
 
 @pytest.mark.parametrize(("task", "is_hint_given"), [("annotation", True), ("inference", False)])
