@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     }
     first_word = words[0] if words else "--help"
     run = commands.get(first_word, annotate)
-    words = words[first_word in commands :]
+    if first_word in commands:
+        words = words[1:]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()

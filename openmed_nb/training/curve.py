@@ -424,7 +424,8 @@ class MemoryCurve(Displayable):
         }
         return (
             f"{METRIC_LABELS[self.deciding_metric].capitalize()} went from {format_bytes(trend.baseline)} after epoch "
-            f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}.{' Below 1 MiB, growth is relative to 1 MiB.' if base else ''}"
+            f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}."
+            f"{' Below 1 MiB, growth is relative to 1 MiB.' if base else ''}"
         )
 
     @property

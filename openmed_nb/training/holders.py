@@ -161,7 +161,8 @@ class TensorReferrer:
 
     def __str__(self) -> str:
         graphs = " with their autograd graphs" if self.num_graphs else ""
-        return f"{self.name}{f' ({self.kind})' if self.kind else ''} holds {pluralize(self.tensors, 'tensor')}{graphs}, {format_bytes(self.size)}"
+        kind = f" ({self.kind})" if self.kind else ""
+        return f"{self.name}{kind} holds {pluralize(self.tensors, 'tensor')}{graphs}, {format_bytes(self.size)}"
 
 
 def make_referrer_table(referrers: Iterable[TensorReferrer], caption: str = "") -> Table:

@@ -90,7 +90,8 @@ class Precision(Displayable):
 
     def to_report(self) -> Report:
         """Return the type, its reason and the notes."""
-        title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{' with a GradScaler' if self.needs_scaler else ''}"
+        scaled = " with a GradScaler" if self.needs_scaler else ""
+        title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}"
         return Report(title, (self.reason, *self.notes))
 
 
