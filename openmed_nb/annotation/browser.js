@@ -131,12 +131,13 @@ function render({ model, el }) {
   const pager = element("div", { className: "openmed-pager" }, previous, next, element("label", {}, "Note", name), status);
 
   const entities = element("div", { className: "openmed-entities", role: "group", ariaLabel: "Entities" });
+  let isAdding = false;
   const missed = element("input", { type: "text", placeholder: "Select it in the note, or type it" });
   missed.oninput = () => { selection = null; };
   const label = element("select");
   const add = button("Add", () => {
     send("add", { text: missed.value, start: null, end: null, ...selection, label: label.value });
-    missed.value = "";
+    isAdding = true; // The text remains until it is added, so that a correction of it is not typed as keys.
     selection = null;
   });
   const accept = button("", () => send("accept"), { className: "openmed-accept", ariaKeyShortcuts: "A" });
@@ -242,7 +243,7 @@ function render({ model, el }) {
     if (target.matches("input[type=text]")) {
       if (key !== "Escape" && (key !== "Enter" || target !== missed)) return;
       if (key === "Enter") add.click();
-      main.focus();
+      else main.focus();
     } else {
       const isNative = target.matches("select") && (target !== list || key.startsWith("Arrow"));
       const action = actions[key.toLowerCase()];
@@ -299,6 +300,9 @@ function render({ model, el }) {
       notice.textContent = state.review.notice;
       selectEntity(selected);
     }
+    if (isAdding && state.alert) missed.focus();
+    else if (isAdding && activeElement() === missed) main.focus();
+    isAdding = false;
     // Keys would be commands of the notebook if the focus was lost.
     if (hadFocus && (!el.contains(activeElement()) || activeElement().disabled)) main.focus();
     // The start of the note is above the window after a click below a long note.
@@ -324,7 +328,7 @@ function render({ model, el }) {
   model.on("comm_live_update", () => {
     el.classList.add("jupyter-widgets-disconnected");
     el.removeAttribute("aria-busy");
-    alert.textContent = "The kernel was restarted. Run this cell again.";
+    alert.textContent = "The kernel was restarted. Run the cells above and this cell again.";
   });
   return () => document.removeEventListener("selectionchange", select);
 }

@@ -199,6 +199,11 @@ def test_review_becomes_gold(front):
     expect(review.get_by_label("Missed entity")).to_have_value("slowly")
     review.get_by_role("button", name="Add").click()
     expect(review.get_by_role("button", name="Remove slowly")).to_be_visible()
+    review.get_by_label("Missed entity").fill("Note 8")
+    review.get_by_label("Missed entity").press("Enter")
+    expect(review.get_by_role("alert")).to_contain_text("does not contain this text")
+    expect(review.get_by_label("Missed entity")).to_have_value("Note 8")
+    expect(review.get_by_label("Missed entity")).to_be_focused()
     review.get_by_label("Missed entity").fill("Note 7")
     review.get_by_role("button", name="Add").click()
     expect(review.get_by_role("button", name="Remove Note 7")).to_be_visible()
@@ -239,4 +244,6 @@ def test_notes_remain_text_and_scan_finds_nothing(front, picture):
 def test_dead_kernel_is_announced(front, notes):
     """The last test, because it ends the kernel."""
     os.kill(front.evaluate("__import__('os').getpid()"), signal.SIGKILL)
-    expect(notes.get_by_role("alert")).to_have_text("The kernel was restarted. Run this cell again.")
+    expect(notes.get_by_role("alert")).to_have_text(
+        "The kernel was restarted. Run the cells above and this cell again."
+    )
