@@ -339,7 +339,12 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
             if direction == "after":
                 for listed in _iter_listed_findings(words, limit, position):
                     for number in findings[listed]:
-                        states[number].update(values)
+                        # What may happen is not past, as in "vaccinated against influenza in 2014".
+                        state = states[number]
+                        time = state.get("temporality")
+                        state.update(values)
+                        if time and time.value == "hypothetical":
+                            state["temporality"] = time
             if direction == "end":
                 limit = stop
         position = max(stop, position + 1)

@@ -83,6 +83,11 @@ class TestWithContext:
             "hypertension": ("", "", "history of", ""),
         }
 
+    def test_disease_of_past_vaccination_is_hypothetical(self):
+        text = "Immunised against measles in 2014, had asthma in 2015."
+        context = create_context_finder(("temporality",))(text, spans_of(text, "measles", "asthma"))
+        assert context == {"temporality": ["hypothetical", "historical"]}
+
     def test_own_cues_precede_those_of_the_package(self):
         text = "Asthma spurious today. Gout is unlikely. Migraine possible. Sippe: stroke"
         spans = spans_of(text, "Asthma", "Gout", "Migraine", "stroke")
