@@ -529,11 +529,13 @@ def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:
     previous = DeviceReport.read(file)
     if (previous.subject, previous.planned_steps) != (initial.subject, initial.planned_steps):
         return replace(initial, notes=("Restarted: the computer, its software or an argument changed.",))
+    # What a busy computer has measured is measured again.
+    kept = [outcome for outcome in previous.steps if not (outcome.report_json or {}).get("disturbance")]
     if previous.subject.bring_up:  # All steps of an unfinished stage run again.
         stages = {step.name: step.stage for step in STEPS}
         unfinished = [stages.get(name) for name in previous.missing_steps]
-        kept = tuple(outcome for outcome in previous.steps if stages.get(outcome.step) not in unfinished)
-        previous = replace(previous, steps=kept)
+        kept = [outcome for outcome in kept if stages.get(outcome.step) not in unfinished]
+    previous = replace(previous, steps=tuple(kept))
     count = len(previous.finished_steps)
     return replace(previous, notes=(f"Kept from a previous run: {pluralize(count, 'step')}.",) if count else ())
 

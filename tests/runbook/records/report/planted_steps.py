@@ -42,6 +42,12 @@ def sweep(_options):
     return StepResult(report, (report,), batch=16)
 
 
+def measure_busy(_options):
+    """Return a sweep that a busy computer has not measured."""
+    report = SweepReport("mine", "annotation", "cpu", (Point(8, 10.0),), disturbance="busy")
+    return StepResult(report, (report,))
+
+
 def describe_batch(options):
     """Return the batch size of a step."""
     return StepResult(PlantedReport(options.device), summary=f"{options.batch_size}")

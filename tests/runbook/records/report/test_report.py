@@ -225,16 +225,20 @@ def test_page_is_self_contained_and_has_last_lines(planted_report, planted_folde
 
 def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
     events = []
-    first = run_steps(tmp_path, "succeed", "fail")
+    first = run_steps(tmp_path, "succeed", "fail", "measure_busy")
     unsubscribe = SESSION.subscribe(lambda event: events.append(str(event)) if event else None)
     try:
-        second = run_steps(tmp_path, "succeed", "fail")
+        second = run_steps(tmp_path, "succeed", "fail", "measure_busy")
     finally:
         unsubscribe()
     restarted = run_steps(tmp_path, "succeed", quick=False)
 
     assert second.outcome_for("succeed") == first.outcome_for("succeed")
-    assert events == ["Reporting: fail (1 of 2 steps)", "Reporting: this computer (2 steps)"]
+    assert events == [
+        "Reporting: fail (1 of 3 steps)",
+        "Reporting: measure_busy (2 of 3 steps)",
+        "Reporting: this computer (3 steps)",
+    ]
     assert second.notes == ("Kept from a previous run: 1 step.",)
     assert restarted.notes == ("Restarted: the computer, its software or an argument changed.",)
     assert (restarted.exit_code, restarted.missing_steps) == (0, ())
