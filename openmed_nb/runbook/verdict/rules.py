@@ -494,7 +494,7 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
         rule(
             "keep this device",
             Area.SPEED,
-            "all required metrics were measured and no other rule applies",
+            "no other rule applies to the measured metrics",
             () if missing else supporting_metrics,
             "No action is needed.",
         ),
