@@ -232,9 +232,9 @@ def describe_limit(growth: float, limit: float) -> str:
 
     Example:
         >>> describe_limit(0.05, 0.26)
-        ', below the limit of 26%, which it reaches after 52 epochs'
+        ', below the limit of 26%, which such growth reaches in 52 epochs'
     """
-    return f", below the limit of {format_percent(limit)}, which it reaches after {pluralize(math.ceil(limit / growth * GROWTH_EPOCHS), 'epoch')}"
+    return f", below the limit of {format_percent(limit)}, which such growth reaches in {pluralize(math.ceil(limit / growth * GROWTH_EPOCHS), 'epoch')}"
 
 
 # Metrics for the verdict, the most reliable sign of retained tensors first.
@@ -425,7 +425,6 @@ class MemoryCurve(Displayable):
         return (
             f"{METRIC_LABELS[self.deciding_metric].capitalize()} went from {format_bytes(trend.baseline)} after epoch "
             f"{steady[0].epoch} to {format_bytes(trend.last)} after epoch {steady[-1].epoch}; {explanations[trend.kind]}."
-            f"{' Below 1 MiB, growth is relative to 1 MiB.' if base else ''}"
         )
 
     @property

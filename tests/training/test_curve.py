@@ -127,7 +127,7 @@ REASONS = [
     ({"allocated": [100] * 8 + [180]}, "; it rose in the last epochs only."),
     (
         {"allocated": FLAT * 2, "resident": [100 + n + n % 2 for n in range(12)]},
-        "9.8% in 10 epochs (95% CI: 8.4% to 11.2%), below the limit of 26%, which it reaches after 27 epochs.",
+        "9.8% in 10 epochs (95% CI: 8.4% to 11.2%), below the limit of 26%, which such growth reaches in 27 epochs.",
     ),
     (
         {"allocated": [0.3] + [0.3 + n / 128 for n in range(7)]},

@@ -220,7 +220,10 @@ def make_speedup(low, median, high, **metrics):
             "Parity of a custom module",
         ),
         (KNOWN_BUG, "long matrix product"),
-        ({"memory_verdict": "growing below the limit", "memory_growth": 0.05}, "which it reaches after 52 epochs"),
+        (
+            {"memory_verdict": "growing below the limit", "memory_growth": 0.05},
+            "which such growth reaches in 52 epochs",
+        ),
     ],
 )
 def test_warning_is_reported(changes, fragment):
