@@ -93,13 +93,10 @@ class NoteListing:
             self._is_shown &= self._contexts[self.context]
         self._counts = np.bincount(self._notes[self._is_shown], minlength=len(self.found))
         self.matches = np.flatnonzero(self._note_hits)
-        if self._has_filter():
+        if self.hidden_labels or self.min_score or self.context:
             self.matches = np.unique(self._notes[self._is_shown & self._entity_hits])
         positions = np.flatnonzero(self.matches == displayed)
         self.position = int(positions[0]) if len(positions) else 0
-
-    def _has_filter(self) -> bool:
-        return bool(self.hidden_labels or self.min_score or self.context)
 
     def search(self, query: str) -> None:
         """List only the notes whose text or entities contain a query, or whose id equals it.
@@ -161,10 +158,11 @@ class NoteListing:
         status = f"{count:,} of {pluralize(len(self.found), 'note')}."
         if self._num_unsearched:
             status += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
-        if not count and self._has_filter():
-            status += " A filter is on."
-        if not count and len(self.query.split()) > 1:
-            status += " Several words are searched as one phrase."
+        if not count:
+            if self.hidden_labels or self.min_score or self.context:
+                status += " A filter is on."
+            if " " in self.query:
+                status += " Several words are searched as one phrase."
         state: dict[str, Any] = {
             "title": entities_headline(self._label_counts, self.found.known_labels, len(self.found)),
             "details": [

@@ -190,8 +190,9 @@ class NoteKeys:
             raise invalid_type("table", table, "Pass a DataFrame of pandas.")
         count = len(self.fingerprints)
         if self.ids is not None and list(table.columns).count(self.id_name) == 1:
-            both = (table[self.id_name].tolist(), self.ids)
-            rows, notes = (pd.Index(ids, dtype=object, tupleize_cols=False) for ids in both)
+            rows, notes = (
+                pd.Index(ids, dtype=object, tupleize_cols=False) for ids in (table[self.id_name].tolist(), self.ids)
+            )
             return rows, notes
         notes = pd.RangeIndex(count)
         is_certain = self.ids is None and len(table) == count and are_positions(table.index)

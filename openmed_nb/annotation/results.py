@@ -1011,8 +1011,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         rows: list[tuple[Any, str, int]] = []
         words = found.iter_counted_words(map(raise_if_error, self._read_texts()))
         for note, (group, note_words, entities) in enumerate(zip(column.tolist(), words, found, strict=True)):
-            entity_words = zip(note_words, entities, strict=True)
-            rows += [(group, word, note) for word, entity in entity_words if entity["temporality"] != "hypothetical"]
+            rows += [
+                (group, word, note)
+                for word, entity in zip(note_words, entities, strict=True)
+                if entity["temporality"] != "hypothetical"
+            ]
         frame = pd.DataFrame(rows, columns=["group", "span_text", "note"])
         counts = frame.groupby(["group", "span_text"])["note"].agg(mentions="size", notes="nunique").reset_index()
         is_free = column.name is not None and column.name not in counts.columns

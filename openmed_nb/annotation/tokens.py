@@ -8,12 +8,12 @@ does not own are discarded. Nothing is truncated.
 from __future__ import annotations
 
 import functools
-import unicodedata
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING
+from unicodedata import category, normalize
 
 import numpy as np
 
@@ -34,7 +34,6 @@ PROBE_TEXTS = ("a", "the", "1", ".", "中")
 
 SPACE = ord(" ")
 DELETE = 127
-CONTROL_SPACES = tuple(map(ord, "\t\n\r"))
 
 # Results of :func:`get_token_names` by tokenizer.
 TOKEN_NAME_CACHE: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, TokenNames] = weakref.WeakKeyDictionary()
@@ -292,7 +291,7 @@ def _measure_spans(
     is_control = (codes < SPACE) | (codes == DELETE)
     visible = np.flatnonzero((codes != SPACE) & ~is_control)
     removed = np.flatnonzero(is_control)
-    removed = removed[~np.isin(codes[removed], CONTROL_SPACES)]
+    removed = removed[~np.isin(codes[removed], list(b"\t\n\r"))]
     text_starts = np.array([0, *accumulate(map(len, texts))])
     first_visible = np.searchsorted(visible, text_starts)
     names = get_token_names(tokenizer, ids)
@@ -315,12 +314,8 @@ def _measure_spans(
 @functools.lru_cache(maxsize=4096)
 def _is_one_character(character: str) -> bool:
     """Return whether BERT's normalizer returns one visible character for a character, or whether it is ASCII."""
-    if character.isascii():
-        return True
-    lower = unicodedata.normalize("NFD", character.lower())
-    return (
-        unicodedata.category(character)[0] in "LNPS" and sum(unicodedata.category(part) != "Mn" for part in lower) == 1
-    )
+    letters = [part for part in normalize("NFD", character.lower()) if category(part) != "Mn"]
+    return character.isascii() or (len(letters) == 1 and category(character)[0] in "LNPS")
 
 
 def _splits_as_bert(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -279,7 +279,7 @@ class Epochs(EpochHooks):
 
     def __init__(self, epochs: int, device: DeviceArgument = None, **options: Any) -> None:
         check_names("an option of epochs()", options, HOOK_OPTIONS, "Options")
-        self._numbers = range(check_integer("epochs", epochs, minimum=0, maximum=1_000_000_000))
+        self._numbers = range(check_integer("epochs", epochs, 0, 1_000_000_000))
         super().__init__(device, **options)
 
     def __len__(self) -> int:
