@@ -196,10 +196,13 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     report = result.displayed.to_report()  # Without the simulation notice, which the whole report has once.
     not_measured = " ".join(getattr(result.displayed, "not_measured", ()))
     summary = not_measured or result.summary or " ".join((f"{report.title}.", *report.sentences[:1]))
+    status = WARNING if not_measured else result.status
+    if not status:
+        status = worst_status(findings) if findings else OK
     answer: dict[str, Any] = to_plain_data(
         {
             "message": f"{summary} Failed: {failed}." if failed else summary,
-            "status": WARNING if not_measured else result.status or (worst_status(findings) if findings else OK),
+            "status": status,
             "report": result.displayed.final_report(),
             "report_json": result.displayed,
             "metrics": list(map(extract_metrics, result.reports)),

@@ -411,10 +411,9 @@ def collect_evidence(
                 if (
                     name == "slow_conditions" and evidence[name] is None
                 ):  # All reports contribute; a load is stated once.
-                    conditions = reversed(values.get(name, ()) + value)
-                    values[name] = tuple({"busy" if "busy" in text else text: text for text in conditions}.values())[
-                        ::-1
-                    ]
+                    conditions = dict.fromkeys(values.get(name, ()) + value)
+                    repeated = [text for text in conditions if "busy" in text][:-1]
+                    values[name] = tuple(text for text in conditions if text not in repeated)
                 elif name in METRICS and is_known and values.get(name) is None:
                     values[name] = value
     return Evidence(**values)
