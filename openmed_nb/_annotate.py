@@ -213,7 +213,7 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
                 run.run(options.get("on_error", "raise"))
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
-            interrupted: _InterruptedRun | None = session.interrupted_run
+            interrupted = session.interrupted_run
             if interrupted and len(annotations) >= interrupted.num_texts:
                 is_same_file = path is not None and interrupted.path == os.path.realpath(path)
                 if interrupted is earlier or is_same_file:  # This run has resumed it.

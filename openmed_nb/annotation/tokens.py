@@ -286,7 +286,7 @@ def _measure_spans(
     The tokens are the characters of a text without its spaces, unless its normal form has more or fewer characters. The offsets
     of an encoding are Python objects, which take longer than the rest of the host's work; they are read for the other texts.
     """
-    # The point at the end is for tokens of spaces, which a tokenizer may have added.
+    # With the full stop, a character is visible even if all tokens are of spaces, which a tokenizer may have added.
     codes = np.frombuffer(("".join(texts) + ".").encode("ascii", "replace"), np.uint8)
     is_control = (codes < SPACE) | (codes == DELETE)
     visible = np.flatnonzero((codes != SPACE) & ~is_control)

@@ -124,8 +124,9 @@ class PrecisionVerdict(Displayable):
             if spans.exact == spans.all and round(bound, 3) > limit:
                 texts = math.ceil(parity.texts * bound / limit)
                 reasons.append(f"About {texts:,} such texts without a difference show at most {format_percent(limit)}.")
-        required = format_percent(MIN_SPAN_AGREEMENT)
-        reasons.append(f"The observed share decides: {required} of the entities in these texts must be identical.")
+        reasons.append(
+            f"The observed share decides: {format_percent(MIN_SPAN_AGREEMENT)} of the entities in these texts must be identical."
+        )
         return Report(
             f"{verdict}: {title}",
             (*reasons, *parity_report.sentences),
