@@ -412,7 +412,7 @@ def collect_evidence(
                     name == "slow_conditions" and evidence[name] is None
                 ):  # All reports contribute; a load is stated once.
                     conditions = dict.fromkeys(values.get(name, ()) + value)
-                    repeated = [text for text in conditions if "busy" in text][:-1]
+                    repeated = [text for text in conditions if "busy" in text][1:]
                     values[name] = tuple(text for text in conditions if text not in repeated)
                 elif name in METRICS and is_known and values.get(name) is None:
                     values[name] = value
