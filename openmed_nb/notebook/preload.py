@@ -1,7 +1,7 @@
 """Import of torch and transformers in the background, so that the first entities of a fresh kernel take less time.
 
-A magic requests it, and a thread starts once the cell has returned. The thread only imports: it neither computes nor changes
-the session. A later cell that imports waits for the thread, or stops it if it has not started to import.
+A magic requests it, and a thread starts once the cell has returned. The thread imports, and has transformers prepare what it
+keeps for all loads: it neither computes nor changes the session. A later cell that imports waits for the thread, or stops it if it has not started to import.
 
 The thread starts only in a kernel whose cells a user runs. Programs that execute notebooks, such as nbval and nbconvert, do not
 answer ``input()``.
@@ -191,6 +191,8 @@ class Preloader:
                 for name in _MODEL_MODULES:
                     if not self._stopped.is_set():
                         importlib.import_module(name)
+                # Otherwise, the first load of the process compiles the patterns of the names of all architectures' weights.
+                importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")
 
     def _check(self) -> None:
         """Wait for the imports, raise the error of torch, and warn of variables that were set too late.

@@ -39,7 +39,10 @@ def test_preload_starts_when_cell_has_returned(running_kernel, line):
         during = kernel.run("choice = %openmed_device\nprint(choice.device)", interactive=True)
         assert during.streams == {"stdout": "cpu\n"}
         assert kernel.run(JOIN).streams == {}
-        assert "transformers.models.bert.modeling_bert" in kernel.value("sorted(__import__('sys').modules)")
+        modules = "__import__('sys').modules"
+        assert kernel.value(f"'transformers.models.bert.modeling_bert' in {modules}")
+        mapping = f"{modules}['transformers.conversion_mapping']._checkpoint_conversion_mapping_cache"
+        assert kernel.value(f"{mapping} is not None")
         for code in ("choice = %openmed_device auto", "choice = %openmed_device --reset", NER):
             reply = kernel.run(code, interactive=True)
             assert "stderr" not in reply.streams
