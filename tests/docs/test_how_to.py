@@ -26,6 +26,7 @@ NOT_RUN = {
     "is a file of settings": ["docs/how_to/load_the_extension.md"],
     "needs a run that was interrupted": ["docs/how_to/resume.md"],
     "needs at least 50 notes": ["docs/how_to/validate_a_dtype.md"],
+    "needs notes that were reviewed": ["docs/how_to/annotate_a_table.md"],
     "needs two other computers": ["docs/how_to/use_several_computers.md"],
     "trains for minutes": ["docs/how_to/check_a_device.md"],
 }
