@@ -8,6 +8,7 @@ import openmed_nb as nb
 from helpers import tiny_models as tiny
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.training import checkpoint_activations
+from openmed_nb.training.steps import ActivationCheckpointing
 
 INPUTS = torch.arange(5, 17).reshape(2, 6)
 
@@ -40,8 +41,9 @@ def measure_saved_bytes(model):
     return sum(sizes.values())
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_checkpointing_keeps_gradients_and_saves_memory(bert):
-    """A repeated call recomputes once."""
+    """A repeated call recomputes once, and the outdated name of transformers is not called."""
     expected = compute_gradients(bert)
     saved_bytes = measure_saved_bytes(bert)
     checkpointings = {checkpoint_activations(bert) for _ in range(2)}
@@ -65,6 +67,13 @@ def test_checkpointing_of_the_user_is_replaced_once(bert):
 
     assert bert.bert.encoder.layer[0]._gradient_checkpointing_func is not function
     assert list(bert.bert.embeddings.word_embeddings._forward_hooks) == hooks
+
+
+@pytest.mark.parametrize(("count", "names"), [(3, "a, b, c"), (4, "a, b, c and 1 more")])
+def test_report_names_at_most_three_modules(count, names):
+    report = ActivationCheckpointing(("a", "b", "c", "d")[:count]).to_report()
+
+    assert report.title == f"Activation checkpointing: {names}"
 
 
 def test_other_modules_are_rejected():
