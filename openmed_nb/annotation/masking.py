@@ -216,8 +216,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
         if "masked_text" in table.columns:
             raise ConfigurationError("The table already has a column 'masked_text'.", "Rename that column.")
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
-        column = make_id_column([texts[note] for note in notes])
-        return table.assign(masked_text=column)
+        return table.assign(masked_text=make_id_column([texts[note] for note in notes]))
 
     def to_dict(self) -> dict[str, Any]:
         return {"texts": [masked.to_dict() for masked in self]}

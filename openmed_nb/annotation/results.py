@@ -1367,8 +1367,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     ) -> Iterator[tuple[str, list[TextSegment]]]:
         """Yield the name of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
         for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
-            segments = self.note_segments(index, text, self.results[index], max_characters)
-            yield note_name(index, self.ids), segments
+            yield note_name(index, self.ids), self.note_segments(index, text, self.results[index], max_characters)
 
     def note_segments(
         self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None

@@ -257,7 +257,6 @@ class CheatSheet(Displayable):
     def to_report(self) -> Report:
         """Return the state in two sentences, and the lines; those for MPS are collapsed without it."""
         models = ", ".join(self.models) if self.models else "none (a model is loaded on first use)"
-        sentences = (self.device, f"Loaded models: {models}.")
         columns = ("command", "description")
         rows = tuple(row for row in CHEAT_SHEET_ROWS if row not in MPS_ROWS)
         tables = (
@@ -265,7 +264,7 @@ class CheatSheet(Displayable):
             Table("Commands for MPS", columns, MPS_ROWS, collapsed=not self.devices.has_mps),
             gpu_reasons_table(self.devices.unavailable),
         )
-        return Report("openmed_nb", sentences, tables)
+        return Report("openmed_nb", (self.device, f"Loaded models: {models}."), tables)
 
 
 @magics_class
@@ -312,8 +311,7 @@ class OpenMedMagics(Magics):
         self.preloader.schedule()
         choice = SESSION.choice_or_error(confirm=False)
         device = str(choice) if isinstance(choice, OpenMedError) else f"{choice.headline}."
-        devices = SESSION.list_devices(confirm=False)
-        return CheatSheet(device, SESSION.inventory().names, devices)
+        return CheatSheet(device, SESSION.inventory().names, SESSION.list_devices(confirm=False))
 
     @magic_arguments()
     @argument("device", nargs="?", help="auto, cpu, cuda, cuda:N, mps or gpu; if omitted, show the active device")
