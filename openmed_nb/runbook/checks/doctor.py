@@ -279,5 +279,5 @@ def _find_models(session: Session, model: Any) -> list[tuple[str, CheckedModel]]
 
 def _check_model(name: str, model: CheckedModel, device: str) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
-        return (Finding(model_label(name), FAILED, model.message, model.remedy),)
+        return (Finding(model_label(name), FAILED, model.message.rstrip("."), model.remedy),)
     return model_findings(name, model, device=device)
