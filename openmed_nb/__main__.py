@@ -19,17 +19,14 @@ from . import __version__
 from ._annotate import annotate_in_session
 from ._events.activity import ProgressEvent
 from ._render.values import Json
-from ._utils.text import collapse_whitespace, describe_error, describe_file, parser_problem, short_type_name
+from ._utils.text import describe_error, describe_file, parser_problem, short_type_name
 from ._utils.validation import suggest, suggest_one
-from .annotation.references import TABLE_REMEDY, FileReference, is_table, raise_if_error, read_text
-from .errors import ConfigurationError, OpenMedError, RunInterrupted
+from .annotation.references import expand_globs, raise_if_error, read_text
+from .errors import ConfigurationError, OpenMedError
 from .models.registry import BUNDLED, BUNDLED_FOLDER
 from .session import SESSION
 
 FUNCTIONS = ("nb.sweep()", "nb.compare()", "nb.verdict()", "nb.runbook.profile()")
-
-# Exit status after Ctrl-C, as in a shell for a program that SIGINT terminated.
-EXIT_SIGINT = 130
 
 EXAMPLE_NOTE = BUNDLED_FOLDER / "synthetic_note.txt"
 
@@ -40,8 +37,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with an error message without the values of the arguments."""
         words = message.partition("unrecognized arguments: ")[2].split()
-        suggestions = [suggest_one(word, self._option_string_actions) for word in words]
-        super().error(collapse_whitespace(f"{parser_problem(message)} {' '.join(suggestions)}"))
+        options = (word for word in words if word.startswith("-"))
+        suggestions = filter(None, (suggest_one(option, self._option_string_actions) for option in options))
+        super().error(f"{parser_problem(message)}. {' '.join(suggestions) or f'See {self.prog} --help.'}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,10 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         "report": run_report,
         "bring-up": run_bring_up,
     }
-    first_word = words[0] if words else "--help"
-    run = commands.get(first_word, annotate)
-    if first_word in commands:
-        words = words[1:]
+    first_word, *rest = words or ["annotate"]
+    run = commands.get(first_word)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # The encoding of a console may lack a character of the note.
     SESSION.start()
@@ -66,17 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
             stack.callback(SESSION.subscribe(print_progress))
         try:
             # Path.exists raises an error for a long name, which may be a note.
-            if not (first_word in commands or first_word.startswith("-") or os.path.exists(first_word)):  # noqa: PTH110
+            if not (run or first_word.startswith("-") or os.path.exists(first_word)):  # noqa: PTH110
                 remedy = suggest(first_word, [*commands, *FUNCTIONS], "Commands, and calls in Python")
                 raise ConfigurationError(f"{describe_file(Path(first_word))} is neither a file nor a command.", remedy)
-            output, status = run(words)
+            output, status = run(rest) if run else annotate(words)
             write_output(output)
         except OpenMedError as error:
             print(f"{short_type_name(error)}: {error}", file=sys.stderr)
             return 2
-        except RunInterrupted as interrupt:
-            print(f"\n{interrupt}", file=sys.stderr)
-            return EXIT_SIGINT
+        except KeyboardInterrupt as interrupt:
+            print(f"\n{str(interrupt) or 'Stopped.'}", file=sys.stderr)
+            return 130  # As in a shell for a program that SIGINT terminated.
     return status
 
 
@@ -99,8 +95,9 @@ def write_output(output: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
-        message = f"The result cannot be written: {describe_error(error)}."
-        raise ConfigurationError(message, "Free disk space or use another output.") from error
+        raise ConfigurationError(
+            f"The result cannot be written: {describe_error(error)}.", "Free disk space or use another output."
+        ) from error
 
 
 def annotate(arguments: list[str]) -> tuple[str, int]:
@@ -110,20 +107,19 @@ def annotate(arguments: list[str]) -> tuple[str, int]:
         usage="%(prog)s [annotate] [note] [options], or %(prog)s COMMAND [options]",
         description="Annotate diseases in a note, offline.",
         epilog="Other commands: 'doctor' diagnoses this computer, 'report' benchmarks it, 'bring-up' brings up a model. "
-        f"See 'openmed-nb report --help'. Only in Python: {', '.join(FUNCTIONS)}.",
+        f"See 'openmed-nb report --help'. Only in Python: many notes with nb.annotate(), {', '.join(FUNCTIONS)}.",
     )
     command.add_argument("--version", action="version", version=f"openmed_nb {__version__}")
-    command.add_argument(
-        "note", nargs="?", type=Path, default=EXAMPLE_NOTE, help="text file (default: a synthetic note)"
-    )
+    command.add_argument("note", nargs="?", default=EXAMPLE_NOTE, help="one text file (default: a synthetic note)")
     command.add_argument("--device", help="auto, cpu, cuda, cuda:N, mps or gpu")
     command.add_argument("--model", help="alias, Hub id or folder (default: the bundled disease model)")
     command.add_argument("--json", action="store_true", help="print JSON")
     options = command.parse_args(arguments)
-    if is_table(str(options.note)):
-        raise ConfigurationError("The note is a table.", TABLE_REMEDY)
     # The text is read as nb.annotate() reads it, with its line ends and byte order mark.
-    text = raise_if_error(read_text(FileReference.from_path(str(options.note)), 0))
+    note, *others = raise_if_error(expand_globs([options.note]))
+    if others:
+        raise ConfigurationError("The command annotates one note.", "For many, use nb.annotate() in Python.")
+    text = raise_if_error(read_text(note, 0))
     annotation = annotate_in_session(SESSION, text, {"model": options.model}, {"device": options.device})
     choice = SESSION.device(options.device)
     if options.json:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from unittest import mock
 
 import pytest
 
@@ -39,7 +40,9 @@ def test_annotate_prints_json(command, capsys):
         (["repot", "x"], "'repot' is neither a file nor a command. Did you mean 'report'?"),
         (["swep"], "Did you mean 'nb.sweep()'?"),
         (["report", "bundled"], "with --model"),
-        ([str(EXAMPLE_NOTE.parent)], "Is a directory"),
+        ([str(EXAMPLE_NOTE.parent)], "'bundled' is a folder"),
+        (["annotate", "missing.txt"], "'missing.txt' was not found"),
+        (["annotate", f"{EXAMPLE_NOTE.parent}/*/*.json"], "annotates one note"),
         ([str(EXAMPLE_NOTE.parent / "disease" / "model.safetensors")], "InvalidTextError: "),
         (["doctor", "disease_detection_tinny"], "UnknownModelError: "),
         (["report", "--model", "disease_detection_tinny"], "UnknownModelError: "),
@@ -54,11 +57,25 @@ def test_error_is_one_line(arguments, message, capsys):
     assert printed.out == ""
 
 
-def test_unexpected_options_are_named(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "folder", "--modul", "Zyxwv"], "unexpected arguments: --modul …. Did you mean '--model'?\n"),
+        (["-o", "out.json"], "unexpected arguments: …. See openmed-nb --help.\n"),
+    ],
+)
+def test_invalid_options_have_a_remedy(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["report", "folder", "--modul", "Zyxwv"])
+        main(arguments)
 
-    assert capsys.readouterr().err.endswith("unexpected arguments: --modul … Did you mean '--model'?\n")
+    assert capsys.readouterr().err.endswith(message)
+
+
+def test_interrupted_command_prints_no_traceback(monkeypatch, capsys):
+    monkeypatch.setattr("openmed_nb.runbook.checks.doctor.doctor", mock.Mock(side_effect=KeyboardInterrupt))
+
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "\nStopped.\n"
 
 
 def test_control_characters_of_a_note_do_not_reach_the_terminal(tmp_path, capsys):
