@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .._utils.text import collapse_whitespace, describe_error, describe_value
-from .._utils.validation import suggest_folder, suggest_one
+from .._utils.validation import invalid_type, suggest_folder, suggest_one
 from ..devices.request import mask_secrets
 from ..errors import InvalidModelError, ModelDownloadError, ModelError, UnknownModelError
 from .config import OpenMedConfig
@@ -70,12 +70,21 @@ def is_model_name(model: object) -> bool:
     return model is None or isinstance(model, (str, os.PathLike))
 
 
+def check_model_name(model: object) -> None:
+    """Raise a ``ConfigurationError`` if an argument is not the name of a model."""
+    if not is_model_name(model):
+        raise invalid_type(
+            "model", model, "Pass its name, or the folder where save_pretrained() saved it with its tokenizer."
+        )
+
+
 def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed") -> ModelReference:
     """Return the location of a model, or raise an UnknownModelError that suggests a similar name.
 
     A name is ``None`` or ``"bundled"`` for the bundled model, a directory, a Hub id (``org/name``), an alias of the
     openmed package (``disease_detection_tiny``), or a name in the default organization.
     """
+    check_model_name(name)
     text = "bundled" if name is None else str(name)
     if text in BUNDLED:
         return ModelReference(text, str(BUNDLED[text]))

@@ -64,7 +64,7 @@ def test_find_model_resolves_folders(tmp_path, monkeypatch):
 
 NAMELESS = [
     *("", " ", "bundled ", "a/b/c", "./none", "../none", "..x/y", "/none", "~nobody", "~\0", "\0", "a b", "é"),
-    *("https://hub/a", "no_such_alias", "\ud800", ".hidden", 5, [], b"bundled", "x" * 10_000),
+    *("https://hub/a", "no_such_alias", "\ud800", ".hidden", "x" * 10_000),
 ]
 
 

@@ -41,7 +41,7 @@ from ...devices.system_status import BackgroundLoadReader, read_system_status
 from ...errors import ConfigurationError
 from ...models.files import file_digest, hash_model_files
 from ...models.loading import dtype_of, model_folder
-from ...models.registry import is_model_name
+from ...models.registry import check_model_name
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
 from ..bench.timing import LOAD_SECONDS
@@ -165,9 +165,7 @@ def logbook(  # noqa: PLR0913 - each parameter is an independent setting of the 
 
 def _resolve_model(model: str | os.PathLike[str] | None) -> tuple[Model | None, Path | None]:
     """Return the identity of a model and the folder of its files. ``None`` is the model that was loaded last."""
-    if not is_model_name(model):
-        remedy = "Pass the name of a model, or the folder where it is saved."
-        raise ConfigurationError(f"{short_type_name(model)} is not the name of a model.", remedy)
+    check_model_name(model)
     loaded = SESSION.models.find(None if model is None else str(model))
     if loaded:
         folder = loaded[-1].folder

@@ -27,7 +27,6 @@ from ..._utils.text import (
     describe_file,
     describe_value,
     model_label,
-    short_type_name,
 )
 from ..._utils.validation import check_bool, check_path
 from ...devices.machine import distribution_of
@@ -43,7 +42,7 @@ from ...models.files import (
     weight_files,
 )
 from ...models.loading import LoadSpec, model_folder
-from ...models.registry import BUNDLED, is_model_name
+from ...models.registry import BUNDLED, check_model_name
 from ...session import SESSION, check_options
 from ...training.curve import STATUS
 from ..bench.timing import format_rate
@@ -262,10 +261,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
 
 def _check_arguments(model: object, dataset: object, copy_dataset: bool, owner: object) -> None:
     """Raise ``ConfigurationError`` if an argument is not valid, before the model is loaded."""
-    if not is_model_name(model):
-        message = f"{short_type_name(model)} is not the name of a model and does not have files to copy."
-        remedy = "Save the model and its tokenizer with save_pretrained(), and pass the folder."
-        raise ConfigurationError(message, remedy)
+    check_model_name(model)
     if owner is not None and not (isinstance(owner, str) and owner.strip() and owner.isprintable()):
         raise ConfigurationError("The owner is not a valid name.", "Pass a name in one line.")
     if copy_dataset and isinstance(dataset, (str, os.PathLike)):

@@ -28,13 +28,12 @@ from ..._render.display import (
 )
 from ..._render.drawing import render_charts, status_badge
 from ..._utils.plain import read_json_file, save_files, to_json, utc_timestamp
-from ..._utils.text import short_type_name
 from ..._utils.validation import check_bool, check_number, check_path
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import processor_name, read_simulation
 from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
 from ...errors import ConfigurationError, RunInterrupted
-from ...models.registry import find_model, is_model_name
+from ...models.registry import check_model_name, find_model
 from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
 from ..bench.workloads import ANNOTATION, validate_texts
@@ -507,10 +506,7 @@ def _check_model(model: object) -> str | None:
         ConfigurationError: If it is not a name.
         UnknownModelError: If there is no such model.
     """
-    if not is_model_name(model):
-        message = f"{short_type_name(model)} is not the name of a model, and cannot be sent to another process."
-        remedy = "Save the model and its tokenizer with save_pretrained(), and pass the folder."
-        raise ConfigurationError(message, remedy)
+    check_model_name(model)
     if model is None:
         return None
     find_model(str(model))

@@ -179,7 +179,7 @@ def test_late_variable_stops_at_freeze(bring_up):
         ({"training": 1}, "training"),
         ({"texts": [3]}, "not texts"),
         ({"folder": "/proc/none"}, "cannot be written"),
-        ({"model": TEXTS}, "not the name of a model"),
+        ({"model": TEXTS}, "type for model: list"),
         ({"dtype": object()}, "cannot be sent"),
     ],
 )
