@@ -295,7 +295,8 @@ class Displayable(JsonMixin):
                 # pickle, copy and IPython look up many names with an underscore.
                 if name.startswith("_") or name in dir(self):
                     raise
-                raise AttributeError(f"{error}. {suggest_one(name, dir(self))}".rstrip()) from None
+                table = "Use to_frame() for a pandas table." if hasattr(type(self), "to_frame") else ""
+                raise AttributeError(f"{error}. {suggest_one(name, dir(self))} {table}".rstrip()) from None
 
     def __str__(self) -> str:
         return str(_rendering().to_text(self.final_report()))

@@ -181,4 +181,5 @@ def parser_problem(message: str) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the message of another library's error in one short line, without a period and without a possible note."""
-    return shorten(without_quotes(str(error)), 200).rstrip(".") or short_type_name(error)
+    message = getattr(error, "strerror", None) or str(error)  # Without the number of the error and the path.
+    return shorten(without_quotes(message), 200).rstrip(".") or short_type_name(error)

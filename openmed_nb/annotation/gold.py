@@ -17,7 +17,7 @@ from .inputs import ID_COLUMN, NOTE_COLUMN
 from .matching import MAX_NAMED_IDS, are_positions, match_ids
 from .references import get_row_index
 
-GOLD_REMEDY = "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group. Convert a Series with to_dict()."
+GOLD_REMEDY = "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group. Convert a Series with to_dict(), and read a file with nb.read_annotations()."
 IDS_REMEDY = "Pass the gold of these notes by their ids, or for notes without ids, in the same order."
 TABLE_REMEDY = "A table of entities has the columns start, end, label, and note_id, id or note_index."
 
