@@ -672,9 +672,9 @@ def troubleshooting_pages() -> dict[str, str]:
     lines = [
         GENERATED + "# Troubleshooting by symptom\n",
         "<!-- keywords: OOM, watermark, crash, memory leak, slow, hang, CSV, repeated ids -->\n",
-        "Find what you see, and do what is below it. The examples need `import openmed_nb as nb`. `%openmed_doctor` runs many",
-        "of these checks at once: see the [findings of the doctor](findings.md) and the [known silent",
-        "errors](silent_errors.md). For tables, ids, counts and the review, see [annotate a",
+        "Find what you see, and do what is below it. The examples need `import openmed_nb as nb`. `notes`, `model` and `loader`",
+        "are your own. `%openmed_doctor` runs many of these checks at once: see the [findings of the doctor](findings.md) and",
+        "the [known silent errors](silent_errors.md). For tables, ids, counts and the review, see [annotate a",
         "table](../how_to/annotate_a_table.md#if-something-goes-wrong). The sources about MPS were read in November 2026.\n",
     ]
     topic = ""

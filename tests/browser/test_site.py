@@ -222,7 +222,7 @@ def test_pages_of_the_site_have_titles_and_links_of_their_own(site):
     [
         ("watermark", "Environment variables", 8),
         ("watermark", "Troubleshooting by symptom", 1),
-        ("out of memory", "MPS out of memory", 1),
+        ("out of memory", "MPS or CUDA out of memory", 1),
         ("resume", "Resume file", 8),
         ("resume file", "Resume file", 1),
         ("negation", "Find negated entities", 8),

@@ -116,7 +116,7 @@ def test_every_symptom_is_a_heading(pages):
 
     assert [topic.lower() for topic in topics] == list(dict.fromkeys(row.topic for row in SYMPTOMS))
     assert [heading.lower() for heading in headings] == [row.symptom.lower() for row in SYMPTOMS]
-    assert {"MPS out of memory", "float64 is not supported", "Low GPU utilization"} <= set(headings)
+    assert {"MPS or CUDA out of memory", "float64 is not supported", "Low GPU utilization"} <= set(headings)
 
 
 def test_resume_file_is_described_with_its_fields(pages, tmp_path):
