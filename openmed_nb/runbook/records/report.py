@@ -576,7 +576,7 @@ def run_report(
                 step_subject = replace(subject, request=report.device or subject.request)
                 outcome = run_step(step, step_options, step_subject, known)
             except KeyboardInterrupt:
-                hint = "Run the same report again to continue."
+                hint = f"Run the same {'bring-up' if bring_up else 'report'} again to continue."
                 raise RunInterrupted(len(report.finished_steps), report, str(folder), "step", hint) from None
             report = report.with_outcome(outcome)
             is_stage_end = all(later.stage is not step.stage for later in steps[number + 1 :])
