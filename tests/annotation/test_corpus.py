@@ -106,7 +106,7 @@ def test_iterator_without_texts_is_a_warning(pipe):
         ({"note": ["asthma"]}, "is not an iterable of strings"),
         (None, "is not an iterable of strings"),
         (list, "is not an iterable of strings"),
-        (pd.DataFrame(TABLE), "text_column='text'"),
+        (pd.DataFrame(TABLE), "Pass its column of texts, such as notes"),
         (datasets.Dataset.from_dict(TABLE), "text_column='text'"),
         (datasets.Dataset.from_dict(TABLE).data, "text_column='text'"),
     ],
