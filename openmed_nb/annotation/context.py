@@ -294,8 +294,9 @@ def _read_own_cues(cues: Any) -> list[dict[str, Any]]:
         check_choice("a value in cues", value, _load_data()["values"])
         for direction, texts in texts_by_direction.items():
             check_choice("a direction in cues", direction, _DIRECTIONS)
-            is_list = isinstance(texts, (list, tuple))
-            if not is_list or not all(isinstance(text, str) and text.strip(" |_") for text in texts):
+            if not isinstance(texts, (list, tuple)) or not all(
+                isinstance(text, str) and text.strip(" |_") for text in texts
+            ):
                 raise invalid_value("cues", texts, remedy)
             groups.append({"values": [value], "direction": direction, "cues": texts})
     return groups
@@ -310,6 +311,8 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
     section: _State = {}  # Values of a heading, for the lines below it.
     active: _State = {}  # Values of the cues before a position, in the same sentence.
     limit = 0  # Start of the findings that a cue after them can reach.
+    heading = 0  # Position after the last heading.
+    subjects = _list_alternatives("<patient>")  # Words for the patient; a pronoun until a relative is named.
     position = 0
     while words[position]:
         word = words[position]
@@ -317,10 +320,12 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
         if word == _HEADING_LINE:
             section = {}
         elif word == _END and not any(cue.direction == "after" for cue in cues):
+            limit = position + 1
             if words[position - 1] == ":":
                 section = {**section, **active}
+            elif position != heading and any(words[limit : limit + len(subject)] == subject for subject in subjects):
+                section.pop("experiencer", None)
             active = {}
-            limit = position + 1
         elif word == _FINDING:
             for number in findings[position]:
                 states[number] = {**section, **active}
@@ -334,8 +339,10 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
             values = {column: _Value(value, cue_words, direction) for column, value in cue.values.items()}
             if direction == "heading":
                 section = values
-            elif direction != "after":
-                active.update(values)
+                heading = stop
+                subjects = _list_alternatives("<patient>|he|she")
+            elif cue.values.get("experiencer") in {"family", "other"}:
+                subjects = _list_alternatives("<patient>")
             if direction == "after":
                 for listed in _iter_listed_findings(words, limit, position):
                     for number in findings[listed]:
@@ -345,16 +352,15 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
                         state.update(values)
                         if time and time.value == "hypothetical":
                             state["temporality"] = time
-            if direction == "end":
-                limit = stop
+            elif direction != "heading":
+                active.update(values)
+            limit = stop if direction == "end" else limit
         position = max(stop, position + 1)
     for state in states:
-        time = state.get("temporality")
-        if time is None or time.value != "historical":
-            continue
         # "No history of" denies a finding at any time, so it is not past, unless one cue says both, such as "resolved".
+        time = state.get("temporality", _Value(""))
         negated = state.get("negated", _Value(False))
-        if negated.value is True and negated.words != time.words:
+        if time.value == "historical" and negated.value and negated.words != time.words:
             del state["temporality"]
     return states
 
@@ -465,8 +471,7 @@ def _find_headings(text: str, entities: _Entities) -> Iterator[_Mark]:
         line_end = line_start + len(line)
         title = line.strip()
         is_heading = title.endswith(":") or (title.isupper() and _CAPITALS.search(title))
-        has_entities = bisect_left(starts, line_start) < bisect_left(starts, line_end)
-        if is_heading and not has_entities:
+        if is_heading and bisect_left(starts, line_start) == bisect_left(starts, line_end):  # without entities
             start = line_start + line.index(title)
             yield _Mark(start, start, _HEADING_LINE)
             yield _Mark(start, start, _END)
@@ -494,8 +499,8 @@ def _create_openmed_finder(selected: Sequence[str], language: str) -> ContextFin
         ends = [0, *(match.start() for match in _SENTENCE_END.finditer(text)), len(text)]
         for entity in entities:
             # An entity that crosses the end of a sentence joins both.
-            start = ends[max(0, bisect_right(ends, entity["start"]) - 1)]
-            stop = ends[min(bisect_left(ends, entity["end"]), len(ends) - 1)]
+            start = ends[bisect_right(ends, entity["start"]) - 1]
+            stop = ends[bisect_left(ends, entity["end"])]
             span = {"start": entity["start"] - start, "end": entity["end"] - start}
             (values,) = assert_context(text[start:stop], [span], language=language)
             for name in selected:

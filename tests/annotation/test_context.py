@@ -199,6 +199,24 @@ class TestSentences:
         spans = [{"start": match.start(), "end": match.end()} for match in re.finditer("(?i:fever|asthma)", text)]
         assert create_context_finder(("negated",))(text, spans) == {"negated": negated}
 
+    @pytest.mark.parametrize(
+        ("text", "experiencers"),
+        [
+            ("FH: gout. She has asthma. Also migraine.", "family patient patient"),
+            ("Family history: no gout; he denies asthma.", "family patient"),
+            ("FH: noncontributory. Pt has asthma.", "patient"),
+            ("FH: mother had gout. The patient has asthma.", "family patient"),
+            ("FH: mother had gout. She also had asthma.", "family family"),
+            ("FH: gout (father). He has asthma.", "family family"),
+            ("FH: gout. No asthma.\nPMH: mother helps. FH: stroke. She has flu.", "family family family patient"),
+            ("Family history:\nShe has gout. Asthma.", "family family"),
+        ],
+    )
+    def test_family_heading_ends_at_a_sentence_about_the_patient(self, text, experiencers):
+        spans = [match.span() for match in re.finditer("(?i:gout|asthma|migraine|stroke|flu)", text)]
+        entities = [{"start": start, "end": end} for start, end in spans]
+        assert create_context_finder(("experiencer",))(text, entities)["experiencer"] == experiencers.split()
+
     @pytest.mark.parametrize("filler", ["no ", ": ", "or ", "was not "])
     def test_long_text_has_context(self, filler):
         text = f"No fever{filler * 20_000} asthma"
