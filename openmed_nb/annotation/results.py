@@ -361,13 +361,13 @@ class ResultStore(Sequence[list[Entity]]):
             **{name: context[start_row:stop_row] for name, context in self.context.items()},
         }
 
-    def filter(self, labels: Collection[str], min_score: float, context: Mapping[str, bool | str]) -> ResultStore:
+    def filter(self, labels: Collection[str], min_score: float, context: Mapping[str, Any]) -> ResultStore:
         """Return a copy with the entities that have one of the labels, at least a score, and a context.
 
         Args:
             labels: Casefolded labels; empty for all labels.
             min_score: Minimum score.
-            context: Required values of columns of :attr:`context`.
+            context: Required value of columns of :attr:`context`, or a list of such values.
         """
         import numpy as np
 
@@ -377,7 +377,7 @@ class ResultStore(Sequence[list[Entity]]):
         columns = self.columns()
         kept = np.array(list(map(is_selected, columns[self.key], columns["score"])), bool)
         for name, value in context.items():
-            kept &= columns[name] == value
+            kept &= np.isin(columns[name], value)
         dropped: dict[int, tuple[DroppedSpan, ...]] = {}
         for text_id, spans in self.dropped.items():
             if selected := tuple(span for span in spans if is_selected(span.label, span.score)):
@@ -532,7 +532,7 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         """
         return self.found.mask(replacement, rules=rules).texts[0]
 
-    def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> AnnotatedText:
+    def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str | Sequence[str]) -> AnnotatedText:
         """Return the text with only the entities that have one of the labels, a score and a context; see :meth:`Annotations.filter`.
 
         Example:
@@ -1006,16 +1006,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         if num_missing := int(column.isna().sum()):
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
         found = self if self.results.context else self.with_context("all")
-        found = found.filter(negated=False, experiencer="patient")
-        check_context_values(found.results.context, {"temporality": "hypothetical"})
+        found = found.filter(negated=False, experiencer="patient", temporality=["recent", "historical"])
         rows: list[tuple[Any, str, int]] = []
         words = found.iter_counted_words(map(raise_if_error, self._read_texts()))
-        for note, (group, note_words, entities) in enumerate(zip(column.tolist(), words, found, strict=True)):
-            rows += [
-                (group, word, note)
-                for word, entity in zip(note_words, entities, strict=True)
-                if entity["temporality"] != "hypothetical"
-            ]
+        for note, (group, note_words) in enumerate(zip(column.tolist(), words, strict=True)):
+            rows += [(group, word, note) for word in note_words]
         frame = pd.DataFrame(rows, columns=["group", "span_text", "note"])
         counts = frame.groupby(["group", "span_text"])["note"].agg(mentions="size", notes="nunique").reset_index()
         is_free = column.name is not None and column.name not in counts.columns
@@ -1260,13 +1255,14 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
                 context[name].extend(values)
         return replace(self, results=self.results.with_columns(context))
 
-    def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str) -> Annotations:
+    def filter(self, *labels: str, min_score: float = 0.0, **context: bool | str | Sequence[str]) -> Annotations:
         """Return the annotations with only the entities that have one of the labels, at least a score, and a context.
 
         Args:
             labels: Labels to keep, not case-sensitive. Without labels, the entities of all labels are kept.
             min_score: Minimum score, in [0, 1].
-            context: Values of columns of :meth:`with_context`, such as ``negated=False`` or ``experiencer="patient"``.
+            context: Values of columns of :meth:`with_context`, such as ``negated=False``, ``experiencer="patient"``, or several values
+                as ``temporality=["recent", "historical"]``.
 
         Returns:
             Annotations of the same texts. A text without remaining entities has an empty list.
@@ -1285,7 +1281,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             if not isinstance(label, str):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
         check_names("an argument of filter()", context, ("min_score", *CONTEXT_COLUMNS), "Arguments")
-        check_context_values(self.results.context, context)
+        for name, value in context.items():
+            for choice in value if isinstance(value, (list, tuple)) else [value]:
+                check_context_values(self.results.context, {name: choice})
         if not (labels or context or min_score):
             return self
         known_labels = self.known_labels
@@ -1388,11 +1386,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         return segments
 
     @property
-    def _gold_ids(self) -> Sequence[Any] | None:
+    def _gold_ids(self) -> Any:
         """The ids of the texts, or the names of their files, or ``None``."""
         if self.ids is None and _are_files(self.texts):
             return [PurePath(source or "").name for source in self.sources]
-        return None if self.ids is None else self.ids
+        return self.ids
 
     def note_spans(self, index: int) -> list[GoldSpan]:
         """Return the entities of a text as spans, or raise an error if they are tokens."""

@@ -58,6 +58,8 @@ class TestWithContext:
         own = in_context.filter(negated=False, experiencer="patient")
         assert [entity["word"] for entities in own for entity in entities] == ["asthma", "pneumonia", "hypertension"]
         assert [entity["negated"] for entity in own[0]] == [False]
+        frame = found.with_context("temporality").filter(temporality=["historical", "hypothetical"]).to_frame()
+        assert frame["word"].tolist() == ["hypertension"]
 
     def test_note_has_the_same_context_alone_and_after_json_and_filter(self, found):
         in_context = found.with_context("all", "negated_by")
@@ -136,7 +138,7 @@ class TestWithContext:
         [
             {"negated": "no"},
             {"experiencer": True},
-            {"temporality": "historicl"},
+            {"temporality": ["recent", "historicl"]},
             {"experiencer": "mother"},
         ],
     )
