@@ -955,7 +955,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         Entities that are negated, hypothetical, or of another person are not counted. Possible and historical ones are. If the
         entities have no context, the English rules determine it; see :meth:`with_context`. Use :meth:`filter` first to select
-        labels, or to leave out possible entities, as in ``found.filter(uncertain=False)``.
+        labels, or to leave out possible entities, as in ``found.filter(uncertain=False)``. The entities are those of
+        the model, without the corrections of a :meth:`review`.
 
         Args:
             groups: The patient of each note, such as the column of the table that you annotated, or another group such as the ward.
