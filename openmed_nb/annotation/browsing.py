@@ -95,8 +95,7 @@ class NoteListing:
         self.matches = np.flatnonzero(self._note_hits)
         if self.hidden_labels or self.min_score or self.context:
             self.matches = np.unique(self._notes[self._is_shown & self._entity_hits])
-        positions = np.flatnonzero(self.matches == displayed)
-        self.position = int(positions[0]) if len(positions) else 0
+        self.position = int(np.argmax(self.matches == displayed)) if len(self.matches) else 0
 
     def search(self, query: str) -> None:
         """List only the notes whose text or entities contain a query, or whose id equals it.
@@ -113,8 +112,10 @@ class NoteListing:
             is_named = folded == _fold(self._name(index))
             # The word of the model, and the characters of the note.
             contents = text or ""
-            words = [f"{entity['word']}\n{contents[entity['start'] : entity['end']]}" for entity in entities]
-            hits = [is_named or folded in _fold(word) for word in words]
+            hits = [
+                is_named or folded in _fold(f"{entity['word']}\n{contents[entity['start'] : entity['end']]}")
+                for entity in entities
+            ]
             entity_hits += hits
             note_hits.append(is_named or any(hits) or folded in _fold(contents))
             num_unsearched += text is None and index not in self._unavailable
@@ -260,25 +261,42 @@ class ReviewListing(NoteListing):
         self.position = (start + int(np.argmax(np.roll(is_left, -start)))) % len(is_left)
 
     def _add_missed(self, note: Any, event: Mapping[str, Any]) -> None:
-        """Add a selected span, or the first whole words that equal a typed text and where no unmarked or right entity starts."""
+        """Add a selected span, or the first whole words that equal a typed text and where no unmarked or right entity starts.
+
+        Upper and lower case count only if the note contains the text as it is typed.
+        """
         text = self._read_text(event["note"])
-        words = event["text"].strip()
+        words = straighten_apostrophes(event["text"]).split()
         start = event["start"]
         end = event["end"]
+        if not words:
+            raise ConfigurationError("No text was entered.", "Type the entity, or select it in the note.")
         if start is None:
             marks = self.review.marked_spans(note)
             taken = {span.start for span in self._spans(note) if marks.get(span, True)}
-            pattern = re.escape(straighten_apostrophes(words))
-            matches = (match.span() for match in re.finditer(pattern, straighten_apostrophes(text)))
-            whole = (span for span in matches if span[0] not in taken and whole_words(text, *span) == span)
-            start, end = next(whole, (-1, -1))
+            folded = straighten_apostrophes(text)
+            pattern = r"\s+".join(map(re.escape, words))
+            matches = [*re.finditer(pattern, folded)] or [*re.finditer(pattern, folded, re.IGNORECASE)]
+            whole = [match.span() for match in matches if whole_words(text, *match.span()) == match.span()]
+            free = [span for span in whole if span[0] not in taken]
+            if not matches:
+                raise ConfigurationError(
+                    "The note does not contain this text.", "Type it as in the note, or select it there."
+                )
+            if not whole:
+                raise ConfigurationError(
+                    "The note contains this text only in longer words.",
+                    "Type whole words, or select the part in the note.",
+                )
+            if not free:
+                raise ConfigurationError(
+                    "An entity starts at each place of this text.", "Mark it as wrong first if it has the wrong end."
+                )
+            start, end = free[0]
         else:  # A selection often includes the space after a word.
             selected = text[start:end]
             end = start + len(selected.rstrip())
             start += len(selected) - len(selected.lstrip())
-        if not words or not 0 <= start < end:
-            message = "The note does not contain this text as whole words that are not an entity yet."
-            raise ConfigurationError(message, "Select the text in the note.")
         self.review.mark(note, start, end, event["label"])
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:
@@ -287,10 +305,9 @@ class ReviewListing(NoteListing):
         entities = dict(zip(self.review.entities[note], self.found.results[index], strict=True))
         contexts = self.review.contexts(note)
         marks = self.review.marked_spans(note)
-        right = [span for span, is_right in marks.items() if is_right]
         shown: list[Mapping[str, Any]] = []
         for span in self._spans(note):
-            if not marks.get(span, True) and any(map(span.overlaps, right)):
+            if not marks.get(span, True) and any(map(span.overlaps, self.review.note_marks(note).right)):
                 continue
             entity = entities.get(span, {})
             context = contexts[span]
@@ -311,31 +328,31 @@ class ReviewListing(NoteListing):
         text = self._read_text(index)
         marks = review.marked_spans(note)
         contexts = review.contexts(note)
-        entities = {*review.entities[note]}
-        state = super().state()
-        state["title"] = ""
-        state["details"] = []
-        state["status"] = f"Note {state['name']}: {self.detail(index)}. {review.progress()}"
-        state["review"] = {
-            "notice": " ".join(review.notices()),
-            "labels": review.labels,
-            "entities": [
-                {
-                    **span._asdict(),
-                    "text": text[span.start : span.end],
-                    "color": label_color(span.label),
-                    "right": marks.get(span),
-                    "missed": span not in entities,
-                    "context": contexts[span],
-                    "context_mark": context_mark(contexts[span]),
-                }
-                for span in self._spans(note)
-            ],
-            "context_values": review.context_values,
-            "finished": review.is_reviewed(note),
-            "unmarked": len(review.unmarked_spans(note)),
+        return {
+            **super().state(),
+            "title": "",
+            "details": [],
+            "status": f"Note {self._name(index)}: {self.detail(index)}. {review.progress()}",
+            "review": {
+                "notice": " ".join(review.notices()),
+                "labels": review.labels,
+                "entities": [
+                    {
+                        **span._asdict(),
+                        "text": text[span.start : span.end],
+                        "color": label_color(span.label),
+                        "right": marks.get(span),
+                        "missed": span not in review.entities[note],
+                        "context": contexts[span],
+                        "context_mark": context_mark(contexts[span]),
+                    }
+                    for span in self._spans(note)
+                ],
+                "context_values": review.context_values,
+                "finished": review.is_reviewed(note),
+                "unmarked": len(review.unmarked_spans(note)),
+            },
         }
-        return state
 
     def _read_text(self, index: int) -> str:
         """Return the text of a note, or an empty string if it has changed."""
@@ -343,8 +360,7 @@ class ReviewListing(NoteListing):
 
     def _spans(self, note: Any) -> list[GoldSpan]:
         """Return the entities of the model and the missed entities of a note."""
-        missed = [span for span, is_right in self.review.marked_spans(note).items() if is_right]
-        return sorted({*self.review.entities[note], *missed})
+        return sorted({*self.review.entities[note], *self.review.note_marks(note).right})
 
 
 class BrowserView(anywidget.AnyWidget):

@@ -58,6 +58,11 @@ class NoteMarks(NamedTuple):
     spans: Mapping[GoldSpan, Context | None]
     finished: bool
 
+    @property
+    def right(self) -> list[GoldSpan]:
+        """The true entities."""
+        return [span for span, values in self.spans.items() if values is not None]
+
 
 _NO_MARKS = NoteMarks({}, False)
 
@@ -105,9 +110,7 @@ class Review(LiveNotes):
         self.notes: tuple[Any, ...] = tuple(self._positions)
         self.labels = sorted({*(found.known_labels or ()), *found.results.labels})
         self.entities = {note: found.note_spans(position) for note, position in self._positions.items()}
-        self.context_values: dict[str, tuple[bool | str, ...]] = {
-            name: values for name, values in CONTEXT_VALUES.items() if name in found.results.context
-        }
+        self.context_values = {name: values for name, values in CONTEXT_VALUES.items() if name in found.results.context}
         self._marks: dict[int, NoteMarks] = {}
         self._history: list[tuple[int, NoteMarks, NoteMarks]] = []  # Marks of a note before and after each change.
         header = {"format": FORMAT, "notes": found.results.text_fingerprint(), "seed": self.seed}
@@ -142,7 +145,7 @@ class Review(LiveNotes):
         """The true entities of the reviewed notes: those marked as right, and the missed ones."""
         texts = []
         for note, position in self._reviewed_notes():
-            spans = tuple(sorted(span for span, is_right in self.marked_spans(note).items() if is_right))
+            spans = tuple(sorted(self.note_marks(note).right))
             texts.append(GoldText(None if self.found.ids is None else self.found.ids[position], None, spans, position))
         return GoldTexts(tuple(texts))
 
@@ -351,13 +354,11 @@ class Review(LiveNotes):
         """Return whether each marked span of a note is a true entity."""
         return {span: values is not None for span, values in self.note_marks(note).spans.items()}
 
-    def contexts(self, note: object) -> dict[GoldSpan, Context]:
+    def contexts(self, note: object) -> Mapping[GoldSpan, Context]:
         """Return the context of each entity: the marked values, or else those of the results or of an overlapping entity."""
         position = self.position_of(note)
         entities = zip(self.entities[note], self.found.results[position], strict=True)
-        contexts: dict[GoldSpan, Context] = {
-            span: {name: entity[name] for name in self.context_values} for span, entity in entities
-        }
+        contexts = {span: {name: entity[name] for name in self.context_values} for span, entity in entities}
         for span, values in self.note_marks(note).spans.items():
             contexts[span] = {**self._start_context(note, span, contexts), **(values or {})}
         return contexts
@@ -412,17 +413,24 @@ class Review(LiveNotes):
     def _save(self, position: int, marks: NoteMarks) -> None:
         """Append the marks of a note to the file, and store them."""
         if self._file is not None:
-            right = [span for span, values in marks.spans.items() if values is not None]
-            context = [marks.spans[span] for span in right]
+            context = [marks.spans[span] for span in marks.right]
             wrong = [span for span, values in marks.spans.items() if values is None]
-            line = {"note": position, "right": right, "context": context, "wrong": wrong, "finished": marks.finished}
+            line = {
+                "note": position,
+                "right": marks.right,
+                "context": context,
+                "wrong": wrong,
+                "finished": marks.finished,
+            }
             self._file.append([line])
         self._marks[position] = marks
 
     def _read_file(self) -> None:
         """Read the marks in the file, which another kernel may have changed."""
-        lines = [] if self._file is None else list(self._file.read())
-        if self._file is not None and not lines:  # The file is new, or somebody has removed it.
+        if self._file is None:
+            return
+        lines = list(self._file.read())
+        if not lines:  # The file is new, or somebody has removed it.
             for position, marks in list(self._marks.items()):
                 self._save(position, marks)
         for line in lines:

@@ -342,7 +342,7 @@ def test_clicks_change_the_review(found):
     click(**missed, text="knee ", start=start - 1, end=start + 5)
     click(**missed, text="No", start=None, end=None)
     click(**missed, text="asthma", start=None, end=None)
-    assert "does not contain" in listing.state()["alert"]
+    assert "starts at each place" in listing.state()["alert"]
     click(action="finish", finished=True)
     state = listing.state()
     assert state["alert"] == ""
@@ -359,29 +359,20 @@ def test_clicks_change_the_review(found):
 
 
 def test_typed_entity_is_added_at_the_next_whole_word():
-    review = annotate(["WEIGHT 70, HT 1.7, no MRA. HT and RA: RA-factor. A day\u2019s work."]).review()
+    """It may start where a wrong entity does."""
+    text = "WEIGHT 70, HT 1.7, no MRA. HT and RA: RA-factor. A day\u2019s\n work.\n\nKnown asthma attack."
+    review = annotate([text]).review()
+    review.mark(0, *review.entities[0][-1], right=False)
     listing = ReviewListing(review)
-
-    def places_of(words):
+    problems = [" HT : starts at", "EIG:longer", "RAs:not contain", " :No text", "ASTHMA:starts at"]
+    for typed in ["asthma", "HT", "HT ", "RA", "day's  WORK", *problems]:
+        words, _, problem = typed.partition(":")
         listing.handle({"action": "add", "note": 0, "label": "DISEASE", "text": words, "start": None, "end": None})
-        return [span.start for span in review.marked_spans(0)]
-
-    assert places_of("HT") == [11]
-    assert places_of("HT") == [11, 27]
-    assert places_of("HT") == [11, 27]
-    assert "Select" in listing.state()["alert"]
-    assert places_of("RA") == [11, 27, 34]
-    assert places_of("EIG") == [11, 27, 34]
-    assert places_of("day's") == [11, 27, 34, 51]
-
-
-def test_typed_entity_may_start_where_a_wrong_one_does():
-    review = annotate(["Known asthma attack."]).review()
-    (attack,) = review.entities[0]
-    review.mark(0, *attack, right=False)
-    asthma = {"text": "asthma", "label": "DISEASE", "start": None, "end": None}
-    ReviewListing(review).handle({"action": "add", "note": 0, **asthma})
-    assert review.marked_spans(0) == {attack: False, attack._replace(end=attack.start + len("asthma")): True}
+        alert = listing.state()["alert"]
+        assert problem in alert
+        assert bool(problem) == bool(alert)
+    right = [span[:2] for span, is_right in review.marked_spans(0).items() if is_right]
+    assert right == [(71, 77), (11, 13), (27, 29), (34, 36), (51, 62)]
 
 
 @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
