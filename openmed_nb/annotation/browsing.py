@@ -316,6 +316,9 @@ class ReviewListing(NoteListing):
             shown.append({"entity_group": span.label, "score": 1.0, **span._asdict(), **entity, **context, **cues})
         return shown
 
+    def _name(self, index: int) -> str:
+        return displayable(str(self.review.note_at(index)))
+
     def detail(self, index: int) -> str:
         """Return the number of entities of a note, or that it is reviewed."""
         return "✓ reviewed" if self.review.is_reviewed(self.review.note_at(index)) else super().detail(index)

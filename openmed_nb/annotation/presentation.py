@@ -79,13 +79,15 @@ def entities_headline(
 
 
 def note_name(index: int, ids: Sequence[Any] | None) -> str:
-    """Return the id of a note, or its index if it has none.
+    """Return the id of a note, or its index, with a mark if other notes have ids.
 
     Example:
         >>> note_name(17, ["A"] * 20), note_name(0, [None]), note_name(3, None)
-        ('A', '0', '3')
+        ('A', '#0', '3')
     """
-    return str(index if ids is None or is_missing(ids[index]) else ids[index])
+    if ids is None:
+        return str(index)
+    return f"#{index}" if is_missing(ids[index]) else str(ids[index])
 
 
 def displayable(name: str) -> str:

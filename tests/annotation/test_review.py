@@ -383,6 +383,7 @@ def test_typed_entity_is_added_at_the_next_whole_word():
 def test_only_unique_ids_name_notes(ids, names):
     review = annotate(pd.DataFrame({"id": ids, "text": NOTES[:4]}), text_column="text", id_column="id").review()
     assert {*review.notes} == {*names}
+    assert {name for name, _ in ReviewListing(review).state()["rows"]} == {*map(str, review.notes)}
     for note, problem in {ids[1]: "Several notes have this id", 0: "not in the sample"}.items():
         with pytest.raises(ConfigurationError, match=problem):
             review.accept(note)
