@@ -480,11 +480,11 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         context = Counter(tuple(labels) for labels in map(context_labels, entities) if labels)
         title = self.title or entities_headline(counts, found.known_labels, context=context)
         notices = (*found.language_notice, *found.filters)
-        report = Report(title, notices, details=details)
         if not found.show_text:
-            return replace(report, sentences=(*notices, HIDDEN_TEXT_NOTICE), tables=(self._table(),))
+            return Report(title, (*notices, HIDDEN_TEXT_NOTICE), (self._table(),), details=details)
+        sentences = (*notices, *long_text_sentence(self.text))
         segments = found.note_segments(0, self.text, entities, MAX_SHOWN_TEXT_CHARACTERS)
-        return replace(report, sentences=(*notices, *long_text_sentence(self.text)), segments=tuple(segments))
+        return Report(title, sentences, segments=tuple(segments), details=details)
 
     def __str__(self) -> str:
         # The table contains the scores, which highlighted text does not show.
@@ -497,10 +497,7 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         # Names and dates have no context. A model whose labels are unknown may find them.
         if not is_marked or are_identifying(found.known_labels or ()):
             return self.entities
-        find_context = create_context_finder([ALL, *(name + CUE_SUFFIX for name in CONTEXT_COLUMNS)], "en")
-        context = find_context(self.text, self.entities)
-        rows = zip(*context.values(), strict=True)
-        return [{**entity, **dict(zip(context, row, strict=True))} for entity, row in zip(self, rows, strict=True)]
+        return self.with_context(ALL, *(name + CUE_SUFFIX for name in CONTEXT_COLUMNS)).entities
 
     def _table(self) -> Table:
         rows = []
