@@ -13,7 +13,7 @@ unset PYTHONDONTWRITEBYTECODE
 ruff check .
 ruff format --check .
 mypy
-python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+python -m pytest -p tests.helpers.no_iri_checks -p no:faker -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 [ "${1-}" = --slow ] || exit 0
 for part in $(sh scripts/check_slow.sh --list); do
   sh scripts/check_slow.sh "$part"

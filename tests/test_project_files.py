@@ -100,7 +100,7 @@ def test_test_command_runs_every_check():
         "ruff check .",
         "ruff format --check .",
         "mypy",
-        "python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder",
+        "python -m pytest -p tests.helpers.no_iri_checks -p no:faker -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder",
     ]
     assert {"--nbval", "--doctest-modules"} <= set(PYTEST["addopts"])
     assert PYTEST["testpaths"] == ["notebooks", "tests", "openmed_nb"]

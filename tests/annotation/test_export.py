@@ -13,7 +13,6 @@ from xml.etree import ElementTree as ET
 import pandas as pd
 import pyarrow.parquet
 import pytest
-import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,6 +163,8 @@ def test_files_follow_the_rules_of_their_tools(note):
 
 
 def test_to_spacy_yields_documents_and_warns_about_omitted_entities(found):
+    import spacy
+
     nlp = spacy.blank("en")
     with pytest.warns(OpenMedWarning, match="^1 entities without a label, or that do not start and end"):
         docs = [*found.to_spacy(nlp)]
@@ -185,6 +186,8 @@ def test_to_spacy_yields_documents_and_warns_about_omitted_entities(found):
 @pytest.mark.timeout(20)
 def test_to_spacy_takes_linear_time():
     """Comparing each of the 20,000 entities with each other takes longer than the limit."""
+    import spacy
+
     spans = [(2 * index, 2 * index + 1, "NAME") for index in range(20_000)]
     (doc,) = annotate([("a " * 20_000, spans)]).to_spacy(spacy.blank("en"))
     assert len(doc.ents) == 20_000

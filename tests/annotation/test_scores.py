@@ -6,8 +6,6 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-import seqeval.metrics
-import seqeval.scheme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,6 +87,9 @@ def test_counts_equal_nervaluate(texts):
 
 @given(corpora().filter(lambda texts: any(actual or gold for actual, gold in texts)))
 def test_strict_counts_equal_seqeval(texts):
+    import seqeval.metrics
+    import seqeval.scheme
+
     tags = [[to_tags(spans) for spans in side] for side in zip(*texts, strict=True)]
     ours = sum_matches(texts, "strict")
     metrics = (seqeval.metrics.precision_score, seqeval.metrics.recall_score, seqeval.metrics.f1_score)

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from openmed.core.backends import PRIVACY_FILTER_TORCH_FALLBACK
-from openmed.core.model_registry import OPENMED_MODELS
 
 from helpers.processes import run_python
 from openmed_nb.errors import UnknownModelError
@@ -27,6 +25,9 @@ def test_aliases_equal_those_of_openmed():
 
     The bundled models, and the privacy filter, which openmed knows by its hub id alone, have names of their own.
     """
+    from openmed.core.backends import PRIVACY_FILTER_TORCH_FALLBACK
+    from openmed.core.model_registry import OPENMED_MODELS
+
     assert find_model("privacy_filter").location == PRIVACY_FILTER_TORCH_FALLBACK
     assert not {"privacy_filter", *BUNDLED} & {*OPENMED_MODELS}
     for alias in set(ALIASES) - {"privacy_filter"}:
