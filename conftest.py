@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -82,6 +83,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    # Loading a model asks whether objects are frozen, and counting a million objects takes up to a tenth of a second.
+    gc.get_freeze_count = functools.update_wrapper(lambda: 1, gc.get_freeze_count)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
