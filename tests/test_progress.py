@@ -96,7 +96,7 @@ def test_eta_is_unknown_before_five_seconds_and_three_percent(seconds, total):
 
 
 def test_annotate_reports_completed_characters():
-    events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 9000]
+    events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 900]
     stop = SESSION.subscribe(lambda event: events.append(event) if event and event.operation == "Annotating" else None)
     try:
         with use_clock(itertools.count().__next__):  # A second passes between two events.
@@ -118,7 +118,7 @@ def test_annotate_reports_completed_characters():
 
 def test_interrupt_names_the_displayed_count():
     def interrupted_notes():
-        yield from ["She has asthma. " * 40] * 400
+        yield from ["She has asthma. " * 40] * 100
         raise KeyboardInterrupt
 
     events = []
