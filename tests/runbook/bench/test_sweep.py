@@ -91,18 +91,18 @@ class TestSweep:
 @pytest.mark.real_computer
 @pytest.mark.usefixtures("clock")
 class TestSmallDevice:
-    """Sweeps on a simulated Mac with 2 GiB."""
+    """Sweeps on a simulated Mac with little memory."""
 
     def test_knee_is_found_despite_out_of_memory(self, clock):
         """Four rows are computed at a time, and eight rows do not fit."""
 
         def step(batch):
-            tensor = torch.empty(len(batch) * 120 * MEBIBYTE, dtype=torch.uint8, device="mps")
+            tensor = torch.empty(len(batch) * 15 * MEBIBYTE, dtype=torch.uint8, device="mps")
             clock.advance(-(-len(batch) // 4))
             if len(batch) > 6:
                 tensor = torch.cat([tensor, tensor])
 
-        with nb.simulated_mps(memory="2 GiB"):
+        with nb.simulated_mps(memory="256 MiB"):
             report = nb.sweep(step, lambda rows: torch.ones(rows, device="mps"), seconds=600)
             gc.collect()
             memory = get_device("mps").memory_stats()
