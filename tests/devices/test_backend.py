@@ -228,15 +228,9 @@ def test_reinstall_remedy_keeps_release(release, named):
     assert reinstall_remedy(release).endswith(f" --force-reinstall {named}.")
 
 
-@pytest.fixture
-def _counted_objects(monkeypatch):
-    """Count the frozen objects, which the conftest.py of all tests avoids."""
-    monkeypatch.setattr(gc, "get_freeze_count", gc.get_freeze_count.__wrapped__)
-
-
-@pytest.mark.usefixtures("_counted_objects")
-def test_gc_disabled_moves_objects_to_oldest_generation():
+def test_gc_disabled_moves_objects_to_oldest_generation(monkeypatch):
     gc.unfreeze()
+    monkeypatch.setattr(gc, "get_freeze_count", gc.get_freeze_count.__wrapped__)
     with gc_disabled():
         assert not gc.isenabled()
         made = [[]]
@@ -245,7 +239,6 @@ def test_gc_disabled_moves_objects_to_oldest_generation():
     gc.freeze()
 
 
-@pytest.mark.usefixtures("_counted_objects")
 def test_gc_disabled_preserves_user_state():
     gc.disable()
     gc.freeze()
@@ -256,7 +249,7 @@ def test_gc_disabled_preserves_user_state():
         gc.enable()
         with gc_disabled():
             pass
-        assert gc.get_freeze_count()
+        assert gc.get_freeze_count.__wrapped__()
     finally:
         gc.enable()
 

@@ -172,7 +172,11 @@ def test_handoff_rejects_weights_outside_the_model_directory(tmp_path):
 
 
 def test_checksums_are_those_of_all_files_even_in_subdirectories(tmp_path):
+    """An existing empty folder is not replaced, because it may be the working directory of a process."""
     model = save_with_index(tmp_path / "model", "parts/one.safetensors")
+    (tmp_path / "target").mkdir()
+    before = (tmp_path / "target").stat().st_ino
+    (tmp_path / "bundle").symlink_to(tmp_path / "target", target_is_directory=True)
     handoff = nb.handoff(tmp_path / "bundle", model, device="cpu")
     lines = (handoff.folder / "SHA256SUMS").read_text("utf-8").splitlines()
     checksums = {name: checksum for checksum, name in (line.split("  ") for line in lines)}
@@ -184,6 +188,8 @@ def test_checksums_are_those_of_all_files_even_in_subdirectories(tmp_path):
         if name != "SHA256SUMS"
     }
     assert main(handoff.folder) == 0
+    assert (tmp_path / "target" / "run.sh").is_file()
+    assert (tmp_path / "target").stat().st_ino == before
 
 
 def test_handoff_rejects_unusable_folders_without_changes(tmp_path, keyword_model):
@@ -196,17 +202,6 @@ def test_handoff_rejects_unusable_folders_without_changes(tmp_path, keyword_mode
             nb.handoff(folder, keyword_model)
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "notes.txt"]
     assert file.read_text("utf-8") == NOTE
-
-
-def test_handoff_does_not_replace_an_existing_empty_folder(tmp_path, keyword_model):
-    """The folder may be the working directory of a process."""
-    (tmp_path / "target").mkdir()
-    before = (tmp_path / "target").stat().st_ino
-    (tmp_path / "bundle").symlink_to(tmp_path / "target", target_is_directory=True)
-    nb.handoff(tmp_path / "bundle", keyword_model, copy_model=False, device="cpu")
-
-    assert (tmp_path / "target" / "run.sh").is_file()
-    assert (tmp_path / "target").stat().st_ino == before
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not have these permissions")
@@ -258,11 +253,6 @@ def test_handoff_rejects_pickles_even_if_loading_is_allowed(tmp_path, keyword_mo
 ENTITY = EntitySpan(0, 6, "DISEASE")
 
 
-def run_failed_checks(bundle):
-    """Run the smoke test of a bundle and return the names of the failed checks."""
-    return [finding.name for finding in run_smoke_test(bundle) if finding.status == FAILED]
-
-
 def make_curve(*mebibytes):
     samples = (MemorySample(n, n, 1.0, allocated=size << 20) for n, size in enumerate(mebibytes, 1))
     return MemoryCurve("cpu", tuple(samples))
@@ -297,16 +287,21 @@ def test_smoke_test_fails_for_other_entities(bundle, capsys):
     assert capsys.readouterr().out.startswith("Smoke test failed: entities\n")
 
 
-def test_smoke_test_detects_memory_leak(bundle):
+def test_smoke_test_detects_memory_leak_and_unavailable_device(bundle):
+    change(bundle, "golden.json", lambda golden: golden.update(device="cuda:99"))
     leaked = []
     hook = torch.nn.modules.module.register_module_forward_hook(
         lambda _module, _inputs, _output: leaked.append(torch.zeros(1 << 14))
     )
     try:
-        assert run_failed_checks(bundle) == ["memory"]
+        findings = run_smoke_test(bundle)
     finally:
         hook.remove()
+    device = next(finding for finding in findings if finding.name == "device")
+
     assert leaked
+    assert [finding.name for finding in findings if finding.status == FAILED] == ["memory"]
+    assert (device.status, "cuda:99" in device.evidence) == (WARNING, True)
 
 
 CORRUPTIONS = {
@@ -321,13 +316,6 @@ def test_main_reports_corrupt_files(bundle, capsys, name, edit):
 
     assert main(bundle) == 1
     assert name in capsys.readouterr().err
-
-
-def test_unavailable_golden_device_is_a_warning(bundle):
-    change(bundle, "golden.json", lambda golden: golden.update(device="cuda:99"))
-    device = next(finding for finding in run_smoke_test(bundle) if finding.name == "device")
-
-    assert (device.status, "cuda:99" in device.evidence) == (WARNING, True)
 
 
 OTHER = EntitySpan(8, 9, "DISEASE")
