@@ -66,11 +66,12 @@ class Reply:
 
 
 class Kernel:
-    """A running kernel with its client and the function that interrupts it, as the stop button does."""
+    """A running kernel with its client, its manager and the function that interrupts it, as the stop button does."""
 
-    def __init__(self, client: BlockingKernelClient, interrupt: Callable[[], None]) -> None:
+    def __init__(self, client: BlockingKernelClient, manager: KernelManager) -> None:
         self.client = client
-        self.interrupt = interrupt
+        self.manager = manager
+        self.interrupt = manager.interrupt_kernel
 
     def run(self, code: str, *, interactive: bool = False, on_message: Callable[[Message], object] = id) -> Reply:
         """Run a cell and return its output as a front end receives it.
@@ -153,8 +154,7 @@ def run_kernel(folder: str, **changes: str) -> Iterator[Kernel]:
     client.start_channels()
     try:
         client.wait_for_ready(timeout=TIMEOUT_SECONDS)
-        running = Kernel(client, manager.interrupt_kernel)
-        yield running
+        yield Kernel(client, manager)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -1,12 +1,9 @@
 """The import of torch and transformers in the background, in real kernels."""
 
-import contextlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
-from jupyter_client.manager import KernelManager
 
 from openmed_nb.notebook.preload import _READ_AT_IMPORT_PATTERN
 
@@ -205,23 +202,12 @@ def test_fork_during_endless_import_raises_in_child(running_kernel, tmp_path):
     assert reply.streams.get("stdout") == "[['TorchImportError', 'ModuleNotFoundError']]\n", reply
 
 
-def test_kernel_exits_during_preload(tmp_path):
-    manager = KernelManager(kernel_name="python3")
-    manager.kernel_spec.argv[0] = sys.executable
-    manager.start_kernel(env={**os.environ, "OPENMED_DEVICE": "cpu", "IPYTHONDIR": str(tmp_path)}, cwd=str(tmp_path))
-    client = manager.blocking_client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=240)
-        client.execute_interactive(f"{ASK}\nimport time", allow_stdin=True, timeout=240)
-        client.execute_interactive("time.sleep(0.5)", timeout=240)
-        client.shutdown()
-        assert manager.provisioner.process.wait(120) == 0
-    finally:
-        client.stop_channels()
-        with contextlib.suppress(RuntimeError):
-            manager.shutdown_kernel(now=True)
-        manager.cleanup_resources()
+def test_kernel_exits_during_preload(running_kernel):
+    with running_kernel() as kernel:
+        kernel.run(f"{ASK}\nimport time", interactive=True)
+        kernel.run("time.sleep(0.5)")
+        kernel.client.shutdown()
+        assert kernel.manager.provisioner.process.wait(120) == 0
 
 
 @pytest.mark.parametrize(
