@@ -204,7 +204,7 @@ class TestArguments:
         [
             *(({"dtype": dtype}, "is not a reduced dtype") for dtype in ("float32", "auto", None)),
             *(({"texts": texts}, "no texts") for texts in (None, [])),
-            ({"texts": "asthma"}, "which is one text"),
+            ({"texts": "asthma"}, "str is not an iterable"),
         ],
     )
     def test_invalid_arguments_are_rejected(self, keyword_model, changes, message):
