@@ -188,8 +188,7 @@ class Interval:
     confidence: float
 
     def __str__(self) -> str:
-        values = (self.low, self.median, self.high)
-        low, median, high = map(format_rate, values)
+        low, median, high = map(format_rate, (self.low, self.median, self.high))
         return f"{median} ({low} to {high}, {format_percent(self.confidence, '.1f')} CI)"
 
 

@@ -470,12 +470,14 @@ class AnnotationBenchmark:
         texts: Texts to annotate.
         length: Number of tokens per row of a fixed-shape workload and in the batch budget of a data workload. If ``None``,
             use 128 tokens, or the maximum of the model.
+        step_tokens: Approximate minimum number of tokens of the texts of a step, if its number of texts is not given.
     """
 
     name: str
     annotator: Annotator
     texts: Sequence[object] = SYNTHETIC_TEXTS
     length: int | None = None
+    step_tokens: int = 0
 
     @property
     def device(self) -> str:
@@ -492,7 +494,17 @@ class AnnotationBenchmark:
             (DECODE, lambda outputs: list(map(to_numpy, outputs))),
         )
         batches = partial(itertools.repeat, network.dummy_inputs(rows, length))
-        return self._workload(rows, length, batches, phases, rows * length)
+        return Workload(
+            self.name,
+            ANNOTATION,
+            self.device,
+            rows,
+            length,
+            batches,
+            phases,
+            dtype=dtype_of(network.model),
+            batch_tokens=rows * length,
+        )
 
     def data_workload(self, rows: int | None = None) -> Workload:
         """Return a workload whose steps each annotate ``rows`` texts.
@@ -501,13 +513,15 @@ class AnnotationBenchmark:
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies, as in
         :func:`annotate`, and a step has enough texts for a batch of full rows.
         """
-        from ...annotation.stream import Chunk
+        from ...annotation.references import effective_length
+        from ...annotation.stream import CHARACTERS_PER_TOKEN, Chunk
 
         annotator = self.annotator
         budget = annotator.budget
         if rows is not None:
             budget = replace(budget, max_tokens=rows * self.row_length)
-        size = rows or max(DEFAULT_BATCH_SIZE, budget.max_tokens // self.row_length)
+        min_texts = int(self.step_tokens * CHARACTERS_PER_TOKEN / statistics.fmean(map(effective_length, self.texts)))
+        size = rows or max(DEFAULT_BATCH_SIZE, budget.max_tokens // self.row_length, min_texts)
 
         def batches() -> Iterator[tuple[TokenizedChunk, list[Batch]]]:
             texts = itertools.cycle(self.texts)
@@ -533,46 +547,39 @@ class AnnotationBenchmark:
             return annotator.decode(chunk, run)
 
         phases = ((TRANSFER, transfer), (FORWARD, forward), (DECODE, decode))
-        return self._workload(size, None, batches, phases, budget.max_tokens)
+        return Workload(
+            self.name,
+            ANNOTATION,
+            self.device,
+            size,
+            None,
+            batches,
+            phases,
+            dtype=dtype_of(annotator.network.model),
+            batch_tokens=budget.max_tokens,
+        )
 
     @property
     def row_length(self) -> int:
-        """Number of tokens per full row."""
-        return _row_length(self.annotator, self.length)
+        """Number of tokens per full row, including special tokens; by default 128, or the maximum of the model.
 
-    def _workload(
-        self,
-        rows: int,
-        length: int | None,
-        batches: Callable[[], Iterator[object]],
-        phases: tuple[Phase, ...],
-        batch_tokens: int,
-    ) -> Workload:
-        dtype = dtype_of(self.annotator.network.model)
-        return Workload(
-            self.name, ANNOTATION, self.device, rows, length, batches, phases, dtype=dtype, batch_tokens=batch_tokens
-        )
-
-
-def _row_length(annotator: Annotator, length: int | None) -> int:
-    """Return the number of tokens per row, including special tokens; by default 128, or the maximum of the model.
-
-    Raises:
-        ConfigurationError: If the length is above the maximum of the model.
-    """
-    maximum = annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
-    if length is not None and length > maximum:
-        message = f"length={length} is above the maximum of the model."
-        raise ConfigurationError(message, f"Use a length of at most {maximum} tokens.")
-    return length or min(DEFAULT_LENGTH, maximum)
+        Raises:
+            ConfigurationError: If the length is above the maximum of the model.
+        """
+        annotator = self.annotator
+        maximum = annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
+        if self.length is not None and self.length > maximum:
+            message = f"length={self.length} is above the maximum of the model."
+            raise ConfigurationError(message, f"Use a length of at most {maximum} tokens.")
+        return self.length or min(DEFAULT_LENGTH, maximum)
 
 
 def synthetic_labeled_batch(pipe: AnnotationPipeline, length: int | None) -> ModelInputs:
     """Return a synthetic batch of full rows with labels for training a token-classification model."""
     import torch
 
-    annotator = pipe.default_annotator()
-    arrays = annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, _row_length(annotator, length))
+    benchmark = AnnotationBenchmark("", pipe.default_annotator(), length=length)
+    arrays = benchmark.annotator.network.dummy_inputs(SYNTHETIC_BATCH_SIZE, benchmark.row_length)
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return ModelInputs(kwargs={**inputs, "labels": torch.zeros_like(inputs["input_ids"])})
 

@@ -23,7 +23,7 @@ from helpers.sample_reports import COMPARISON
 from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailableError, InvalidTextError, ModelError
 from openmed_nb.runbook.bench import comparison
-from openmed_nb.runbook.bench.comparison import _device_metrics, _samples_during
+from openmed_nb.runbook.bench.comparison import MIN_STEP_TOKENS, _device_metrics, _samples_during
 from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
 
@@ -52,6 +52,11 @@ class TestCompare:
         assert (row.rows, row.speedup, row.utilization) == (2, None, None)
         assert comparison.batch_tokens == comparison.to_dict()["batch_tokens"] == 2 * 64
         assert "diabetes" not in str(comparison) + json.dumps(comparison.to_dict()) + comparison._repr_html_()
+
+    def test_compare_plans_batches_from_many_texts(self, keyword_model):
+        comparison = run_compare(str(keyword_model), ["seen . " * 9], devices="cpu")
+
+        assert comparison.for_device("cpu").rows == MIN_STEP_TOKENS * 4 / 64
 
     def test_compare_uses_all_usable_devices_by_default(self):
         """A simulated device has no speedup."""
@@ -149,7 +154,7 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("options", "error", "value"),
         [
-            ({"device": "cpu"}, ConfigurationError, "devices="),
+            ({"device": "cuda"}, ConfigurationError, "'cpu']"),
             ({"seconds": 0}, ConfigurationError, 0),
             ({"devices": ["mps"]}, DeviceError, "'mps'"),
             ({"devices": 0.5}, ConfigurationError, "float"),
@@ -212,7 +217,8 @@ def test_data_remedy_depends_on_task(task, command):
 
 def test_small_workload_on_cpu_has_no_transfer_warning():
     """Without another device, there is no speed finding, but the speed of the CPU."""
-    cpu = replace(COMPARISON.devices[0], phase_times=PhaseTimes({"transfer": 6, "forward": 4}))
+    phase_times = PhaseTimes({"transfer": 6, "forward": 4})
+    cpu = replace(COMPARISON.devices[0], phase_times=phase_times, throughput=Interval(390, 400, 410, 0.96))
     comparison = replace(COMPARISON, devices=(cpu,))
 
     assert [(finding.name, finding.status) for finding in comparison.findings] == [("time on cpu", OK)]
