@@ -101,11 +101,6 @@ class Point:
         """Throughput in rows per second, or 0 if the batch does not fit in memory."""
         return self.throughput or 0.0
 
-    @property
-    def varies(self) -> bool:
-        """Whether the quartiles of the throughput differ too much."""
-        return self.spread is not None and self.spread.high > MAX_RATIO * self.spread.low
-
     def with_timings(self, seconds: Sequence[float]) -> Point:
         """Return this point with the throughput of at least one timed step."""
         speeds = [self.rows / step_seconds for step_seconds in seconds]
@@ -164,7 +159,7 @@ class SweepReport(StepReport):
 
     SCHEMA = "openmed_nb/sweep/1"
     JSON_EXCLUDE = ("is_saved",)
-    JSON_PROPERTIES = ("batch_tokens", "best", "reason", "still_increasing")
+    JSON_PROPERTIES = ("batch_tokens", "best", "reason", "similar_sizes", "still_increasing")
 
     @property
     def knee_point(self) -> Point | None:
@@ -180,6 +175,17 @@ class SweepReport(StepReport):
     def best(self) -> Point | None:
         """Measurement with the highest throughput, or ``None`` if no size fits in memory."""
         return find_best(self.points)
+
+    @property
+    def similar_sizes(self) -> tuple[int, ...]:
+        """Other batch sizes whose quartiles of the throughput overlap those of the knee."""
+        knee = self.knee_point
+        return tuple(
+            point.rows
+            for point in self.points
+            if knee and knee.spread and point.spread and point != knee
+            if point.spread.low <= knee.spread.high and knee.spread.low <= point.spread.high
+        )
 
     @property
     def still_increasing(self) -> bool:
@@ -199,7 +205,10 @@ class SweepReport(StepReport):
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
         if self.still_increasing:
             return f"The largest batch size tested; throughput is still increasing; {stop_reason}."
-        return f"No larger batch size in this sweep is more than {format_percent(MIN_KNEE_GAIN)} faster."
+        reason = f"No larger size in this sweep is more than {format_percent(MIN_KNEE_GAIN)} faster; {stop_reason}."
+        sizes = ", ".join(map(str, self.similar_sizes))
+        similar = f" Another sweep can recommend another size: the quartiles of {sizes} rows overlap those of the knee."
+        return reason + (similar if sizes else "")
 
     def to_report(self) -> Report:
         """Return a report with the knee and the measurements."""
@@ -238,8 +247,7 @@ class SweepReport(StepReport):
                     ", ".join(note for note, applies in notes.items() if applies),
                 )
             )
-        columns = ("rows", "rows/s", "quartiles", "memory", "")
-        table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
+        table = Table("Batch sizes", ("rows", "rows/s", "quartiles", "memory", ""), tuple(rows), collapsed=True)
         # A chart of a single size is a dot.
         charts = self.charts if len(select_fitting(self.points)) > 1 else ()
         return Report(title, tuple(sentences), metrics=(table,), charts=charts, status=self.reliability_status)
@@ -266,8 +274,7 @@ class SweepReport(StepReport):
         if any(point.memory is None for point in points):
             return (throughput_chart,)
         sizes = [point.memory or 0 for point in points]
-        max_memory = max(sizes, default=0)
-        exponent = memory_exponent(max_memory)
+        exponent = memory_exponent(max(sizes, default=0))
         unit = 1024**exponent
         memory = Series(
             "memory",
@@ -349,8 +356,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         )
         min_rows = min(MIN_TRAINING_ROWS if training else 1, max_batch_size or MIN_TRAINING_ROWS)
         with build_benchmarks(target, [device_name]) as benchmarks:
-            benchmark = benchmarks[device_name]
-            report = run_sweep(benchmark, seconds, start, max_batch_size, min_rows)
+            report = run_sweep(benchmarks[device_name], seconds, start, max_batch_size, min_rows)
         if target.spec and report.batch_tokens and not report.still_increasing:
             SESSION.save_batch_size(target.spec, device_name, report.batch_tokens)
             report = replace(report, is_saved=True)
@@ -370,15 +376,13 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     points, stop_code = search_sizes(measurement, max_rows, min_rows)
     # The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect
     # all sizes alike, so only these measurements are compared.
-    remeasured = select_fitting(points)
-    if len(remeasured) > 1:
-        remeasured = measurement.measure_interleaved(remeasured)
+    fitting = select_fitting(points)
+    remeasured = measurement.measure_interleaved(fitting) if len(fitting) > 1 else fitting
     SESSION.notify(ProgressEvent("Sweeping", benchmark.name))
-    speeds = {point.rows: point.speed for point in points}
-    ratios = [point.speed / speeds[point.rows] for point in remeasured]
+    ratios = [after.speed / before.speed for before, after in zip(fitting, remeasured, strict=True)]
     # The ratio of the size whose speed changed most since the search.
     largest_change = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
-    varies = any(point.varies for point in remeasured)
+    varies = any(point.spread and point.spread.high > MAX_RATIO * point.spread.low for point in remeasured)
     disturbance = check.find_disturbance(largest_change, varies)
     knee = _find_knee(remeasured)
     if disturbance or (len(points) == 1 and stop_code in {"largest", "time"}):
@@ -449,7 +453,7 @@ WARM_UP_SECONDS = 0.05
 MIN_STEPS = 3  # Timed steps per point.
 SECONDS_PER_POINT = 0.3
 MIN_ROUNDS = 3
-MAX_ROUNDS = 9  # Interleaved rounds of all sizes, if time allows.
+MAX_ROUNDS = 25  # Interleaved rounds of all sizes, if time allows.
 # Untimed steps of a point: a first step, which is longer, a warm-up step, and a step that measures memory.
 UNTIMED_STEPS = 3.5
 SECONDS_PER_VISIT = 0.05  # Duration of a size in a round; it runs at least one step.
@@ -483,9 +487,7 @@ class SweepMeasurement:
         return self._measure_if_fits(partial(self._measure_point, rows)) or Point(rows, fits=False)
 
     def _measure_point(self, rows: int) -> Point:
-        workload = self.benchmark.fixed_shape_workload(rows)
-        time_step = partial(workload.time_step, next(workload.batches()))
-        time_step()  # MPS and CUDA compile or select kernels in the first step with a shape.
+        time_step = self._first_step(rows)
         repeat_measurement(time_step, min_repeats=1, max_seconds=WARM_UP_SECONDS)
         memory = _measure_step_memory(self.benchmark.device, time_step)
         seconds = repeat_measurement(time_step, min_repeats=MIN_STEPS, max_seconds=SECONDS_PER_POINT)
@@ -505,10 +507,10 @@ class SweepMeasurement:
         expected_end = self.elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
         return "time" if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
 
-    def measure_interleaved(self, points: Sequence[Point], max_rounds: int = MAX_ROUNDS) -> list[Point]:
+    def measure_interleaved(self, points: Sequence[Point]) -> list[Point]:
         """Measure points in interleaved rounds; after MIN_ROUNDS, the time budget may end them."""
         name = f"{self.benchmark.name}, interleaved rounds of all sizes"
-        rounds = SESSION.track("Sweeping", name, range(max_rounds), "round")
+        rounds = SESSION.track("Sweeping", name, range(MAX_ROUNDS), "round")
         visits = {point: partial(self._measure_if_fits, partial(self._visit_size, point.rows)) for point in points}
         # A visit that runs out of memory is ignored. The point keeps its earlier measurement.
         measured = interleave(visits, rounds, MIN_ROUNDS, self.start + self.time_budget)
@@ -517,10 +519,14 @@ class SweepMeasurement:
 
     def _visit_size(self, rows: int) -> list[float]:
         """Return the seconds of a few steps."""
+        return repeat_measurement(self._first_step(rows), min_repeats=1, max_seconds=SECONDS_PER_VISIT)
+
+    def _first_step(self, rows: int) -> Callable[[], float]:
+        """Return the function that times a step, after a first step, in which MPS and CUDA compile or select kernels."""
         workload = self.benchmark.fixed_shape_workload(rows)
         time_step = partial(workload.time_step, next(workload.batches()))
-        time_step()  # This warms the shape up again.
-        return repeat_measurement(time_step, min_repeats=1, max_seconds=SECONDS_PER_VISIT)
+        time_step()
+        return time_step
 
     def _measure_if_fits(self, measure: Callable[[], Measured]) -> Measured | None:
         """Return the result of a measurement, or ``None`` if the device runs out of memory; its caches are then emptied."""
@@ -607,7 +613,6 @@ def _expected_memory(points: Sequence[Point], rows: int) -> int | None:
     measured = [(point.rows, point.memory) for point in select_fitting(points) if point.memory is not None]
     if not measured:
         return None
-    last_rows, last_memory = measured[-1]
-    previous_rows, previous_memory = measured[-2] if len(measured) > 1 else (0, 0)
+    (previous_rows, previous_memory), (last_rows, last_memory) = [(0, 0), *measured][-2:]
     slope = max(0.0, (last_memory - previous_memory) / (last_rows - previous_rows))
     return math.ceil(last_memory + slope * max(0, rows - last_rows))

@@ -1,11 +1,13 @@
 """Tests of nb.sweep, of its search on synthetic curves, of its report, and of the memory prediction and measurement."""
 
 import gc
+import itertools
 import json
 import math
 import random
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +22,7 @@ from openmed_nb.devices.registry import get_device
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import (
     HEADROOM_FRACTION,
+    MAX_ROUNDS,
     MIN_KNEE_GAIN,
     Point,
     _available_memory,
@@ -30,6 +33,7 @@ from openmed_nb.runbook.bench.sweep import (
     search_sizes,
     select_fitting,
 )
+from openmed_nb.runbook.bench.timing import Quartiles
 
 QUICK = {"max_batch_size": 2, "seconds": 600}
 LAYERS = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
@@ -80,6 +84,19 @@ class TestSweep:
             nb.sweep(**{"device": "cpu", **options})
 
         assert error_info.value.remedy
+
+    def test_all_fitting_points_are_remeasured(self, clock):
+        """Each of the interleaved rounds measures every size."""
+        sizes = []
+
+        def step(batch):
+            sizes.append(len(batch))
+            clock.advance(0.1)
+
+        report = nb.sweep(step, torch.ones, max_batch_size=4, seconds=600, device="cpu")
+        visits = [rows for rows, _steps in itertools.groupby(sizes)][-MAX_ROUNDS * len(report.points) :]
+
+        assert Counter(visits) == {point.rows: MAX_ROUNDS for point in report.points}
 
     def test_time_budget_ends_the_search(self, clock):
         report = nb.sweep(lambda batch: clock.advance(len(batch) ** 0.5), torch.ones, seconds=200, device="cpu")
@@ -174,6 +191,15 @@ def test_reason_explains_the_knee(knee, stop_code, title, reason):
     ]
 
 
+def test_similar_sizes_have_overlapping_quartiles():
+    spreads = {8: (100, 199), 16: (200, 300), 32: (300, 400), 64: (301, 400)}
+    points = tuple(Point(rows, 200.0, spread=Quartiles(*spread)) for rows, spread in spreads.items())
+    report = replace(SWEEP, points=points)
+
+    assert report.similar_sizes == (32,)
+    assert "quartiles of 32 rows overlap" in report.reason
+
+
 @pytest.mark.parametrize(
     ("point", "stop_code", "reason"),
     [
@@ -253,10 +279,10 @@ class SyntheticDevice:
         """Return the throughput with noise."""
         return self.speed(rows) * max(0.5, self.random.gauss(1, self.noise))
 
-    def measure_interleaved(self, points, max_rounds=9):
+    def measure_interleaved(self, points):
         """Return points with the median of several measurements each."""
         return [
-            replace(point, throughput=statistics.median(self.observe_speed(point.rows) for _ in range(max_rounds)))
+            replace(point, throughput=statistics.median(self.observe_speed(point.rows) for _ in range(MAX_ROUNDS)))
             for point in points
         ]
 
