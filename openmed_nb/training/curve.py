@@ -409,6 +409,12 @@ class MemoryCurve(Displayable):
             return f"{pluralize(len(steady), 'epoch')} after the warm-up."
         threshold = format_percent(self.growth_threshold)
         base = " of 1 MiB" if trend.baseline < MIN_BASELINE_BYTES else ""
+        # Growth that the interval does not exclude.
+        excluded = f"{len(steady)} epochs after the warm-up are too few to exclude slower growth"
+        if trend.growth_high is not None:
+            excluded = (
+                f"growth above {format_percent(max(0, trend.growth_high), '.1f')} is excluded with 95% confidence"
+            )
         explanations = {
             "growing": (
                 f"{format_percent(trend.growth, '+.0f')}{base} in {GROWTH_EPOCHS} epochs is projected; the threshold is {threshold}"
@@ -418,7 +424,7 @@ class MemoryCurve(Displayable):
                 f"{format_percent(trend.growth_low or 0, '.1f')} to {format_percent(trend.growth_high or 0, '.1f')})"
                 f"{describe_limit(trend.growth or 1, self.growth_threshold)}"
             ),
-            "flat": f"no sustained growth above {threshold}{base} in {GROWTH_EPOCHS} epochs",
+            "flat": f"no sustained growth above {threshold}{base} in {GROWTH_EPOCHS} epochs; {excluded}",
             "sawtooth": f"it rose and fell by {format_percent(trend.spread)}{base} in between",
             "insufficient data": "it rose in the last epochs only",
         }
@@ -481,8 +487,7 @@ class MemoryCurve(Displayable):
         visible_limits = [limit for limit in limits if 0 < limit.position * unit <= MAX_REFERENCE_LINE_RATIO * highest]
         # Samples are evenly spaced, and some of those at the ends of epochs have a label.
         ends = [(number, sample.epoch) for number, sample in enumerate(self.samples, 1) if sample.is_boundary]
-        labeled_ends = ends[:: 1 + len(ends) // MAX_TICKS]
-        ticks = tuple(AxisMarker(number, str(epoch)) for number, epoch in labeled_ends)
+        ticks = tuple(AxisMarker(number, str(epoch)) for number, epoch in ends[:: 1 + len(ends) // MAX_TICKS])
         axes = Axes(UNITS[exponent], "epoch", ticks, tuple(visible_limits))
         return Chart(
             "Memory of the process" if names is PROCESS_LINE_NAMES else "Memory of the device",
