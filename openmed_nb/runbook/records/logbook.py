@@ -8,8 +8,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -618,11 +616,14 @@ class LogbookDiff(Displayable):
         values = [
             {**book.to_dict(), "run": vars(merge_run(book.metrics, book.run))} for book in (self.first, self.second)
         ]
-        return tuple(
-            path
-            for path in (*REQUIRED, *EXPECTED)
-            if all(reduce(getitem, path.split("."), data) is None for data in values)
-        )
+        unknown = []
+        for path in (*REQUIRED, *EXPECTED):
+            found = values
+            for name in path.split("."):
+                found = [data[name] for data in found]
+            if found == [None, None]:
+                unknown.append(path)
+        return tuple(unknown)
 
     @property
     def differences(self) -> tuple[Difference, ...]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ..._render.display import Displayable, JsonMixin, Report, Table
 from ..._utils.validation import check_names
@@ -190,9 +190,8 @@ class EvidenceCase(Context):
 
     def is_fallback_cost_known(self) -> bool:
         """Return whether it is known that no operator falls back, or how much the fallbacks cost."""
-        evidence = self.evidence
-        has_few_calls = self.is_within("fallback_calls")
-        return evidence["fallback_operators"] == () or evidence["fallback_time"] is not None or has_few_calls
+        is_time_known = self.evidence["fallback_time"] is not None
+        return is_time_known or self.evidence["fallback_operators"] == () or self.is_within("fallback_calls")
 
     def needs_utilization(self) -> bool:
         """Return whether the utilization is required.
@@ -311,11 +310,12 @@ class Reason(JsonMixin):
 
     def merge(self, other: Reason) -> Reason:
         """Return this reason with those of another one for the same recommendation, without duplicates."""
-        merged: dict[str, Any] = {
-            name: tuple(dict.fromkeys(getattr(self, name) + getattr(other, name)))
-            for name in ("conditions", "metrics", "actions")
-        }
-        return replace(self, **merged)
+        return replace(
+            self,
+            conditions=tuple(dict.fromkeys(self.conditions + other.conditions)),
+            metrics=tuple(dict.fromkeys(self.metrics + other.metrics)),
+            actions=tuple(dict.fromkeys(self.actions + other.actions)),
+        )
 
 
 ANNOTATION_HINT = " For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
@@ -378,8 +378,7 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
             Area.MEMORY,
             "memory grows by more than {memory_growth} over ten epochs",
             case.exceeding("memory_growth") if evidence["memory_verdict"] == "growing" else (),
-            "Find retained tensors with nb.training.last_curve() or nb.training.find_tensor_referrers(). "
-            "A host with more memory only delays the failure.",
+            "Do what the memory curve suggests, as in nb.training.last_curve(). A host with more memory only delays the failure.",
         ),
         rule(
             "checkpoint / accumulate",
