@@ -234,7 +234,10 @@ class Profile(StepReport):
             ("step at full speed", format_milliseconds(self.seconds)),
             ("data only", format_milliseconds(self.data_only)),
             ("same batch repeated", format_milliseconds(self.compute_only)),
-            *((f"phase {name}", self.phase_times.format_phase(name)) for name in self.phase_times.seconds),
+            *(
+                (f"phase {name}, timed in other steps", self.phase_times.format_phase(name))
+                for name in self.phase_times.seconds
+            ),
             ("operators per step", f"{self.operators_per_step:g}"),
             ("launch overhead", f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"),
         )
