@@ -460,8 +460,7 @@ class _AnnotationRun:
         def on_progress(count: int, fraction: float) -> None:
             """Report the completed fraction of a chunk with the given number of texts, which are counted with its end."""
             if current_time() - self._notified_at >= MIN_EVENT_SECONDS:
-                size = sum(pending.size for pending in islice(self.inputs.pending, count))
-                self._notify(int(fraction * size))
+                self._notify(int(fraction * sum(pending.size for pending in islice(self.inputs.pending, count))))
 
         try:
             if self.inputs.known is not None:

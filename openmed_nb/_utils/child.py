@@ -133,8 +133,7 @@ def main(directory: str, seconds: float) -> None:
     tempfile.tempdir = directory
     threading.Thread(target=_exit_on_stdin_close, daemon=True).start()
     faulthandler.dump_traceback_later(TRACEBACK_FRACTION * seconds, repeat=True)
-    value = json.dumps(function(*arguments), allow_nan=False)
-    Path(directory, VALUE_FILE).write_text(value, "utf-8")
+    Path(directory, VALUE_FILE).write_text(json.dumps(function(*arguments), allow_nan=False), "utf-8")
 
 
 def _exit_on_stdin_close() -> None:

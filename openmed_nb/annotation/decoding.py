@@ -254,8 +254,7 @@ class Decoder:
         )
         spans: dict[int, list[DroppedSpan]] = {}
         for text_id, label, score, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            span = DroppedSpan(self.tables.entity_names[label], score, start, end)
-            spans.setdefault(text_id, []).append(span)
+            spans.setdefault(text_id, []).append(DroppedSpan(self.tables.entity_names[label], score, start, end))
         return {text_id: tuple(text_spans) for text_id, text_spans in spans.items()}
 
 

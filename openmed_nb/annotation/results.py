@@ -584,8 +584,7 @@ def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: I
     available |= {_normalize_label(label) for label in known or ()}
     for label in labels:
         if _normalize_label(label) not in available:
-            suggestion = suggest(label.casefold(), sorted(available))
-            warn(f"No entity has the label {describe_value(label)}. {suggestion}")
+            warn(f"No entity has the label {describe_value(label)}. {suggest(label.casefold(), sorted(available))}")
 
 
 def _warn_different_labels(gold: Iterable[GoldText], labels: Collection[str]) -> None:

@@ -38,8 +38,7 @@ WEIGHT_SAMPLES = 64
 
 def run_settings(pipe: AnnotationPipeline, annotator: Annotator) -> dict[str, Any]:
     """Return the model fingerprint and all settings that affect results, as JSON-compatible data."""
-    settings = {"model": model_fingerprint(pipe), **asdict(annotator.settings)}
-    return dict(json.loads(json.dumps(settings)))
+    return dict(json.loads(json.dumps({"model": model_fingerprint(pipe), **asdict(annotator.settings)})))
 
 
 def changed_settings(settings: Mapping[str, Any], earlier: Mapping[str, Any]) -> str:

@@ -99,8 +99,7 @@ class Review(LiveNotes):
         positions: list[int] = np.random.default_rng(self.seed).permutation(candidates)[:sample].tolist()
         if not positions:
             raise ConfigurationError("There are no notes to review.", "Annotate at least one note.")
-        ids = range(len(found)) if found.ids is None else found.ids
-        self._positions_by_id = find_positions(ids)
+        self._positions_by_id = find_positions(range(len(found)) if found.ids is None else found.ids)
         unique = {positions[0]: note_id for note_id, positions in self._positions_by_id.items() if len(positions) == 1}
         mark = "#"
         while any(str(note_id).startswith(mark) for note_id in unique.values()):  # A name must not be an id.

@@ -304,8 +304,7 @@ def _wilson_interval(fraction: float, count: int) -> Interval:
         >>> round(low, 3), round(high, 3)
         (0.923, 1.0)
     """
-    quantile = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    weight = quantile**2 / count
+    weight = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) ** 2 / count
     center = (fraction + weight / 2) / (1 + weight)
     half_width = math.sqrt(fraction * (1 - fraction) * weight + weight**2 / 4) / (1 + weight)
     return Interval(max(0.0, center - half_width), min(1.0, center + half_width))

@@ -345,8 +345,7 @@ class Annotator:
         """Return the batches of a chunk."""
         num_special_tokens = self.network.special_tokens.num_special_tokens
         lengths = tokenized.windows.lengths + num_special_tokens
-        needs_padding = len(lengths) > 1 or budget.limit_shapes
-        budget = replace(budget, allow_padding=needs_padding and self.may_pad())
+        budget = replace(budget, allow_padding=(len(lengths) > 1 or budget.limit_shapes) and self.may_pad())
         return plan_batches(lengths, budget, self.settings.max_tokens + num_special_tokens)
 
     def tokenize(self, chunk: Chunk) -> TokenizedChunk:

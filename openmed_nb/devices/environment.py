@@ -221,8 +221,7 @@ def watermark_conflict(environ: Mapping[str, str]) -> str:
 def watermarks(environ: Mapping[str, str]) -> tuple[float, float]:
     """Return the high and the low watermark ratio that torch reads from an environment."""
     high = parse_ratio(environ.get(HIGH_WATERMARK_VARIABLE, str(TORCH_HIGH)))
-    low = parse_ratio(environ.get(LOW_WATERMARK_VARIABLE, str(TORCH_LOW)))
-    return high, low
+    return high, parse_ratio(environ.get(LOW_WATERMARK_VARIABLE, str(TORCH_LOW)))
 
 
 @contextlib.contextmanager

@@ -162,8 +162,7 @@ def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]]) -> R
 
 
 def _running_workers(client: Client) -> Mapping[str, WorkerIdentity]:
-    identity = call_scheduler(client, lambda: client.scheduler.identity(n_workers=-1))
-    return dict(identity["workers"])
+    return dict(call_scheduler(client, lambda: client.scheduler.identity(n_workers=-1))["workers"])
 
 
 def is_running(worker: WorkerIdentity) -> bool:
@@ -303,8 +302,7 @@ def plan_workers(device: str, n: int | None, cores: int) -> list[dict[str, objec
         resources = f"one {device} device" if is_accelerator else pluralize(cores, "core")
         alternative = ", or device='cpu'" if is_accelerator else ""
         raise ConfigurationError(f"n={n} is not possible with {resources}.", f"Use n={max_workers}{alternative}.")
-    threads = None if count == 1 else max(1, cores // count)
-    return [worker_options(device, threads)] * count
+    return [worker_options(device, None if count == 1 else max(1, cores // count))] * count
 
 
 # Packages whose version can affect the results.

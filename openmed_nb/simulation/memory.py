@@ -206,8 +206,7 @@ class SimulatedAllocator:
 
 def block_size(size: int) -> int:
     """Return the block size in bytes for a tensor: its size class."""
-    step = max(MIN_BLOCK_BYTES, 1 << max(0, size.bit_length() - 4))
-    return _round_up(size, step)
+    return _round_up(size, max(MIN_BLOCK_BYTES, 1 << max(0, size.bit_length() - 4)))
 
 
 def _round_up(size: int, step: int) -> int:

@@ -237,8 +237,7 @@ class EpochHooks:
     def _take_sample(self, boundary: bool) -> MemorySample:
         """Release memory, and take a sample."""
         self._free_memory()
-        seconds = current_time() - self._start
-        sample = take_sample(self.device, self._epochs, self._steps, seconds, boundary)
+        sample = take_sample(self.device, self._epochs, self._steps, current_time() - self._start, boundary)
         self.curve = replace(self.curve.append(sample), releases=self.releases)
         return sample
 

@@ -86,8 +86,7 @@ def limit_memory(fraction: float, device: DeviceArgument = None) -> MemoryLimit:
         name = SESSION.device(device).device
         fraction = validate_fraction(name, fraction)
         SESSION.device_manager.limit_memory(name, fraction)
-    recommended = get_device(name).memory_stats().recommended or 0
-    return MemoryLimit(format_device(name), fraction, recommended)
+    return MemoryLimit(format_device(name), fraction, get_device(name).memory_stats().recommended or 0)
 
 
 def validate_fraction(device: str, fraction: object) -> float:

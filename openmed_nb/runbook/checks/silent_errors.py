@@ -182,8 +182,7 @@ def sdpa_causal_float16(query: Tensor) -> Tensor:
 
 def inplace_addcmul_transposed(values: Tensor, product: Tensor, quotient: Tensor) -> Tensor:
     multiplied = product.T.addcmul_(values + 3, values + 3)
-    divided = quotient.T.addcdiv_(values + 3, values + 4)
-    return torch.stack((multiplied, divided))
+    return torch.stack((multiplied, quotient.T.addcdiv_(values + 3, values + 4)))
 
 
 def inplace_random_transposed(*tensors: Tensor) -> Tensor:

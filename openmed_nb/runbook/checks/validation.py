@@ -213,8 +213,7 @@ def validate_precision(
             with without_autocast(target_device):
                 baseline = pair.reference  # Float32 on the device of the candidate.
                 if get_device(target_device).is_accelerator:
-                    float32_model = load_from_spec(spec.in_dtype("float32"), target_device).model
-                    baseline = pair.candidate.with_model(float32_model)
+                    baseline = pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), target_device).model)
                 check = ReliabilityCheck()
                 speedup: float | None = measure_speedup(baseline, pair.candidate, unique_texts)
                 disturbance = check.find_disturbance()

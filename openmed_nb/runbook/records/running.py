@@ -121,8 +121,7 @@ def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Ev
     """Run a step in a child process and return its outcome, given the evidence of the other steps."""
     start = current_time()
     environ = SESSION.device_manager.user_environ
-    arguments = (step.run, options, subject, known)
-    exited = child.run(_measure, arguments, step.timeout_seconds, environ)
+    exited = child.run(_measure, (step.run, options, subject, known), step.timeout_seconds, environ)
     created_at = utc_timestamp()
     seconds = round(current_time() - start, 1)
     if exited.value and "report" in exited.value:
