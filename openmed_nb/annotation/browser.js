@@ -168,6 +168,7 @@ function render({ model, el }) {
   };
   document.addEventListener("selectionchange", select);
 
+  const keyOf = ({ start, end, label }) => `${start} ${end} ${label}`;
   let selected = 0; // Index of the entity that keys change.
   const selectEntity = (index) => {
     selected = Math.max(0, Math.min(index, entities.children.length - 1));
@@ -184,7 +185,7 @@ function render({ model, el }) {
     if (entity) send("mark", { start: entity.start, end: entity.end, label: entity.label, right, context });
   };
   const entityRow = (entity, index) => {
-    const key = `${entity.start} ${entity.end} ${entity.label}`;
+    const key = keyOf(entity);
     const row = element("fieldset", { tabIndex: -1 }, element("legend", {}, entity.text, " ", chip(entity.label, entity.color, entity.context_mark)));
     row.dataset.key = key;
     row.addEventListener("focusin", () => selectEntity(index));
@@ -259,8 +260,12 @@ function render({ model, el }) {
   const draw = () => {
     const hadFocus = el.contains(activeElement());
     const isOtherNote = model.get("state").note !== state.note;
-    if (isOtherNote) selected = 0;
+    const shown = new Set(state.review?.entities.map(keyOf));
     state = model.get("state");
+    // The keys then change the entity that was added.
+    const added = isAdding && !state.alert ? state.review.entities.findIndex((entity) => !shown.has(keyOf(entity))) : -1;
+    if (isOtherNote) selected = 0;
+    else if (added >= 0) selected = added;
     searchField.hidden = state.query === null;
     if (pending <= 1) { // Otherwise, the user has changed a filter since.
       if (document.activeElement !== search) search.value = state.query ?? "";

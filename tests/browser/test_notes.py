@@ -171,6 +171,18 @@ def test_twenty_notes_are_reviewed_with_few_keys(show):
     assert [*review.marked_spans(first).values()] == [False, False, True]
 
 
+def test_keys_change_the_entity_that_was_added(show):
+    review = nb.annotate(["No gout. Slow."], "bundled_small", device="cpu").with_context().review()
+    page = show(ReviewListing(review))
+    page.get_by_label("Missed entity").fill("Slow")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Remove Slow")).to_be_visible()
+    page.keyboard.press("n")
+    page.wait_for_function("!document.querySelector('[aria-busy]')")
+    contexts = {span.start: context["negated"] for span, context in review.contexts(0).items()}
+    assert contexts == {3: True, 9: True}
+
+
 def test_review_fits_a_phone(show):
     """Controls can be touched, nothing is cut off, and a new note is displayed from its start."""
     notes = ["No asthma, gout or type 2 diabetes mellitus. " * 20] * 2
