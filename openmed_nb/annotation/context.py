@@ -312,7 +312,7 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
     active: _State = {}  # Values of the cues before a position, in the same sentence.
     limit = 0  # Start of the findings that a cue after them can reach.
     heading = 0  # Position after the last heading.
-    subjects = _list_alternatives("<patient>")  # Words for the patient; a pronoun until a relative is named.
+    subjects = _list_alternatives("<visit>")  # Words for the patient; a pronoun until a relative is named.
     position = 0
     while words[position]:
         word = words[position]
@@ -340,9 +340,9 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
             if direction == "heading":
                 section = values
                 heading = stop
-                subjects = _list_alternatives("<patient>|he|she")
+                subjects = _list_alternatives("<visit>|he|she")
             elif cue.values.get("experiencer") in {"family", "other"}:
-                subjects = _list_alternatives("<patient>")
+                subjects = _list_alternatives("<visit>")
             if direction == "after":
                 for listed in _iter_listed_findings(words, limit, position):
                     for number in findings[listed]:
