@@ -36,7 +36,7 @@ _COLUMNS: Mapping[str, type] = {
     "mark": object,
 }
 
-SAMPLE_NOTICE = "The notes are a random sample. Add the missed entities, too: recall cannot be measured from the found entities alone."
+SAMPLE_NOTICE = "The notes are in random order. Add the missed entities, too: recall cannot be measured from the found entities alone."
 NOT_SAVED_NOTICE = (
     "The review is not saved, and is lost when the kernel stops. "
     'To save each mark at once, pass a file name: found.review("review.jsonl").'
