@@ -1021,7 +1021,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             return f"Pass the column with the ids of all notes as its index, as in notes.{ids}{column}."
         if self.row_index is None:
             return "Pass a list with one group per note, in the order of the notes."
-        return f"After you read or sort the table, annotate it again, and pass its whole column notes{column}."
+        return f"Undo a sort with notes.sort_index(), or annotate the table again. Pass its whole column notes{column}."
 
     def to_frame_with_ids(self) -> pd.DataFrame:
         """Return :meth:`to_frame` for a file, which has no index: the ids of a Series are in a column."""

@@ -272,7 +272,7 @@ class TestPatients:
         ("rows", "remedy", "follow"),
         [
             ([0, 2, 5], "set_index", lambda table: table[::-1].set_index("note_id")["patient"]),
-            ([0, 2, 3], "annotate it again", lambda table: table["patient"]),
+            ([0, 2, 3], "annotate the table again", lambda table: table["patient"]),
         ],
     )
     def test_by_patient_names_a_remedy_that_works(self, rows, remedy, follow):
