@@ -273,8 +273,9 @@ h1 {font-size: 1.6rem; line-height: 1.25;} h1 + p {font-size: 1.1rem;} h2 {font-
 .wide {overflow-x: auto;} .wide th, .wide td {overflow-wrap: anywhere; min-width: 5.5rem;} .wide tbody th {min-width: 7rem;}
 .state {font-size: 0.85rem; font-weight: 600; white-space: nowrap;}
 pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; padding-left: 0.7rem;}
-.openmed-picture th {overflow-wrap: anywhere !important;}
+.openmed-picture th {overflow-wrap: anywhere !important; min-width: 6em;}
 @media (max-width: 40rem) { /* The evidence and the suggested action of a check are below its name and status. */
+.wide th, .wide td {min-width: 3rem;}
 .wide table:has(td:nth-child(2) > span) thead {display: none;}
 .wide tr:has(td:nth-child(2) > span) {display: grid; grid-template-columns: 1fr auto;}
 .wide tr:has(td:nth-child(2) > span) > :nth-child(n+3) {grid-column: 1 / -1;}
