@@ -552,8 +552,9 @@ def _highlight_entities(text: str, entities: Iterable[Mapping[str, Any]]) -> Ite
             entity_start, entity_end, label = entity_span(entity)
             details = f"characters {entity_start} to {entity_end}, {context_mark(entity, with_cues=True)}".rstrip(", ")
             score = f"{entity['score']:.3f}"
-            mark = context_mark(entity)
-            spans.append(OverlappingSpan(entity_start - start, entity_end - start, label, score, details, mark))
+            spans.append(
+                OverlappingSpan(entity_start - start, entity_end - start, label, score, details, context_mark(entity))
+            )
         if len(spans) > 1:
             yield TextSegment(text[start:position], spans=tuple(spans))
         else:
