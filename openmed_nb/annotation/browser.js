@@ -144,8 +144,8 @@ function render({ model, el }) {
   const undo = button("Undo", () => send("undo"), { ariaKeyShortcuts: "U" });
   const reopen = button("Not reviewed", () => send("finish", { finished: false }));
   const notice = element("p");
-  const review = element("div", { className: "openmed-review" }, entities,
-    element("div", { className: "openmed-pager" }, element("label", {}, "Missed entity", missed), element("label", {}, "Label", label), add),
+  const missedPager = element("div", { className: "openmed-pager" }, element("label", {}, "Missed entity", missed), element("label", {}, "Label", label), add);
+  const review = element("div", { className: "openmed-review" }, entities, missedPager,
     element("div", { className: "openmed-pager" }, accept, undo, reopen), notice);
   // After a click with a mouse, Space is the key of the review again instead of that of the button.
   review.addEventListener("click", ({ detail, target }) => {
@@ -173,13 +173,17 @@ function render({ model, el }) {
   const selectEntity = (index) => {
     selected = Math.max(0, Math.min(index, entities.children.length - 1));
     [...entities.children].forEach((row, number) => { row.ariaCurrent = number === selected; });
-    const { start, end } = state.review.entities[selected] ?? {};
-    const offsets = new RegExp(`characters ${start} to ${end}\\b`);
-    note.querySelectorAll("[title]").forEach((shown) => shown.classList.toggle("openmed-selected", offsets.test(shown.title)));
+    note.querySelectorAll("[title]").forEach((shown) => {
+      const isShown = ({ start, end }) => new RegExp(`characters ${start} to ${end}\\b`).test(shown.title);
+      const found = state.review.entities.filter(isShown);
+      shown.classList.toggle("openmed-selected", found.includes(state.review.entities[selected]));
+      shown.classList.toggle("openmed-wrong", found.length > 0 && found.every(({ right }) => right === false));
+    });
   };
   const moveSelection = (step) => {
     selectEntity(selected + step);
     entities.children[selected]?.focus();
+    note.querySelector(".openmed-selected")?.scrollIntoView({ block: "nearest" }); // A long note has a scroll bar.
   };
   const mark = (entity, right, context = {}) => {
     if (entity) send("mark", { start: entity.start, end: entity.end, label: entity.label, right, context });
@@ -284,6 +288,7 @@ function render({ model, el }) {
     next.disabled = state.position >= state.count - 1;
     name.value = state.name;
     status.textContent = state.status;
+    (isAdding ? missedPager : pager).after(alert);
     alert.textContent = state.alert;
     if (state.html !== drawn || state.query !== marked) {
       note.innerHTML = state.html;
@@ -305,7 +310,7 @@ function render({ model, el }) {
       notice.textContent = state.review.notice;
       selectEntity(selected);
     }
-    if (isAdding && state.alert) missed.focus();
+    if (isAdding && state.alert) missed.select();
     else if (isAdding && activeElement() === missed) main.focus();
     isAdding = false;
     // Keys would be commands of the notebook if the focus was lost.

@@ -174,7 +174,10 @@ def test_twenty_notes_are_reviewed_with_few_keys(show):
 def test_keys_change_the_entity_that_was_added(show):
     review = nb.annotate(["No gout. Slow."], "bundled_small", device="cpu").with_context().review()
     page = show(ReviewListing(review))
-    page.get_by_label("Missed entity").fill("Slow")
+    page.get_by_label("Missed entity").fill("Fast")
+    page.keyboard.press("Enter")
+    expect(page.locator(".openmed-review").get_by_role("alert")).to_contain_text("does not contain this text")
+    page.keyboard.type("Slow")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Remove Slow")).to_be_visible()
     page.keyboard.press("n")
