@@ -279,6 +279,8 @@ pre {overflow-x: auto; font-size: 0.8rem; border-left: 3px solid #c92a2a; paddin
 .wide table:has(td:nth-child(2) > span) thead {display: none;}
 .wide tr:has(td:nth-child(2) > span) {display: grid; grid-template-columns: 1fr auto;}
 .wide tr:has(td:nth-child(2) > span) > :nth-child(n+3) {grid-column: 1 / -1;}
+.wide details {overflow-x: auto;} .wide details :is(th, td) {min-width: 0; padding-right: 0.5em !important; white-space: normal !important;}
+.wide details table {font-size: 0.85em !important;} .wide details td, .wide details thead th {overflow-wrap: break-word;}
 }
 </style>"""
 
