@@ -211,6 +211,7 @@ class TestSentences:
             ("FH: mother had gout. She also had asthma.", "family family"),
             ("FH: gout (father). He has asthma.", "family family"),
             ("FH: gout in the father. Admitted with asthma.", "family patient"),
+            ("FH: gout. Known asthma.", "family patient"),
             ("FH: gout. No asthma.\nPMH: mother helps. FH: stroke. She has flu.", "family family family patient"),
             ("Family history:\nShe has gout. Asthma.", "family family"),
         ],
