@@ -608,7 +608,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
     values: dict[str, Any] = {
         # The steepest growth of a growing curve is above the gate.
-        "memory_growth": trend.steepest if verdict == "growing" else trend.growth,
+        "memory_growth": {"growing": trend.steepest, "insufficient data": None}.get(verdict, trend.growth),
         "memory_verdict": verdict,
         "headroom": min(free, default=None),
     }
