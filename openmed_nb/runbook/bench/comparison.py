@@ -65,7 +65,7 @@ SECONDS_PER_HOUR = 3600
 MAX_INTERVAL_RATIO = 2
 # Approximate minimum number of tokens of the texts of a step. ``annotate`` sorts at least 16,384 tokens by length before it plans
 # batches. Batches of 32 notes had 6% more padding, and the bundled model annotated 10% to 25% fewer notes (one core).
-MIN_STEP_TOKENS = 8192
+MIN_STEP_TOKENS = 4096
 
 # Seconds between two readings of the utilization. Each reading runs a command whose cost is not work of the device.
 SAMPLE_INTERVAL = 0.5
@@ -74,7 +74,7 @@ MIN_SAMPLES = 5
 
 
 def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: float) -> str:
-    """Return the speed of the CPU per hour as a sentence, with two significant digits, which a repeated measurement shares.
+    """Return the speed of the CPU per hour as a sentence. With fewer digits, a narrow interval would be one number.
 
     Args:
         task: Task of the steps; ``"annotation"`` counts notes, any other task counts rows.
@@ -84,10 +84,10 @@ def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: floa
 
     Example:
         >>> describe_cpu_speed("annotation", 50.0, 48.0, 53.0)
-        'The CPU annotates about 180,000 notes like these per hour (170,000 to 190,000).'
+        'The CPU annotates about 180,000 notes like these per hour (173,000 to 191,000).'
     """
     work = "annotates about {} notes" if task == ANNOTATION else "processes about {} rows"
-    rates = [f"{float(f'{SECONDS_PER_HOUR * rate:.2g}'):,.0f}" for rate in (rows_per_second, low, high)]
+    rates = [f"{float(f'{SECONDS_PER_HOUR * rate:.3g}'):,.0f}" for rate in (rows_per_second, low, high)]
     return f"The CPU {work.format(rates[0])} like these per hour ({rates[1]} to {rates[2]})."
 
 
@@ -212,7 +212,7 @@ class Comparison(StepReport):
         phase_rows = tuple(
             (name, *(metrics.phase_times.format_phase(name) for metrics in self.devices)) for name in phase_names
         )
-        phases = Table("Time per phase", ("phase", *names), phase_rows, collapsed=True)
+        phases = Table("Time per phase, timed in other steps", ("phase", *names), phase_rows, collapsed=True)
         # A bar of a single device shows nothing.
         chart = Chart("Throughput", tuple(bars) if len(bars) > 1 and not self.disturbance else ())
         answer: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             ``None``, use synthetic texts.
         devices: Devices to compare with the CPU, which is always included. If ``None``, use all usable devices.
         training: Whether to compare training steps (forward, backward and AdamW) on copies of the model.
-        batch_size: Number of texts or rows per step. If ``None``, use at least 32 texts with about 8,192 tokens, from
+        batch_size: Number of texts or rows per step. If ``None``, use at least 32 texts with about 4,096 tokens, from
             which batches are planned nearly as :func:`annotate` plans them, or the number of rows of the example or the
             loader. Texts run in batches of tokens that are the same on every device and are planned for the first
             accelerator. A given ``batch_size`` allows 128 tokens for each of its texts, as :func:`sweep` measures.

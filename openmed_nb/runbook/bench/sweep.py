@@ -205,7 +205,9 @@ class SweepReport(StepReport):
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
         if self.still_increasing:
             return f"The largest batch size tested; throughput is still increasing; {stop_reason}."
-        reason = f"No larger size in this sweep is more than {format_percent(MIN_KNEE_GAIN)} faster; {stop_reason}."
+        reason = (
+            f"No larger batch size in this sweep is more than {format_percent(MIN_KNEE_GAIN)} faster; {stop_reason}."
+        )
         sizes = ", ".join(map(str, self.similar_sizes))
         similar = f" Another sweep can recommend another size: the quartiles of {sizes} rows overlap those of the knee."
         return reason + (similar if sizes else "")
@@ -357,7 +359,8 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         min_rows = min(MIN_TRAINING_ROWS if training else 1, max_batch_size or MIN_TRAINING_ROWS)
         with build_benchmarks(target, [device_name]) as benchmarks:
             report = run_sweep(benchmarks[device_name], seconds, start, max_batch_size, min_rows)
-        if target.spec and report.batch_tokens and not report.still_increasing:
+        # Without the larger sizes, the knee is not known.
+        if target.spec and report.batch_tokens and not report.still_increasing and report.stop_code != "time":
             SESSION.save_batch_size(target.spec, device_name, report.batch_tokens)
             report = replace(report, is_saved=True)
         return report

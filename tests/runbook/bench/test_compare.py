@@ -222,7 +222,7 @@ def test_small_workload_on_cpu_has_no_transfer_warning():
     comparison = replace(COMPARISON, devices=(cpu,))
 
     assert [(finding.name, finding.status) for finding in comparison.findings] == [("time on cpu", OK)]
-    assert "about 1,400,000 notes" in str(comparison)
+    assert "about 1,440,000 notes" in str(comparison)
     assert "about" not in str(COMPARISON)
 
 
