@@ -252,8 +252,7 @@ class TensorMover:
         if isinstance(value, torch.Tensor):
             return self._move_tensor(value, name)
         if _is_numeric_array(value):  # torch.from_numpy rejects negative strides and other byte orders.
-            native = value.astype(value.dtype.newbyteorder("="), order="C")
-            return self._move_tensor(torch.from_numpy(native), name)
+            return self._move_tensor(torch.from_numpy(value.astype(value.dtype.newbyteorder("="), order="C")), name)
         type_name = type(value).__name__
         if isinstance(value, torch.nn.Module):
             raise ConfigurationError(f"The module {type_name} is inside another value.", "Pass the module separately.")

@@ -157,8 +157,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
     if not sizes:
         return Trend("insufficient data", 0, 0, 0.0, 0.0)
     stride = -(-len(sizes) // MAX_SIZES)
-    scale = max(sizes[0], MIN_BASELINE_BYTES)
-    levels = [size / scale for size in sizes]
+    levels = [size / max(sizes[0], MIN_BASELINE_BYTES) for size in sizes]
     spread = max(levels) - min(levels)
     sampled = levels[::-stride][::-1]
     pace = threshold * stride / GROWTH_EPOCHS
@@ -168,8 +167,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
     growths = [slope * GROWTH_EPOCHS / stride for slope in _slopes(sampled)]
     growth = median(growths or [0.0])
     # Interval of the slope (Sen 1968): as many slopes are outside as Kendall's statistic varies by at random.
-    count = len(sampled)
-    rank = int((len(growths) - CONFIDENCE_Z * math.sqrt(len(growths) * (2 * count + 5) / 9)) / 2)
+    rank = int((len(growths) - CONFIDENCE_Z * math.sqrt(len(growths) * (2 * len(sampled) + 5) / 9)) / 2)
     low, high = (growths[rank - 1], growths[-rank]) if rank > 0 else (None, None)
     num_rises = 0  # Number of consecutive rises at the end.
     while num_rises + 1 < len(levels) and levels[-1 - num_rises] > levels[-2 - num_rises] + TOLERANCE:

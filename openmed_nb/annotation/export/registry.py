@@ -209,8 +209,7 @@ def _read_file(
             if version is not None:
                 texts.append(create_gold_text(note, version, counts))
             else:
-                is_predicted = any(version.is_prediction for version in note.versions)
-                left_out["predicted" if is_predicted else "skipped"] += 1
+                left_out["predicted" if any(version.is_prediction for version in note.versions) else "skipped"] += 1
         return GoldTexts(tuple(texts), num_skipped=left_out["skipped"], num_predicted=left_out["predicted"])
     except OpenMedError:
         raise
