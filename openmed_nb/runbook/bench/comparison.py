@@ -314,13 +314,13 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     start = current_time()
     batch_size = check_optional_integer("batch_size", batch_size)
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
+    if "device" in arguments:
+        raise ConfigurationError("compare() has no option device.", "Pass a list of devices, such as devices=['cpu'].")
     with SESSION.operation():
-        usable = [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
-        if "device" in arguments:
-            raise ConfigurationError("compare() has no option device.", f"Pass a list, such as devices={usable}.")
         target, device = make_target(model, data, training=training, arguments=arguments, moved=True)
         requested: Iterable[object] = (devices,)
         if devices is None:
+            usable = [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
             requested = (device, *usable)
         elif isinstance(devices, Iterable) and not isinstance(devices, str):
             requested = devices
