@@ -312,7 +312,9 @@ def _find_states(  # noqa: C901, PLR0912 - one branch for each kind of word and 
     active: _State = {}  # Values of the cues before a position, in the same sentence.
     limit = 0  # Start of the findings that a cue after them can reach.
     heading = 0  # Position after the last heading.
-    subjects = _list_alternatives("<visit>")  # Words for the patient; a pronoun until a relative is named.
+    subjects = _list_alternatives(
+        "<visit>"
+    )  # Starts of sentences about the patient; a pronoun until a relative is named.
     position = 0
     while words[position]:
         word = words[position]
