@@ -147,6 +147,7 @@ def save_tokenizer(tokenizer: BertWordPieceTokenizer, folder: Path) -> None:
     special_tokens = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAXIMUM_LENGTH, **special_tokens}
     config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    config["added_tokens_decoder"] = {}  # Otherwise, each load copies the abbreviations of tokenizer.json in Python.
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

@@ -45,13 +45,16 @@ _READ_AT_IMPORT_PATTERN = re.compile(r"CUDA_VISIBLE_DEVICES|(?:HF|MKL|OMP|PYTORC
 # A line that imports.
 _IMPORT_PATTERN = re.compile(r"^\s*(?:import|from)\s", re.MULTILINE)
 
-# Modules that the pipeline and the bundled models need.
+# Modules that the first annotation with a bundled model needs.
 _MODEL_MODULES = (
     "transformers.pipelines.token_classification",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert_legacy",
     "openmed_nb.annotation.pipeline",
+    "openmed_nb.distributed.columns",
+    "openmed_nb.models.records",
+    "openmed_nb._annotate",
 )
 
 # Held while the thread imports. A forked child has neither the thread nor the modules that the thread has started to import.
