@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch
     from torch.overrides import TorchFunctionMode
 
-MIN_ROWS = 32  # Matrix products with fewer rows are too small for a speedup.
+# Matrix products with fewer rows are too small for a speedup. With the bundled model on two cores of an EPYC, a text of 21
+# tokens takes 0.77 of the time with oneDNN, and one of 14 tokens 0.97.
+MIN_ROWS = 16
 
 
 def cudnn_attention_disabled(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
