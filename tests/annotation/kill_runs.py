@@ -18,6 +18,8 @@ from typing import Any
 from openmed_nb.annotation.references import text_fingerprint
 
 NUM_NOTES = 150
+# A new file is started after this number of signals, because a child with known results ends before its signal.
+SIGNALS_PER_FILE = 15
 DIGITS = ("the", "patient", "has", "and", "no", "history", "of", "a", "was", "seen")
 # Seconds to wait for the first pass of the model before an interrupt, which would else precede the run.
 MAX_WAIT_SECONDS = 2
@@ -75,10 +77,13 @@ def main(model: str, folder: str, num_signals: int) -> None:
 
     pipe.model.register_forward_pre_hook(watch, with_kwargs=True)
     chance = random.Random(0)
-    gaps: dict[int, Any] = {number: chance.choice(GAPS) for number in range(NUM_NOTES) if chance.random() < 0.4}
+    gaps: dict[int, Any] = {}
     summary: dict[str, Any] = {"killed": 0, "doubled": 0, "refused": [], "interrupted": []}
     for index in range(num_signals + 1):
         is_last = index == num_signals
+        if index % SIGNALS_PER_FILE == 0 and not is_last:
+            file.unlink(missing_ok=True)
+            gaps = {number: chance.choice(GAPS) for number in range(NUM_NOTES) if chance.random() < 0.4}
         before = stored_notes(file)
         gaps = {number: gap for number, gap in gaps.items() if not is_last and chance.random() > 0.04}
         size = NUM_NOTES if is_last else min(NUM_NOTES, 60 + NUM_NOTES * index // num_signals)
