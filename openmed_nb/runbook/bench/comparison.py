@@ -143,6 +143,7 @@ class Comparison(StepReport):
     rounds: int
     batch_tokens: int | None = None
 
+    COMMAND = "nb.compare(model, texts)"
     SCHEMA = "openmed_nb/comparison/1"
     JSON_PROPERTIES = ("findings",)
 

@@ -118,6 +118,7 @@ class Profile(StepReport):
     batch_tokens: int | None = None
     created_at: str = field(default_factory=utc_timestamp)
 
+    COMMAND = "nb.runbook.profile(model)"
     SCHEMA = "openmed_nb/profile/1"
     JSON_PROPERTIES = ("launch_fraction", "fallback_fraction", "findings", "bottlenecks")
 

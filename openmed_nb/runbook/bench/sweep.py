@@ -157,6 +157,7 @@ class SweepReport(StepReport):
     length: int | None = None
     is_saved: bool = False
 
+    COMMAND = "nb.sweep(model)"
     SCHEMA = "openmed_nb/sweep/1"
     JSON_EXCLUDE = ("is_saved",)
     JSON_PROPERTIES = ("batch_tokens", "best", "reason", "similar_sizes", "still_increasing")

@@ -115,6 +115,7 @@ class StepReport(Displayable):
     simulated: bool = field(default=False, kw_only=True)
     disturbance: str = field(default="", kw_only=True)
 
+    COMMAND = ""  # Call that repeats the measurement.
     # The title labels the simulated device itself, because the same report may also cover the CPU.
     SIMULATION_MARKERS = (SIMULATION_NOTICE, "")
 

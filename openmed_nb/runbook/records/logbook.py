@@ -423,7 +423,7 @@ class Logbook(Displayable):
         yield "dataset", pluralize(dataset.items, noun) if dataset else NOT_SPECIFIED
         batch = f"{pluralize(run.batch_size, 'row')}{length}" if run.batch_size else NOT_SPECIFIED
         yield "batch", f"at most {pluralize(run.batch_tokens, 'token')}" if run.batch_tokens else batch
-        skipped = [report.report for report in self.metrics if report.run.task and report.values.get("slow_conditions")]
+        skipped = [report.report for report in self.metrics if report.values.get("disturbed_measurements")]
         if skipped:
             yield (
                 "not measured",

@@ -205,7 +205,7 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
             "report": result.displayed.final_report(),
             "report_json": result.displayed,
             "metrics": list(map(extract_metrics, result.reports)),
-            "evidence": {name: value for name, value in evidence.items() if name not in known},
+            "evidence": {name: value for name, value in evidence.items() if value != known.get(name)},
         }
     )
     return answer

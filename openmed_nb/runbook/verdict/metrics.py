@@ -191,6 +191,8 @@ METRICS = {
     "silent_errors": Metric("known silent errors detected", "names"),
     "doctor_failures": Metric("failed checks of nb.doctor()", "names"),
     "slow_conditions": Metric("conditions that affect timings", "names"),
+    # Calls that repeat them. Their times are not part of the evidence.
+    "disturbed_measurements": Metric("measurements whose times do not count", "names"),
     "texts_per_second_low": Metric("throughput (texts or rows), lower bound", "rate"),
     "texts_per_second": Metric("throughput (texts or rows)", "rate"),
     "texts_per_second_high": Metric("throughput (texts or rows), upper bound", "rate"),
@@ -445,9 +447,6 @@ def read_report(report: Any, _context: Context) -> ReportMetrics:
     return metrics
 
 
-# Start of the condition of a benchmark whose times are not reliable.
-UNRELIABLE = "times do not count, because "
-
 # Metrics of a benchmark that a busy or hot computer does not change.
 TIMELESS_METRICS = frozenset(
     {
@@ -473,7 +472,7 @@ def _read_benchmark(
     """Return the values of a benchmark with its run settings; without its times if they are not reliable."""
     if report.disturbance:
         values = {name: value for name, value in values.items() if name in TIMELESS_METRICS}
-        values["slow_conditions"] = (f"{UNRELIABLE}{report.disturbance}",)
+        values |= {"slow_conditions": (report.disturbance,), "disturbed_measurements": (report.COMMAND,)}
     run = Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
     if batch_size and report.batch_tokens:
         run = replace(run, batch_size=None, batch_tokens=report.batch_tokens)

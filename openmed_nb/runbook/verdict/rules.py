@@ -11,9 +11,12 @@ from typing import Literal, NamedTuple
 from ..._render.display import Displayable, JsonMixin, Report, Table
 from ..._utils.validation import check_names
 from ...devices.registry import get_device
+from ..bench.comparison import Comparison
+from ..bench.profile import Profile
+from ..bench.sweep import SweepReport
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.parity_report import TOLERANCES
-from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, UNRELIABLE, Area, Context, Evidence, Thresholds
+from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
 
 Recommendation = Literal[
     "keep this device",
@@ -171,7 +174,7 @@ class EvidenceCase(Context):
 
     def describe_next_step(self, command: str) -> str:
         """Return the sentence that asks for a measurement, or for its repetition if its times were not reliable."""
-        is_repeated = command in {COMPARE, SWEEP} and UNRELIABLE in str(self.evidence["slow_conditions"])
+        is_repeated = command in (self.evidence["disturbed_measurements"] or ())
         return f"{'Close other programs, and repeat' if is_repeated else 'Run'} {command}."
 
     def is_correctness_known(self) -> bool:
@@ -229,10 +232,6 @@ class Requirement:
     is_blocking: bool = True
 
 
-COMPARE = "nb.compare(model, texts)"
-SWEEP = "nb.sweep(model)"
-
-
 def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     """Return all requirements of a verdict."""
     evidence = case.evidence
@@ -240,10 +239,10 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     has_memory = evidence["headroom"] is not None or (evidence["out_of_memory_at"] and evidence["batch"])
     has_growth = evidence["memory_growth"] is not None and evidence["memory_verdict"] not in {None, "insufficient data"}
     # A comparison determines the task, except for a custom step, and the batch size that a sweep is compared with.
-    task_command = "nb.verdict(..., task='annotation')" if evidence["texts_per_second"] else COMPARE
-    batch_command = COMPARE if evidence["knee"] and evidence["batch"] is None else SWEEP
+    task_command = "nb.verdict(..., task='annotation')" if evidence["texts_per_second"] else Comparison.COMMAND
+    batch_command = Comparison.COMMAND if evidence["knee"] and evidence["batch"] is None else SweepReport.COMMAND
     return (
-        Requirement("device", Area.CORRECTNESS, COMPARE, evidence["device"] is None),
+        Requirement("device", Area.CORRECTNESS, Comparison.COMMAND, evidence["device"] is None),
         Requirement("task", Area.CORRECTNESS, task_command, task is None),
         Requirement(
             "parity",
@@ -252,9 +251,9 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             case.on_accelerator and not case.is_correctness_known(),
             is_blocking=task != INFERENCE,
         ),
-        Requirement("free memory", Area.MEMORY, SWEEP, not has_memory),
+        Requirement("free memory", Area.MEMORY, SweepReport.COMMAND, not has_memory),
         Requirement("memory growth", Area.MEMORY, "nb.epochs(...)", task in {None, TRAINING} and not has_growth),
-        Requirement("data wait time", Area.DATA, COMPARE, evidence["data_fraction"] is None),
+        Requirement("data wait time", Area.DATA, Comparison.COMMAND, evidence["data_fraction"] is None),
         Requirement("best batch size", Area.BATCH, batch_command, evidence["knee_gain"] is None),
         Requirement(
             "fallback cost",
@@ -265,16 +264,18 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
         Requirement(
             "speedup",
             Area.SPEED,
-            COMPARE,
+            Comparison.COMMAND,
             case.on_accelerator and not case.is_speedup_known(),
             is_blocking=evidence["speedup"] is None,
         ),
-        Requirement("utilization", Area.SPEED, COMPARE, case.needs_utilization() and evidence["utilization"] is None),
+        Requirement(
+            "utilization", Area.SPEED, Comparison.COMMAND, case.needs_utilization() and evidence["utilization"] is None
+        ),
         Requirement("doctor", Area.SPEED, "nb.doctor()", evidence["doctor_failures"] is None, is_needed=False),
         Requirement(
             "synchronization points",
             Area.SPEED,
-            "nb.runbook.profile(model)",
+            Profile.COMMAND,
             evidence["synchronizations"] is None,
             is_needed=False,
         ),

@@ -224,8 +224,8 @@ class Verdict(Displayable):
             return ()
         sentences = []
         rate, low, high = (evidence[f"texts_per_second{end}"] or 0 for end in ("", "_low", "_high"))
-        # A rate without an interval, or of a busy computer, is not stated.
-        if min(rate, low, high) > 0 and not evidence["slow_conditions"]:
+        # A rate without an interval is not stated.
+        if min(rate, low, high) > 0:
             sentences.append(describe_cpu_speed(evidence["task"] or ANNOTATION, rate, low, high))
             if num_texts := evidence["num_texts"]:
                 hours = (format_value("hours", num_texts / limit / SECONDS_PER_HOUR) for limit in (high, low))
@@ -258,6 +258,7 @@ class Verdict(Displayable):
         """Return a report of the recommendation and its reason; measured values are in a table of metrics."""
         evidence = self.evidence
         reason = self.reason
+        disturbed = evidence["disturbed_measurements"]
         operators = (evidence["refused_operators"] or ()) + (evidence["fallback_operators"] or ())
         suffix = (
             f": {', '.join(operators)}"
@@ -272,6 +273,7 @@ class Verdict(Displayable):
             self.missing_summary,
             f"Suggested action: {' '.join(reason.actions)}",
             *(f"Condition during the measurement: {condition}" for condition in evidence["slow_conditions"] or ()),
+            f"Measurements to repeat, because their times do not count: {', '.join(disturbed)}." if disturbed else "",
         )
         limits = self.gates.format_values()
         rows = tuple(
@@ -332,7 +334,8 @@ def verdict(
         ConfigurationError: If an argument is not valid, an object is not a report, two reports have the same type, or reports
             are of different devices, models or tasks.
 
-    Times of a report with a ``disturbance``, such as a busy computer, count as not measured. The decision matrix is part of
+    Times of a report with a ``disturbance``, such as a busy computer, count as not measured, and the verdict names the
+    measurements to repeat. The times of other reports still count. The decision matrix is part of
     ``print(nb.runbook.gates())``. Incorrect results take precedence, then memory, data, batch size, fallbacks, and speed.
     Metrics that were not measured are never guessed.
 
@@ -408,9 +411,8 @@ def collect_evidence(
             context = Context(Evidence(**values), gates)
             for name, value in read_report(reports_by_type[report_type], context).values.items():
                 is_known = value is not None and (not isinstance(value, float) or is_finite_number(value))
-                if (
-                    name == "slow_conditions" and evidence[name] is None
-                ):  # All reports contribute; a load is stated once.
+                # All reports contribute; a load is stated once.
+                if name == "disturbed_measurements" or (name == "slow_conditions" and evidence[name] is None):
                     conditions = dict.fromkeys(values.get(name, ()) + value)
                     repeated = [text for text in conditions if "busy" in text][1:]
                     values[name] = tuple(text for text in conditions if text not in repeated)

@@ -109,12 +109,32 @@ def test_verdict_of_unreliable_reports_is_to_measure():
     verdict = nb.verdict(*busy, SystemStatus(background_load="Mail"))
 
     assert verdict.recommendation == "measure first"
-    assert f"Condition during the measurement: times do not count, because {BUSY}" in str(verdict)
+    assert f"Condition during the measurement: {BUSY}" in str(verdict)
     assert str(verdict).count("busy") == 1
     assert "Close other programs, and repeat nb.compare(model, texts)." in verdict.not_known[1]
     for name in ("speedup", "texts_per_second", "phase_fractions", "knee", "knee_gain", "tiny_batch"):
         assert verdict.evidence[name] is None, name
     assert verdict.evidence["out_of_memory_at"] == 64
+
+
+@pytest.mark.parametrize(
+    ("repeated", "remaining"), [(SWEEP, "texts_per_second"), (COMPARISON, "knee"), (PROFILE, "knee")]
+)
+def test_verdict_discards_only_the_times_of_disturbed_reports(repeated, remaining):
+    cpu = replace(COMPARISON.devices[0], throughput=timing.Interval(390.0, 400.0, 410.0, 0.96))
+    reports = (
+        replace(COMPARISON, devices=(cpu,)),
+        replace(SWEEP, device="cpu"),
+        replace(PROFILE, device="cpu", task="annotation"),
+    )
+    verdict = nb.verdict(
+        *(replace(report, disturbance=BUSY if report.COMMAND == repeated.COMMAND else "") for report in reports)
+    )
+
+    assert f"because their times do not count: {repeated.COMMAND}." in str(verdict)
+    assert verdict.evidence["disturbed_measurements"] == (repeated.COMMAND,)
+    assert verdict.evidence[remaining] is not None
+    assert ("notes like these" in str(verdict)) == (repeated is not COMPARISON)
 
 
 def test_verdict_has_the_conditions_of_all_reports():

@@ -166,10 +166,14 @@ def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps
 
 def test_results_state_what_was_not_measured():
     options = StepOptions(quick=True, backward=False)
-    profile = StepResult(replace(PROFILE, disturbance="the computer is busy"))
-    parity, profile = (_describe_result(result, Evidence(task="annotation")) for result in (_parity(options), profile))
+    profile = replace(PROFILE, disturbance="the computer is busy")
+    known = Evidence(task="training", disturbed_measurements=("nb.sweep(model)",))
+    results = (_parity(options), StepResult(profile, (profile,)))
+    parity, profile = (_describe_result(result, known) for result in results)
 
     assert (profile["status"], parity["status"]) == ("warning", "not applicable")
+    assert "disturbed_measurements" not in parity["evidence"]
+    assert profile["evidence"]["disturbed_measurements"] == ["nb.sweep(model)", "nb.runbook.profile(model)"]
     assert parity["message"].startswith("Nothing was compared but the CPU with itself. Logits")
     assert [sample.step for sample in _memory(options).displayed.epoch_samples] == [*range(1, 11)]
     book = _logbook(options).displayed
