@@ -215,7 +215,7 @@ class Comparison(StepReport):
         )
         phases = Table("Time per phase, timed in other steps", ("phase", *names), phase_rows, collapsed=True)
         # A bar of a single device shows nothing.
-        chart = Chart("Throughput", tuple(bars) if len(bars) > 1 and not self.disturbance else ())
+        chart = Chart("Throughput", tuple(bars) if len(bars) > 1 else ())
         answer: tuple[str, ...] = ()
         speed = self.devices[0].throughput
         if speed and len(self.devices) == 1 and not self.disturbance:
@@ -225,8 +225,8 @@ class Comparison(StepReport):
             title,
             (*answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."),
             (findings_table("", self.findings),),
-            metrics=(speeds, phases),
-            charts=(chart,),
+            metrics=self.select_reliable(speeds, phases),
+            charts=self.select_reliable(chart),
             status=self.reliability_status,
         )
 
@@ -286,8 +286,8 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
         also has ``seconds``, ``rows_per_second``, ``phase_fractions`` and
         ``phase_times.dominant_phase``. Its ``utilization`` is in [0, 1] without idle load, or ``None`` if it cannot be read.
         ``findings`` describes the results. If only the CPU was measured, the text states its notes or rows per hour. If the
-        computer is busy or hot, or if the times vary too much, ``disturbance`` is the reason, and the findings and a verdict
-        treat the times as not measured.
+        computer is busy or hot, or if the times vary too much, ``disturbance`` is the reason. The text and the page then show
+        no times, and a verdict treats them as not measured.
 
     Raises:
         ConfigurationError: If the data or a number is invalid.

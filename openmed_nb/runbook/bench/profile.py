@@ -261,10 +261,6 @@ class Profile(StepReport):
             text = self.phase_times.format_phase(name)
             bars.append(Bar(name, seconds, text, start, emphasized=name == self.phase_times.dominant_phase))
             start += seconds
-        # The times of a busy computer do not match each other.
-        charts: tuple[Chart, ...] = (Chart("Time per phase, from the start to the end of a step", tuple(bars)),)
-        if self.disturbance:
-            metrics = charts = ()
         return Report(
             title,
             (*step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
@@ -272,11 +268,11 @@ class Profile(StepReport):
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
             ),
-            metrics=(
+            metrics=self.select_reliable(
                 Table("Time of a step", ("metric", "value"), metrics, collapsed=True),
                 Table("Operators by self time", operator_columns, operator_rows, collapsed=True),
             ),
-            charts=charts,
+            charts=self.select_reliable(Chart("Time per phase, from the start to the end of a step", tuple(bars))),
             status=self.reliability_status,
         )
 

@@ -244,13 +244,15 @@ class SweepReport(StepReport):
             rows.append(
                 (
                     f"{point.rows:,}",
-                    format_rate(point.throughput),
-                    " to ".join(map(format_rate, point.spread or ())),
+                    *self.select_reliable(
+                        format_rate(point.throughput), " to ".join(map(format_rate, point.spread or ()))
+                    ),
                     format_bytes(point.memory),
                     ", ".join(note for note, applies in notes.items() if applies),
                 )
             )
-        table = Table("Batch sizes", ("rows", "rows/s", "quartiles", "memory", ""), tuple(rows), collapsed=True)
+        columns = ("rows", *self.select_reliable("rows/s", "quartiles"), "memory", "")
+        table = Table("Batch sizes", columns, tuple(rows), collapsed=True)
         # A chart of a single size is a dot.
         charts = self.charts if len(select_fitting(self.points)) > 1 else ()
         return Report(title, tuple(sentences), metrics=(table,), charts=charts, status=self.reliability_status)
@@ -273,9 +275,9 @@ class SweepReport(StepReport):
         )
         caption = f"Throughput on {self.device_label(self.device)}"
         axes = Axes("rows/s", "rows per batch", ticks, vertical_markers=tuple(markers))
-        throughput_chart = Chart(caption, lines=(throughput,), axes=axes)
+        throughput_charts = self.select_reliable(Chart(caption, lines=(throughput,), axes=axes))
         if any(point.memory is None for point in points):
-            return (throughput_chart,)
+            return throughput_charts
         sizes = [point.memory or 0 for point in points]
         exponent = memory_exponent(max(sizes, default=0))
         unit = 1024**exponent
@@ -286,7 +288,7 @@ class SweepReport(StepReport):
             tuple(f"{pluralize(point.rows, 'row')}: {format_bytes(point.memory)}" for point in points),
         )
         memory_axes = replace(axes, y_unit=UNITS[exponent], vertical_markers=(), height=6)
-        return throughput_chart, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
+        return *throughput_charts, Chart("Memory of a step", lines=(memory,), axes=memory_axes)
 
 
 def sweep(  # noqa: PLR0913 - each parameter is an independent option of the public function

@@ -49,6 +49,7 @@ from .timing import (
     REMEDIES,
     REPEAT_REMEDY,
     TRANSFER,
+    Measured,
     PhaseTimes,
     repeat_measurement,
 )
@@ -103,8 +104,8 @@ class StepReport(Displayable):
         workers: Number of loader workers.
         row_shape: Shape of a row, such as ``"3x224x224"``, or ``None`` for texts and for rows without a shape.
         simulated: Whether MPS was simulated. Measurements on ``"mps"`` then do not represent real MPS hardware.
-        disturbance: Why the times are not reliable, such as ``"the computer is busy (...)"``. Nothing is concluded from them.
-            Empty if they are reliable.
+        disturbance: Why the times are not reliable, such as ``"the computer is busy (...)"``. They are not shown, and nothing
+            is concluded from them. Empty if they are reliable.
     """
 
     name: str
@@ -134,6 +135,10 @@ class StepReport(Displayable):
     def not_measured(self) -> tuple[str, ...]:
         """Sentence that states why the times are not reliable, and one with the remedy; none if they are reliable."""
         return (f"Not measured: {self.disturbance}.", REPEAT_REMEDY) if self.disturbance else ()
+
+    def select_reliable(self, *shown: Measured) -> tuple[Measured, ...]:
+        """Return values, tables or charts of times, or none of them if the times are not reliable."""
+        return () if self.disturbance else shown
 
     @property
     def data_remedy(self) -> str:

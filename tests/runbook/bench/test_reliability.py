@@ -48,6 +48,22 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     assert (sweep.knee is None) == ("rows like these" not in str(comparison)) == bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("report", "times"),
+    [
+        (COMPARISON, ("40.00", "1,600", "2.50 ms", "Throughput")),
+        (SWEEP, ("rows/s", "1,500", "Throughput")),
+        (PROFILE, ("125.00 ms", "40.000", "Time per phase")),
+    ],
+)
+def test_disturbed_report_shows_no_times(report, times):
+    disturbed = replace(report, disturbance=BUSY)
+    for time in times:
+        assert time in str(report) + report._repr_html_()
+        assert time not in str(disturbed) + disturbed._repr_html_()
+    assert ("160.0 MiB" in str(disturbed)) == (report is SWEEP)
+
+
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("load", [0.6, 0.1])
 def test_busy_sweep_stores_nothing(set_conditions, load):
