@@ -61,6 +61,8 @@ LARGER_BATCH_REMEDY = "Use a larger batch; nb.sweep() finds the best batch size.
 # Minimum gain in speed over the CPU that justifies a second device (source: the runbook).
 MIN_SPEEDUP_GAIN = 0.22
 SECONDS_PER_HOUR = 3600
+# Condition of a speedup in annotation: for the CPU alone, ``annotate`` plans smaller batches, which are faster there.
+GPU_BATCHES = ", with batches planned for the GPU"
 # Maximum ratio of the ends of the interval of a step. Steps of texts vary with the lengths of the texts.
 MAX_INTERVAL_RATIO = 2
 # Approximate minimum number of tokens of the texts of a step. ``annotate`` sorts at least 16,384 tokens by length before it plans
@@ -179,13 +181,18 @@ class Comparison(StepReport):
         speedup = metrics.speedup
         if speedup is None:
             return Finding(name, NOT_APPLICABLE, "a simulated device computes on the CPU")
-        ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f})"
+        ratio = self.describe_speedup(speedup)
         if speedup.low > 1:
             return Finding(name, OK, ratio)
         if speedup.high < 1:
             return Finding(name, WARNING, ratio, f"{LARGER_BATCH_REMEDY} Otherwise use the CPU.")
         remedy = f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."
         return Finding(name, WARNING, f"no significant difference: {ratio}", remedy)
+
+    def describe_speedup(self, speedup: Interval) -> str:
+        """Return a speedup with its interval and its condition, as a clause."""
+        condition = GPU_BATCHES if self.batch_tokens else ""
+        return f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f}){condition}"
 
     def to_report(self) -> Report:
         """Return a report with the speed, the findings and the measurements."""

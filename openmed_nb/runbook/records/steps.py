@@ -230,7 +230,7 @@ def _compare(options: StepOptions) -> StepResult:
     )
     parts = []
     for device in comparison.devices:
-        speedup = f", {device.speedup} times as fast as the CPU" if device.speedup else ""
+        speedup = f", {comparison.describe_speedup(device.speedup)}" if device.speedup else ""
         name = comparison.device_label(device.device)
         parts.append(f"{name}: {format_rate(device.rows_per_second)} rows per second{speedup}")
     return StepResult(comparison, (comparison,), f"{'; '.join(parts)}.")

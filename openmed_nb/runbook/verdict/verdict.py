@@ -24,7 +24,7 @@ from ...devices.request import normalize_device
 from ...errors import ConfigurationError
 from ...session import SESSION
 from ...training.curve import GROWTH_EPOCHS, describe_limit
-from ..bench.comparison import SECONDS_PER_HOUR, Comparison, describe_cpu_speed
+from ..bench.comparison import GPU_BATCHES, SECONDS_PER_HOUR, Comparison, describe_cpu_speed
 from ..bench.workloads import ANNOTATION, CUSTOM_STEP, FORWARD_PASS, TRAINING_STEP
 from ..checks.parity_report import ParityReport
 from ..checks.validation import PrecisionVerdict
@@ -247,6 +247,8 @@ class Verdict(Displayable):
         descriptions = []
         for name in reason.metrics:
             label, unit = METRICS[name]
+            if name == "speedup" and self.evidence["batch_tokens"]:
+                label += GPU_BATCHES
             if unit == "names":
                 label += f": {format_value(unit, self.evidence[name])}"
             elif name in limits:

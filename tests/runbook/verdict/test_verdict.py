@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import openmed_nb as nb
+from helpers.sample_reports import COMPARISON
 from openmed_nb._render.display import OK
+from openmed_nb.runbook.bench.comparison import GPU_BATCHES
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, format_value
 from openmed_nb.runbook.verdict.rules import (
     EvidenceCase,
@@ -201,6 +203,12 @@ def test_batch_tokens_are_suggested_for_annotation(task, is_hint_given):
     verdict = evaluate(Evidence(device="cpu", task=task, knee=64, batch=8, knee_gain=1.0))
 
     assert ("batch_tokens" in str(verdict)) is is_hint_given
+
+
+@pytest.mark.parametrize("tokens", [2048, None])
+def test_speedup_of_annotation_states_its_batches(tokens):
+    for shown in (judge_good_device(batch_tokens=tokens), replace(COMPARISON, batch_tokens=tokens)):
+        assert (GPU_BATCHES in str(shown)) == bool(tokens)
 
 
 KNOWN_BUG = {"silent_errors": ("long matrix product",)}
