@@ -127,10 +127,10 @@ class Trend(JsonMixin):
         baseline: Bytes at the end of the first epoch after the warm-up.
         last: Bytes at the end of the last epoch.
         growth: Growth over ten epochs as a fraction of the baseline, or of 1 MiB if that is larger, from the median slope.
+            If memory grows although that slope is not above the threshold, as in growth that started late: the largest of
+            this estimate, that from the smaller size of each consecutive pair, and that from the final rise alone.
         spread: Largest minus smallest value, as a fraction of the same size.
-        steepest: Largest of three estimates of the growth over ten epochs: from all sizes, from the smaller size of
-            each consecutive pair, and from the final rise alone.
-        growth_low: Lower end of the 95% interval of ``growth``, or ``None`` with fewer than six epochs.
+        growth_low: Lower end of the 95% interval of the growth from the median slope, or ``None`` with fewer than six epochs.
         growth_high: Upper end of this interval.
     """
 
@@ -139,7 +139,6 @@ class Trend(JsonMixin):
     last: int
     growth: float
     spread: float
-    steepest: float = 0.0
     growth_low: float | None = None
     growth_high: float | None = None
 
@@ -173,11 +172,6 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
     while num_rises + 1 < len(levels) and levels[-1 - num_rises] > levels[-2 - num_rises] + TOLERANCE:
         num_rises += 1
     last_rise = levels[-1] - levels[-1 - num_rises]
-    steepest = max(
-        growth,
-        _median_slope(envelope) * GROWTH_EPOCHS / stride,
-        last_rise * GROWTH_EPOCHS / max(num_rises, 1),
-    )
     kind: TrendKind = "flat"
     if len(levels) < MIN_STEADY_EPOCHS:
         kind = "insufficient data"
@@ -189,7 +183,11 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
         kind = "growing" if num_rises >= MIN_STEADY_EPOCHS else "insufficient data"
     elif low is not None and low > 0 and growth > TOLERANCE:
         kind = "growing below the limit"
-    return Trend(kind, sizes[0], sizes[-1], growth, spread, steepest, low, high)
+    if kind == "growing" and growth <= threshold:
+        growth = max(
+            growth, _median_slope(envelope) * GROWTH_EPOCHS / stride, last_rise * GROWTH_EPOCHS / max(num_rises, 1)
+        )
+    return Trend(kind, sizes[0], sizes[-1], growth, spread, low, high)
 
 
 def _is_growing(levels: Sequence[float], pace: float) -> bool:

@@ -596,8 +596,7 @@ def _free_fraction(used: int, limit: float) -> float:
 
 @read_report.register
 def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
-    trend = report.trend
-    verdict = replace(report, growth_threshold=context.gates.memory_growth).verdict
+    curve = replace(report, growth_threshold=context.gates.memory_growth)
     fraction = report.limit or 1.0
     free = [
         _free_fraction(sample.peak, sample.recommended * fraction)
@@ -606,13 +605,12 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     ]
     peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
     values: dict[str, Any] = {
-        # The steepest growth of a growing curve is above the gate.
-        "memory_growth": {"growing": trend.steepest, "insufficient data": None}.get(verdict, trend.growth),
-        "memory_verdict": verdict,
+        "memory_growth": None if curve.verdict == "insufficient data" else curve.trend.growth,
+        "memory_verdict": curve.verdict,
         "headroom": min(free, default=None),
     }
     run = Run(peak_memory_bytes=max(peaks, default=None))
-    return ReportMetrics("memory", report.deciding_metric, report.device, report.simulated, values, run)
+    return ReportMetrics("memory", curve.deciding_metric, report.device, report.simulated, values, run)
 
 
 @read_report.register

@@ -201,9 +201,11 @@ def test_logbook_metrics_match_the_snapshot(as_recorded):
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=14), st.floats(0.01, 0.6))
 def test_growth_of_a_growing_curve_exceeds_any_gate(sizes, gate):
-    evidence = collect_evidence(make_curve(*sizes), gates=gates(memory_growth=gate))
+    curve = replace(make_curve(*sizes), growth_threshold=gate)
+    evidence = collect_evidence(curve, gates=gates(memory_growth=gate))
 
-    assert evidence["memory_verdict"] != "growing" or evidence["memory_growth"] > gate
+    if evidence["memory_verdict"] == "growing":
+        assert evidence["memory_growth"] == curve.trend.growth > gate
 
 
 def test_curve_uses_the_gate_of_the_verdict():
