@@ -28,7 +28,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device, sanitize_path
 from ...devices.system_status import CONDITIONS, LOAD, SystemStatus
 from ...errors import ConfigurationError
-from ...training.curve import GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
+from ...training.curve import ADVICE, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
 from ..bench.fallbacks import FELL_BACK, RAISED_ERROR, Fallback, FallbackLog
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
@@ -173,6 +173,8 @@ METRICS = {
     "headroom": Metric("free memory below the limit", "fraction"),
     "memory_growth": Metric("memory growth over ten epochs", "fraction"),
     "memory_verdict": Metric("memory curve", "text"),
+    # Cause and remedy, unless no action is needed.
+    "memory_advice": Metric("advice of the memory curve", "text"),
     # Compared with the CPU in float32.
     "entity_agreement": Metric("entity agreement", "fraction"),
     # Largest fraction with 95% confidence.
@@ -607,6 +609,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     values: dict[str, Any] = {
         "memory_growth": None if curve.verdict == "insufficient data" else curve.trend.growth,
         "memory_verdict": curve.verdict,
+        "memory_advice": None if curve.advice == ADVICE["flat"] else curve.advice,
         "headroom": min(free, default=None),
     }
     run = Run(peak_memory_bytes=max(peaks, default=None))

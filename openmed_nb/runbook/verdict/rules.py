@@ -331,7 +331,10 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
         case: Evidence and thresholds. The texts of the rules contain the thresholds.
         next_step: Sentence that asks for the first missing requirement.
     """
-    texts = {**case.gates.format_values(), "next_step": next_step}
+    memory_advice = (
+        case.evidence["memory_advice"] or "Do what the memory curve suggests, as in nb.training.last_curve()."
+    )
+    texts = {**case.gates.format_values(), "next_step": next_step, "memory_advice": memory_advice}
 
     def rule(
         recommendation: Recommendation, precedence: Area, condition: str, metrics: MetricNames, action: str
@@ -379,7 +382,7 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
             Area.MEMORY,
             "memory grows by more than {memory_growth} over ten epochs",
             case.exceeding("memory_growth") if evidence["memory_verdict"] == "growing" else (),
-            "Do what the memory curve suggests, as in nb.training.last_curve(). A host with more memory only delays the failure.",
+            "{memory_advice} A host with more memory only delays the failure.",
         ),
         rule(
             "checkpoint / accumulate",
@@ -489,7 +492,9 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
         requirement for requirement in list_requirements(case) if requirement.is_missing and requirement.is_needed
     ]
     supporting_metrics = case.find_supporting_metrics()
-    has_only_cpu = evidence["no_gpu"] and not case.on_accelerator
+    # A training that was too short to show whether memory grows is no reason to keep a device.
+    is_too_short = is_training and evidence["memory_verdict"] == "insufficient data"
+    has_only_cpu = evidence["no_gpu"] and not case.on_accelerator and not is_too_short
     conclusions = (
         rule(
             "keep this device",

@@ -188,6 +188,8 @@ class Verdict(Displayable):
             warnings.append(
                 f"Memory grows by {format_percent(growth, '.1f')} in {GROWTH_EPOCHS} epochs{describe_limit(growth, self.gates.memory_growth)}."
             )
+        if evidence["memory_advice"] and evidence["memory_verdict"] != "growing":
+            warnings.append(f"Memory curve, {evidence['memory_verdict']}: {evidence['memory_advice']}")
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
             warnings.append(
                 "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
@@ -285,8 +287,8 @@ class Verdict(Displayable):
                 f"at {'least' if GATES[name].is_minimum else 'most'} {limits[name]}" if name in limits else "",
             )
             for name, metric in METRICS.items()
-            # Conditions are sentences.
-            if evidence[name] is not None and not (name == "slow_conditions" and evidence[name])
+            # These values are sentences.
+            if evidence[name] is not None and not (name in {"slow_conditions", "memory_advice"} and evidence[name])
         )
         return Report(
             title=f"Verdict on {device}: {self.recommendation}{suffix}",
@@ -330,7 +332,8 @@ def verdict(
         - ``lanes``: comparison of CPU, MPS, MLX and a remote pool.
         - ``answer``: on the CPU, its notes per hour, best batch size and duration as sentences.
 
-        On a computer without a GPU, the recommendation is never to measure first: there is no other device to choose.
+        On a computer without a GPU, there is no other device to choose. The recommendation is to measure first only if a
+        training was too short to show whether memory grows.
 
     Raises:
         ConfigurationError: If an argument is not valid, an object is not a report, two reports have the same type, or reports

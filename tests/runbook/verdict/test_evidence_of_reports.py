@@ -32,6 +32,7 @@ from openmed_nb.runbook.verdict.metrics import Evidence, extract_metrics
 from openmed_nb.runbook.verdict.rules import gates
 from openmed_nb.runbook.verdict.verdict import collect_evidence
 from openmed_nb.training.curve import MemoryCurve, MemorySample
+from openmed_nb.training.holders import TensorReferrer
 
 LOGBOOK_SNAPSHOT = Path(__file__).with_name("figures.json")
 EVIDENCE_SNAPSHOT = Path(__file__).with_name("evidence.json")
@@ -214,6 +215,27 @@ def test_curve_uses_the_gate_of_the_verdict():
     assert collect_evidence(slow)["memory_verdict"] == "growing below the limit"
     assert nb.verdict(slow).recommendation == "measure first"
     assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "fix the leak"
+
+
+REFERRER = TensorReferrer("losses['{a}']", "list", 40, 12 * MIB, 40)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "recommendation"),
+    [
+        ((100, 150, 200, 250, 300), "fix the leak"),
+        ((100, 100, 100, 100), "keep this device"),
+        ((100, 150), "measure first"),
+    ],
+)
+def test_verdict_repeats_the_advice_of_the_curve(sizes, recommendation):
+    """A training that is too short to show growth is not a reason to keep the device."""
+    curve = make_curve(*sizes, device="cpu", referrers=(REFERRER,))
+    verdict = nb.verdict(curve, Evidence(no_gpu=True))
+
+    assert verdict.recommendation == recommendation
+    assert curve.advice in str(verdict)
+    assert str(REFERRER) in curve.advice
 
 
 @pytest.mark.real_computer
