@@ -30,6 +30,7 @@ from ..checks.parity_report import ParityReport
 from ..checks.validation import PrecisionVerdict
 from .metrics import (
     GATES,
+    GENERATION,
     INFERENCE,
     METRICS,
     REPORTS,
@@ -317,7 +318,8 @@ def verdict(
             model on one device, in any order.
         gates: Custom thresholds: ``nb.runbook.gates(speedup=0.3)``.
         task: ``"annotation"``, ``"inference"``, ``"training"`` or ``"generation"``. Forward passes of a custom module are
-            inference. If ``None``, use the task of the reports.
+            inference or generation, and a custom step belongs to any task. If ``None``, use the task of the reports. Of
+            several tasks of reports, this selects one.
         num_texts: Number of texts to process, for the estimated duration.
 
     Returns:
@@ -337,7 +339,7 @@ def verdict(
 
     Raises:
         ConfigurationError: If an argument is not valid, an object is not a report, two reports have the same type, or reports
-            are of different devices, models or tasks.
+            are of different devices, models or tasks, or of another task than ``task``.
 
     Times of a report with a ``disturbance``, such as a busy computer, count as not measured, and the verdict names the
     measurements to repeat. The times of other reports still count. The decision matrix is part of
@@ -401,7 +403,7 @@ def collect_evidence(
     values = {
         **evidence,
         "device": evidence["device"] or _find_device(summaries, reports_by_type.get(Comparison)),
-        "task": task or evidence["task"] or _find_task(summaries),
+        "task": _find_task(summaries, task or evidence["task"]),
         "num_texts": evidence["num_texts"] if num_texts is None else num_texts,
         "simulated": evidence["simulated"] or any(summary.simulated for summary in summaries) or None,
     }
@@ -469,9 +471,19 @@ def _find_device(summaries: Iterable[ReportMetrics], comparison: Comparison | No
     return normalize_device(fastest.device)
 
 
-def _find_task(summaries: Sequence[ReportMetrics]) -> str | None:
-    """Return the task of the reports; a memory curve alone implies a training."""
-    tasks = (TASK_BY_STEP.get(summary.run.task or "") for summary in summaries)
+def _find_task(summaries: Sequence[ReportMetrics], selected: str | None) -> str | None:
+    """Return the selected task, or that of the reports; a memory curve alone implies a training.
+
+    Raises:
+        ConfigurationError: If no report has the selected task, or if none is selected and the reports have several tasks.
+    """
+    tasks = {task for summary in summaries if (task := TASK_BY_STEP.get(summary.run.task or ""))}
+    if selected:
+        # No step generates text, so forward passes are measured for that task.
+        if tasks and (INFERENCE if selected == GENERATION else selected) not in tasks:
+            message = f"The reports cover {', '.join(sorted(tasks))}, and not the task {describe_value(selected)}."
+            raise ConfigurationError(message, "Remove task=, or pass reports of that task.")
+        return selected
     task = _single_value("several tasks", tasks, "Pass reports of one task, or select it with task=.")
     return TRAINING if task is None and any(summary.report == "memory" for summary in summaries) else task
 

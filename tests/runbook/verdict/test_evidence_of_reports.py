@@ -182,7 +182,12 @@ CASES = {
     "evidence of the user precedes reports": [COMPARISON, Evidence(batch=4, texts_per_second=7.0)],
     "a comparison precedes a profile": [make_profile(seconds=0.04), COMPARISON],
     "the task of a custom step is not known": [make_profile(task="own step")],
+    "a custom step can belong to any task": [make_profile(task="own step"), Evidence(task="training")],
     "forward passes are inference": [make_sweep(task="forward pass")],
+    "forward passes can be those of a model that writes text": [
+        make_sweep(task="forward pass"),
+        Evidence(task="generation"),
+    ],
 }
 
 
@@ -282,6 +287,7 @@ def test_order_of_reports_makes_no_difference():
         ((COMPARISON, COMPARISON), "Comparison"),
         ((SWEEP, replace(PARITY, device="cuda:0")), "cuda:0, mps"),
         ((COMPARISON, make_sweep(task="training step")), "annotation, training"),
+        ((COMPARISON, Evidence(task="training")), "annotation, and not the task 'training'"),
         ((replace(COMPARISON, dtype="float16"), make_sweep(dtype="float32")), "float16, float32"),
         ((COMPARISON, replace(PARITY, model="bundled_small")), "'bundled', 'bundled_small'"),
         ((make_profile(name="Net", task="forward pass"), FORECAST), "'Bert', 'Net'"),
@@ -310,8 +316,9 @@ def test_arguments_precede_reports():
     )
 
     assert (evidence["task"], evidence["num_texts"]) == ("training", 500)
-    with pytest.raises(ConfigurationError, match="dance"):
-        nb.verdict(task="dance")
+    for task in ("dance", "inference"):
+        with pytest.raises(ConfigurationError, match=task):
+            nb.verdict(COMPARISON, task=task)
 
 
 SIMULATED_PARITY = replace(PARITY, device="mps (SIMULATED)")
