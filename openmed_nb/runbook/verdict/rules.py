@@ -254,7 +254,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
         Requirement("free memory", Area.MEMORY, SweepReport.COMMAND, not has_memory),
         Requirement("memory growth", Area.MEMORY, "nb.epochs(...)", task in {None, TRAINING} and not has_growth),
         Requirement("data wait time", Area.DATA, Comparison.COMMAND, evidence["data_fraction"] is None),
-        Requirement("best batch size", Area.BATCH, batch_command, evidence["knee_gain"] is None),
+        Requirement("gain from the best batch size", Area.BATCH, batch_command, evidence["knee_gain"] is None),
         Requirement(
             "fallback cost",
             Area.FALLBACKS,
