@@ -35,7 +35,6 @@ from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION, check_options
 from .timing import (
     MIN_VALUES,
-    REPEAT_REMEDY,
     TRANSFER,
     Interval,
     PhaseTimes,
@@ -163,9 +162,9 @@ class Comparison(StepReport):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Findings on the speed of each device and on the phases; only one if the times are not reliable."""
+        """Findings on the speed of each device and on the phases; none if the times are not reliable."""
         if self.disturbance:
-            return (Finding("speed", WARNING, f"not measured: {self.disturbance}", REPEAT_REMEDY),)
+            return ()
         findings = [self._speed_finding(metrics) for metrics in self.devices[1:]]
         for metrics in self.devices:
             finding = metrics.phase_times.finding(f"time on {self.device_label(metrics.device)}", self.data_remedy)
@@ -181,7 +180,8 @@ class Comparison(StepReport):
         speedup = metrics.speedup
         if speedup is None:
             return Finding(name, NOT_APPLICABLE, "a simulated device computes on the CPU")
-        ratio = self.describe_speedup(speedup)
+        condition = GPU_BATCHES if self.batch_tokens else ""
+        ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f}){condition}"
         if speedup.low > 1:
             return Finding(name, OK, ratio)
         if speedup.high < 1:
@@ -189,48 +189,45 @@ class Comparison(StepReport):
         remedy = f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."
         return Finding(name, WARNING, f"no significant difference: {ratio}", remedy)
 
-    def describe_speedup(self, speedup: Interval) -> str:
-        """Return a speedup with its interval and its condition, as a clause."""
-        condition = GPU_BATCHES if self.batch_tokens else ""
-        return f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f}){condition}"
-
     def to_report(self) -> Report:
         """Return a report with the speed, the findings and the measurements."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
         title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
-        if self.disturbance:
-            title += ": not measured"
-        bars = []
-        speed_rows = []
-        for name, metrics in zip(names, self.devices, strict=True):
-            rate = format_rate(metrics.rows_per_second)
-            speed_rows.append(
-                (
-                    name,
-                    f"{1000 * metrics.seconds:.2f}",
-                    str(metrics.throughput or rate),
-                    str(metrics.speedup or ""),
-                    "" if metrics.utilization is None else format_percent(metrics.utilization),
-                )
+        speed_rows = tuple(
+            (
+                self.device_label(metrics.device),
+                f"{1000 * metrics.seconds:.2f}",
+                str(metrics.throughput or format_rate(metrics.rows_per_second)),
+                str(metrics.speedup or ""),
+                "" if metrics.utilization is None else format_percent(metrics.utilization),
             )
-            bars.append(Bar(name, metrics.rows_per_second, f"{rate} rows/s"))
+            for metrics in self.devices
+        )
         columns = ("device", "ms per step", "rows per second", "speedup over the CPU", "utilization")
-        speeds = Table("Speed", columns, tuple(speed_rows), collapsed=True)
+        speeds = Table("Speed", columns, speed_rows, collapsed=True)
         phase_names = dict.fromkeys(name for metrics in self.devices for name in metrics.phase_times.seconds)
         phase_rows = tuple(
             (name, *(metrics.phase_times.format_phase(name) for metrics in self.devices)) for name in phase_names
         )
         phases = Table("Time per phase, timed in other steps", ("phase", *names), phase_rows, collapsed=True)
+        bars = tuple(
+            Bar(
+                self.device_label(metrics.device),
+                metrics.rows_per_second,
+                f"{format_rate(metrics.rows_per_second)} rows/s",
+            )
+            for metrics in self.devices
+        )
         # A bar of a single device shows nothing.
-        chart = Chart("Throughput", tuple(bars) if len(bars) > 1 else ())
-        answer: tuple[str, ...] = ()
+        chart = Chart("Throughput", bars if len(bars) > 1 else ())
+        answer = self.not_measured
         speed = self.devices[0].throughput
-        if speed and len(self.devices) == 1 and not self.disturbance:
+        if speed and len(bars) == 1 and not answer:
             sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high)
-            answer = (sentence, "Only the CPU was measured.")
+            answer = f"{sentence} Only the CPU was measured."
         return Report(
             title,
-            (*answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."),
+            tuple(filter(None, (answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."))),
             (findings_table("", self.findings),),
             metrics=self.select_reliable(speeds, phases),
             charts=self.select_reliable(chart),

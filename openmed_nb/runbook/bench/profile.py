@@ -228,7 +228,7 @@ class Profile(StepReport):
     def to_report(self) -> Report:
         """Return a report with the bottlenecks and the measurements."""
         title = f"Profile of {self.name} ({self.task}) on {self.device_label(self.device)}"
-        step_time = self.not_measured or (f"A step takes {format_milliseconds(self.seconds)}.",)
+        step_time = self.not_measured or f"A step takes {format_milliseconds(self.seconds)}."
         waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
         # Metrics of a step.
         metrics = (
@@ -263,7 +263,7 @@ class Profile(StepReport):
             start += seconds
         return Report(
             title,
-            (*step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
+            (step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),

@@ -200,7 +200,7 @@ class SweepReport(StepReport):
         if not select_fitting(self.points):
             return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
         if self.disturbance:
-            return " ".join(self.not_measured)
+            return self.not_measured
         stop_reason = STOP_REASONS[self.stop_code]
         if not self.knee:
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
@@ -217,9 +217,7 @@ class SweepReport(StepReport):
         """Return a report with the knee and the measurements."""
         device = self.device_label(self.device)
         title = f"Batch sweep on {device}: no best batch size found"
-        if self.disturbance:
-            title = f"Best batch size on {device}: not measured"
-        elif self.knee:
+        if self.knee:
             may_be_larger = self.still_increasing and self.stop_code in {"largest", "time"}
             title = f"Best batch size on {device}: {'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
         sentences = [f"Model: {self.name}, task: {self.task}.", self.reason]
@@ -482,11 +480,6 @@ class SweepMeasurement:
     limit: int | None = None
     start: float = field(default_factory=current_time)
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start of the sweep."""
-        return current_time() - self.start
-
     def measure_size(self, rows: int) -> Point:
         """Measure a batch size."""
         SESSION.notify(ProgressEvent("Sweeping", f"{self.benchmark.name}, batches of {pluralize(rows, 'row')}"))
@@ -510,7 +503,8 @@ class SweepMeasurement:
             return "memory"
         step_seconds = rows / select_fitting(points)[-1].speed
         timed_seconds = max(step_seconds * MIN_STEPS, SECONDS_PER_POINT)
-        expected_end = self.elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
+        elapsed = current_time() - self.start
+        expected_end = elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
         return "time" if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
 
     def measure_interleaved(self, points: Sequence[Point]) -> list[Point]:

@@ -132,9 +132,9 @@ class StepReport(Displayable):
         return WARNING if self.disturbance else ""
 
     @property
-    def not_measured(self) -> tuple[str, ...]:
-        """Sentence that states why the times are not reliable, and one with the remedy; none if they are reliable."""
-        return (f"Not measured: {self.disturbance}.", REPEAT_REMEDY) if self.disturbance else ()
+    def not_measured(self) -> str:
+        """Reason why the times are not reliable, and the remedy, as sentences; empty if they are reliable."""
+        return f"Not measured: {self.disturbance}. {REPEAT_REMEDY}" if self.disturbance else ""
 
     def select_reliable(self, *shown: Measured) -> tuple[Measured, ...]:
         """Return values, tables or charts of times, or none of them if the times are not reliable."""

@@ -193,7 +193,7 @@ def _describe_result(result: StepResult, known: Evidence) -> dict[str, Any]:
     findings = getattr(result.displayed, "findings", ())
     failed = ", ".join(finding.name for finding in findings if finding.status == FAILED)
     report = result.displayed.to_report()  # Without the simulation notice, which the whole report has once.
-    not_measured = " ".join(getattr(result.displayed, "not_measured", ()))
+    not_measured = getattr(result.displayed, "not_measured", "")
     summary = not_measured or result.summary or " ".join((f"{report.title}.", *report.sentences[:1]))
     status = WARNING if not_measured else result.status
     if not status:

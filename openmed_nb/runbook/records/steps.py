@@ -218,7 +218,6 @@ def _memory(options: StepOptions) -> StepResult:
 
 def _compare(options: StepOptions) -> StepResult:
     from ..bench.comparison import compare
-    from ..bench.timing import format_rate
 
     comparison = compare(
         options.model,
@@ -228,12 +227,9 @@ def _compare(options: StepOptions) -> StepResult:
         seconds=options.seconds,
         **options.workload_arguments,
     )
-    parts = []
-    for device in comparison.devices:
-        speedup = f", {comparison.describe_speedup(device.speedup)}" if device.speedup else ""
-        name = comparison.device_label(device.device)
-        parts.append(f"{name}: {format_rate(device.rows_per_second)} rows per second{speedup}")
-    return StepResult(comparison, (comparison,), f"{'; '.join(parts)}.")
+    # Only the CPU has no speedup: the first sentence of the report is its speed.
+    speeds = comparison.findings[: len(comparison.devices) - 1]
+    return StepResult(comparison, (comparison,), " ".join(f"{speed.name}: {speed.evidence}." for speed in speeds))
 
 
 def _fallbacks(options: StepOptions) -> StepResult:

@@ -475,9 +475,15 @@ def _read_benchmark(
     if report.disturbance:
         values = {name: value for name, value in values.items() if name in TIMELESS_METRICS}
         values |= {"slow_conditions": (report.disturbance,), "disturbed_measurements": (report.COMMAND,)}
-    run = Run(report.task, batch_size, workers=report.workers, dtype=report.dtype, row_shape=report.row_shape)
-    if batch_size and report.batch_tokens:
-        run = replace(run, batch_size=None, batch_tokens=report.batch_tokens)
+    tokens = batch_size and report.batch_tokens
+    run = Run(
+        report.task,
+        None if tokens else batch_size,
+        workers=report.workers,
+        dtype=report.dtype,
+        row_shape=report.row_shape,
+        batch_tokens=tokens,
+    )
     return ReportMetrics(kind, sanitize_path(report.name), device, report.simulated, values, run)
 
 
@@ -492,9 +498,9 @@ def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
     only_device = report.devices[0].device if len(report.devices) == 1 else None
     if context.evidence["device"]:
         device = report.for_device(context.evidence["device"])
-        values |= {**_device_values(device), "batch_tokens": report.batch_tokens}
         # Annotation batches by tokens instead of rows.
-        values["batch"] = None if report.task == ANNOTATION else device.rows
+        batch = None if report.task == ANNOTATION else device.rows
+        values |= {**_device_values(device), "batch_tokens": report.batch_tokens, "batch": batch}
     return _read_benchmark(report, "comparison", only_device, report.devices[0].rows, values)
 
 
@@ -599,9 +605,8 @@ def _free_fraction(used: int, limit: float) -> float:
 @read_report.register
 def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     curve = replace(report, growth_threshold=context.gates.memory_growth)
-    fraction = report.limit or 1.0
     free = [
-        _free_fraction(sample.peak, sample.recommended * fraction)
+        _free_fraction(sample.peak, sample.recommended * (report.limit or 1.0))
         for sample in report.samples
         if sample.peak and sample.recommended
     ]

@@ -75,15 +75,13 @@ class EvidenceCase(Context):
 
     @property
     def on_accelerator(self) -> bool:
-        """Whether the device can be compared with the CPU, which an unknown device can."""
-        device_type = self.evidence.device_type
-        return device_type is None or get_device(device_type).is_accelerator
+        """Whether the device can be compared with the CPU, which an unknown device can, as it may be MPS."""
+        return get_device(self.evidence["device"] or "mps").is_accelerator
 
     @property
     def has_fallbacks(self) -> bool:
-        """Whether operators can fall back to the CPU, which an unknown device can."""
-        device_type = self.evidence.device_type
-        return device_type is None or get_device(device_type).has_fallbacks
+        """Whether operators can fall back to the CPU, which an unknown device can, as it may be MPS."""
+        return get_device(self.evidence["device"] or "mps").has_fallbacks
 
     @property
     def is_rounding(self) -> bool:
@@ -169,8 +167,9 @@ class EvidenceCase(Context):
         speedup whose interval contains the gate is included.
         """
         names = (*COMPARISON_GATES, *DEVICE_GATES) if self.on_accelerator else DEVICE_GATES
-        has_speedup = self.evidence["speedup"] is not None
-        return tuple(name for name in names if self.is_within(name) or (name == "speedup" and has_speedup))
+        return tuple(
+            name for name in names if self.is_within(name) or (name == "speedup" and self.evidence[name] is not None)
+        )
 
     def describe_next_step(self, command: str) -> str:
         """Return the sentence that asks for a measurement, or for its repetition if its times were not reliable."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,32 +170,24 @@ class Verdict(Displayable):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the evidence."""
+        return tuple(self._iter_warnings())
+
+    def _iter_warnings(self) -> Iterator[str]:
         evidence = self.evidence
         case = self._case
-        warnings = []
         if evidence["refused_dtype"]:
-            warnings.append(f"The entities of the model change in {evidence['refused_dtype']}: use float32.")
+            yield f"The entities of the model change in {evidence['refused_dtype']}: use float32."
         if evidence["silent_errors"]:
-            warnings.append(
-                f"Known silent errors were detected on this device ({', '.join(evidence['silent_errors'])}); "
-                "see nb.doctor() for remedies."
-            )
+            yield f"Known silent errors were detected on this device ({', '.join(evidence['silent_errors'])}); see nb.doctor() for remedies."
         if (evidence["entity_bound"] or 0) > 1 - self.gates.entity_agreement:
-            warnings.append(
-                f"Up to {format_value('fraction', evidence['entity_bound'])} of the entities can differ: compare more texts."
-            )
+            yield f"Up to {format_value('fraction', evidence['entity_bound'])} of the entities can differ: compare more texts."
         growth = evidence["memory_growth"]
         if growth and evidence["memory_verdict"] == "growing below the limit":
-            warnings.append(
-                f"Memory grows by {format_percent(growth, '.1f')} in {GROWTH_EPOCHS} epochs{describe_limit(growth, self.gates.memory_growth)}."
-            )
+            yield f"Memory grows by {format_percent(growth, '.1f')} in {GROWTH_EPOCHS} epochs{describe_limit(growth, self.gates.memory_growth)}."
         if evidence["memory_advice"] and evidence["memory_verdict"] != "growing":
-            warnings.append(f"Memory curve, {evidence['memory_verdict']}: {evidence['memory_advice']}")
+            yield f"Memory curve, {evidence['memory_verdict']}: {evidence['memory_advice']}"
         if evidence["task"] == INFERENCE and case.on_accelerator and not case.is_correctness_known():
-            warnings.append(
-                "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
-            )
-        return tuple(warnings)
+            yield "Parity of a custom module is not known: compare its outputs on both devices with torch.testing.assert_close."
 
     @property
     def not_known(self) -> tuple[str, ...]:
@@ -398,8 +390,9 @@ def collect_evidence(
     gates = gates or Gates()
     summaries = [read_report(report, Context()) for report in reports_by_type.values()]
     _check_models(reports_by_type.values())
-    dtypes = [summary.run.dtype for summary in summaries]
-    _single_value("a model in several dtypes", dtypes, "Pass reports of one dtype.")
+    _single_value(
+        "a model in several dtypes", (summary.run.dtype for summary in summaries), "Pass reports of one dtype."
+    )
     values = {
         **evidence,
         "device": evidence["device"] or _find_device(summaries, reports_by_type.get(Comparison)),
@@ -477,11 +470,13 @@ def _find_task(summaries: Sequence[ReportMetrics], selected: str | None) -> str 
     Raises:
         ConfigurationError: If no report has the selected task, or if none is selected and the reports have several tasks.
     """
-    tasks = {task for summary in summaries if (task := TASK_BY_STEP.get(summary.run.task or ""))}
+    tasks = {TASK_BY_STEP.get(summary.run.task or "") for summary in summaries} - {None}
     if selected:
         # No step generates text, so forward passes are measured for that task.
         if tasks and (INFERENCE if selected == GENERATION else selected) not in tasks:
-            message = f"The reports cover {', '.join(sorted(tasks))}, and not the task {describe_value(selected)}."
+            message = (
+                f"The reports cover {', '.join(sorted(map(str, tasks)))}, and not the task {describe_value(selected)}."
+            )
             raise ConfigurationError(message, "Remove task=, or pass reports of that task.")
         return selected
     task = _single_value("several tasks", tasks, "Pass reports of one task, or select it with task=.")
