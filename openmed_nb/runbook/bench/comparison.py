@@ -180,14 +180,19 @@ class Comparison(StepReport):
         speedup = metrics.speedup
         if speedup is None:
             return Finding(name, NOT_APPLICABLE, "a simulated device computes on the CPU")
-        condition = GPU_BATCHES if self.batch_tokens else ""
-        ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f}){condition}"
+        ratio = f"{speedup.median:.2f} times as fast as the CPU ({speedup.low:.2f} to {speedup.high:.2f})"
+        if self.batch_tokens:
+            ratio += GPU_BATCHES
         if speedup.low > 1:
             return Finding(name, OK, ratio)
         if speedup.high < 1:
             return Finding(name, WARNING, ratio, f"{LARGER_BATCH_REMEDY} Otherwise use the CPU.")
-        remedy = f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences."
-        return Finding(name, WARNING, f"no significant difference: {ratio}", remedy)
+        return Finding(
+            name,
+            WARNING,
+            f"no significant difference: {ratio}",
+            f"{LARGER_BATCH_REMEDY} More seconds can show smaller differences.",
+        )
 
     def to_report(self) -> Report:
         """Return a report with the speed, the findings and the measurements."""
@@ -431,9 +436,8 @@ def _time_interleaved(
             workloads[device].discard_prefetched(batches[device])
             return workloads[device].time_steps(batches[device], steps)
 
-        model = next(iter(workloads.values())).name
         suffix = "" if len(workloads) > 1 else ", CPU only"
-        tracked_rounds = SESSION.track("Comparing", f"{model}{suffix}", range(rounds), "round")
+        tracked_rounds = SESSION.track("Comparing", f"{workloads[CPU].name}{suffix}", range(rounds), "round")
         measures = {device: partial(run_trial, device) for device in workloads}
         return interleave(measures, tracked_rounds, MIN_VALUES, deadline)
 

@@ -231,14 +231,12 @@ class Profile(StepReport):
         step_time = self.not_measured or f"A step takes {format_milliseconds(self.seconds)}."
         waits = tuple((wait.call, wait.place, f"{wait.count:g}") for wait in self.synchronizations)
         # Metrics of a step.
+        times = self.phase_times
         metrics = (
             ("step at full speed", format_milliseconds(self.seconds)),
             ("data only", format_milliseconds(self.data_only)),
             ("same batch repeated", format_milliseconds(self.compute_only)),
-            *(
-                (f"phase {name}, timed in other steps", self.phase_times.format_phase(name))
-                for name in self.phase_times.seconds
-            ),
+            *((f"phase {name}, timed in other steps", times.format_phase(name)) for name in times.seconds),
             ("operators per step", f"{self.operators_per_step:g}"),
             ("launch overhead", f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"),
         )
@@ -257,9 +255,8 @@ class Profile(StepReport):
         # Phases, one after the other.
         bars = []
         start = 0.0
-        for name, seconds in self.phase_times.waiting_seconds.items():
-            text = self.phase_times.format_phase(name)
-            bars.append(Bar(name, seconds, text, start, emphasized=name == self.phase_times.dominant_phase))
+        for name, seconds in times.waiting_seconds.items():
+            bars.append(Bar(name, seconds, times.format_phase(name), start, emphasized=name == times.dominant_phase))
             start += seconds
         return Report(
             title,

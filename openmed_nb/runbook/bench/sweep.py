@@ -22,7 +22,7 @@ from ..._events.activity import ProgressEvent
 from ..._render.display import UNITS, Report, Table, format_bytes, format_percent, pluralize
 from ..._render.drawing import Axes, AxisMarker, Chart, Series
 from ..._utils.clock import current_time
-from ..._utils.validation import check_bool, check_number, check_optional_integer
+from ..._utils.validation import check_number, check_optional_integer
 from ...devices.machine import import_psutil
 from ...devices.profilers import is_profiler_active, iter_memory_changes, profile_device
 from ...devices.registry import empty_cache, get_device, is_out_of_memory
@@ -350,7 +350,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     seconds = check_number("seconds", seconds, above=0, example="30")
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
     with SESSION.operation():
-        check_bool("training", training)
         if is_token_classifier(model) and not training and data is not None:
             remedy = "Remove data, and pass length=... if your texts are not about 128 tokens long."
             raise ConfigurationError("A sweep does not accept texts, because all of its rows have one length.", remedy)
@@ -503,8 +502,7 @@ class SweepMeasurement:
             return "memory"
         step_seconds = rows / select_fitting(points)[-1].speed
         timed_seconds = max(step_seconds * MIN_STEPS, SECONDS_PER_POINT)
-        elapsed = current_time() - self.start
-        expected_end = elapsed + timed_seconds + step_seconds * UNTIMED_STEPS
+        expected_end = current_time() - self.start + timed_seconds + step_seconds * UNTIMED_STEPS
         return "time" if expected_end > self.time_budget * SEARCH_TIME_FRACTION else ""
 
     def measure_interleaved(self, points: Sequence[Point]) -> list[Point]:

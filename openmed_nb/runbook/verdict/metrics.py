@@ -54,6 +54,9 @@ GENERATION = "generation"
 # Supported uses of a model: finding entities, forward passes of a custom module, training, and generating text.
 TASKS = (ANNOTATION, INFERENCE, TRAINING, GENERATION)
 
+# Values of metrics by name. A logbook stores only those that are numbers.
+Values = dict[str, Any]
+
 Unit = Literal["fraction", "difference", "hours", "ratio", "rate", "count", "text", "names", "phases", "boolean"]
 SUFFIXES: Mapping[Unit, str] = {"ratio": "x", "rate": " per second", "hours": " hours"}
 
@@ -234,7 +237,7 @@ def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-class Evidence(dict[str, Any]):
+class Evidence(Values):
     """Values of metrics by name; ``None`` for a metric that was not measured, which is never guessed.
 
     The names are those of ``METRICS``. Fractions are in [0, 1].
@@ -431,8 +434,8 @@ def extract_metrics(report: Any) -> ReportMetrics:
 
 def _select_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers among values, the fraction of each phase, and the number of names, which may be private."""
-    phases = values.get("phase_fractions") or {}
-    fractions = {f"{phase}_fraction": fraction for phase, fraction in phases.items()}
+    phases = (values.get("phase_fractions") or {}).items()
+    fractions = {f"{phase}_fraction": fraction for phase, fraction in phases}
     counts = {name: len(value) for name, value in values.items() if isinstance(value, tuple)}
     return finite_numbers({**values, **fractions, **counts})
 
@@ -469,7 +472,7 @@ def _read_benchmark(
     kind: str,
     device: str | None,
     batch_size: int | None,
-    values: dict[str, Any],
+    values: Values,
 ) -> ReportMetrics:
     """Return the values of a benchmark with its run settings; without its times if they are not reliable."""
     if report.disturbance:
@@ -490,7 +493,7 @@ def _read_benchmark(
 @read_report.register
 def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
     # A logbook stores the values of every device, and a verdict reads those of its device.
-    values: dict[str, Any] = {
+    values: Values = {
         f"{device.device}_{name}": value
         for device in report.devices
         for name, value in _select_numbers(_device_values(device)).items()
@@ -504,7 +507,7 @@ def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
     return _read_benchmark(report, "comparison", only_device, report.devices[0].rows, values)
 
 
-def _device_values(device: DeviceMetrics) -> dict[str, Any]:
+def _device_values(device: DeviceMetrics) -> Values:
     speedup = device.speedup
     throughput = device.throughput
     return {
@@ -544,7 +547,7 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
     return _read_benchmark(report, "profile", report.device, report.rows, values)
 
 
-def _fallback_values(entries: Sequence[Fallback]) -> dict[str, Any]:
+def _fallback_values(entries: Sequence[Fallback]) -> Values:
     """Return the operators that ran on the CPU instead of MPS, and those that failed."""
     return {
         name: tuple(sorted({entry.operator for entry in entries if entry.outcome == outcome}))
@@ -611,7 +614,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
         if sample.peak and sample.recommended
     ]
     peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
-    values: dict[str, Any] = {
+    values: Values = {
         "memory_growth": None if curve.verdict == "insufficient data" else curve.trend.growth,
         "memory_verdict": curve.verdict,
         "memory_advice": None if curve.advice == ADVICE["flat"] else curve.advice,
@@ -623,7 +626,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
 
 @read_report.register
 def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
-    values: dict[str, Any] = {
+    values: Values = {
         "entity_agreement": report.spans.agreement if report.spans.all else None,
         "entity_bound": report.spans.upper_bound,
         "logits": report.logit_difference,
@@ -642,17 +645,13 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
 def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics:
     """Return the values of a reduced dtype. One that changes the entities is evidence against the dtype alone."""
     parity = report.parity
-    keeps_entities = (
-        parity.spans.agreement >= context.gates.entity_agreement
-        and not parity.non_finite_tokens
-        and not report.is_refuted
-    )
-    values: dict[str, Any] = {
-        "dtype_agreement": parity.spans.agreement,
-        "entity_agreement": parity.spans.agreement if parity.spans.all and keeps_entities else None,
-        "entity_bound": parity.spans.upper_bound if keeps_entities else None,
-        "refused_dtype": parity.dtype if (parity.spans.all or report.is_refuted) and not keeps_entities else None,
-    }
+    spans = parity.spans
+    values: Values = {"dtype_agreement": spans.agreement}
+    loses_entities = spans.agreement < context.gates.entity_agreement or parity.non_finite_tokens
+    if report.is_refuted or (spans.all and loses_entities):
+        values["refused_dtype"] = parity.dtype
+    elif not loses_entities:
+        values |= {"entity_agreement": spans.agreement if spans.all else None, "entity_bound": spans.upper_bound}
     return ReportMetrics(
         "precision", f"{sanitize_path(parity.model)} in {parity.dtype}", parity.device, parity.simulated, values
     )
@@ -661,7 +660,7 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
 @read_report.register
 def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
     source = (f"from step {report.divergence_step}",) if report.divergence_step else ()
-    values: dict[str, Any] = {"divergence_source": source, "drift": max(report.drift)}
+    values: Values = {"divergence_source": source, "drift": max(report.drift)}
     return ReportMetrics(
         "losses",
         f"{sanitize_path(report.model)} in {report.dtype}",
@@ -675,7 +674,7 @@ def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
 @read_report.register
 def _read_fallbacks(report: FallbackLog, _context: Context) -> ReportMetrics:
     calls = report.num_mps_operators
-    values: dict[str, Any] = {}
+    values: Values = {}
     if calls:
         values = {**_fallback_values(report.entries), "fallback_calls": min(1.0, report.count / calls)}
     return ReportMetrics("fallbacks", "operators", "mps" if calls else None, report.simulated, values)
@@ -685,14 +684,14 @@ def _read_fallbacks(report: FallbackLog, _context: Context) -> ReportMetrics:
 def _read_forecast(report: Forecast, context: Context) -> ReportMetrics:
     # A forecast covers a forward pass, so it cannot show that no operator of a training falls back.
     nothing = None if context.evidence["task"] == TRAINING else ()
-    values: dict[str, Any] = {"fallback_operators": report.cpu_operators or nothing}
+    values: Values = {"fallback_operators": report.cpu_operators or nothing}
     # A forecast runs on the CPU and does not depend on a simulation.
     return ReportMetrics("forecast", sanitize_path(report.model), None, False, values)
 
 
 @read_report.register
 def _read_status(report: SystemStatus, _context: Context) -> ReportMetrics:
-    values: dict[str, Any] = {"slow_conditions": _slow_conditions(report.findings)}
+    values: Values = {"slow_conditions": _slow_conditions(report.findings)}
     return ReportMetrics("system status", "computer", None, report.simulated, values)
 
 
@@ -707,7 +706,7 @@ def _read_doctor(report: DoctorReport, _context: Context) -> ReportMetrics:
     failed = [finding.name for finding in findings if finding.status == FAILED and finding.name not in detected]
     was_checked = statuses.get(SILENT_ERRORS) in {OK, FAILED, WARNING}
     gpu_statuses = [statuses.get(name) for name in GPU_CHECKS]
-    values: dict[str, Any] = {
+    values: Values = {
         "device_faults": tuple(name for name in failed if name in computation),
         "silent_errors": detected if detected or was_checked else None,
         "doctor_failures": tuple(name for name in failed if name not in computation),

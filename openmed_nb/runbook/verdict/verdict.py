@@ -294,8 +294,7 @@ class Verdict(Displayable):
         """Return the numeric evidence for a logbook."""
         evidence = self.evidence
         values = finite_numbers({**evidence, "not_known": len(self.missing_requirements)})
-        subject = evidence["task"] or "computer"
-        return ReportMetrics("verdict", subject, evidence["device"], self.simulated, values)
+        return ReportMetrics("verdict", evidence["task"] or "computer", evidence["device"], self.simulated, values)
 
 
 def verdict(
