@@ -187,7 +187,7 @@ def test_speed_finding_follows_the_interval(low, high, status, evidence):
 
     assert (finding.status, bool(finding.remedy)) == (status, status == WARNING)
     assert finding.evidence.startswith(evidence)
-    assert f"({low:.2f} to {high:.2f})" in finding.evidence
+    assert f"({low:.2f} to {high:.2f}){comparison.GPU_BATCHES}" in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -299,6 +299,7 @@ def test_report_and_json_have_speedup_and_utilization():
     cpu, mps = json.loads(json.dumps(COMPARISON.to_dict()))["devices"]
 
     assert all(text in html for text in ("4.00 (3.80 to 4.30, 96.0% CI)", ">70%<", "2.50 ms (25%)"))
+    assert comparison.GPU_BATCHES not in str(replace(COMPARISON, batch_tokens=None))
     assert (cpu["speedup"], mps["speedup"]["low"], mps["utilization"]) == (None, 3.8, 0.7)
     with pytest.raises(ConfigurationError, match=r"'cuda' was not compared\. Use one of cpu, mps"):
         COMPARISON.for_device("cuda")

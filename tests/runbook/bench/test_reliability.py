@@ -20,6 +20,7 @@ from openmed_nb.runbook.verdict.metrics import Evidence
 LAYER = torch.nn.Linear(4, 4)
 ROWS = torch.ones(2, 4)
 BUSY = "the computer is busy (other programs use 1.2 of 2 processor cores)"
+REPORTS = (COMPARISON, SWEEP, replace(PROFILE, task="annotation"))
 
 
 @pytest.mark.usefixtures("clock")
@@ -44,7 +45,6 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     for report in (sweep, comparison, profile):
         assert reason in report.disturbance in str(report)
         assert bool(report.disturbance) == bool(reason) == ("ot measured" in str(report))
-    assert ("phase forward" in str(profile)) == (not reason)
     assert (sweep.knee is None) == ("rows like these" not in str(comparison)) == bool(reason)
 
 
@@ -53,7 +53,7 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     [
         (COMPARISON, ("40.00", "1,600", "2.50 ms", "Throughput")),
         (SWEEP, ("rows/s", "1,500", "Throughput")),
-        (PROFILE, ("125.00 ms", "40.000", "Time per phase")),
+        (PROFILE, ("125.00 ms", "40.000", "phase forward", "Time per phase")),
     ],
 )
 def test_disturbed_report_shows_no_times(report, times):
@@ -120,8 +120,7 @@ def test_sweep_of_unstable_steps_has_no_knee(clock):
 
 def test_verdict_of_unreliable_reports_is_to_measure():
     """The reason is a condition of the verdict, stated once, and the memory of a sweep stays known."""
-    reports = (COMPARISON, replace(SWEEP, knee=None), replace(PROFILE, task="annotation"))
-    busy = (replace(report, disturbance=BUSY.replace("1.2", f"1.{n}")) for n, report in enumerate(reports, 2))
+    busy = (replace(report, disturbance=BUSY.replace("1.2", f"1.{n}")) for n, report in enumerate(REPORTS, 2))
     verdict = nb.verdict(*busy, SystemStatus(background_load="Mail"))
 
     assert verdict.recommendation == "measure first"
@@ -133,31 +132,19 @@ def test_verdict_of_unreliable_reports_is_to_measure():
     assert verdict.evidence["out_of_memory_at"] == 64
 
 
-@pytest.mark.parametrize(
-    ("repeated", "remaining"), [(SWEEP, "texts_per_second"), (COMPARISON, "knee"), (PROFILE, "knee")]
-)
-def test_verdict_discards_only_the_times_of_disturbed_reports(repeated, remaining):
-    cpu = replace(COMPARISON.devices[0], throughput=timing.Interval(390.0, 400.0, 410.0, 0.96))
-    reports = (
-        replace(COMPARISON, devices=(cpu,)),
-        replace(SWEEP, device="cpu"),
-        replace(PROFILE, device="cpu", task="annotation"),
-    )
-    verdict = nb.verdict(
-        *(replace(report, disturbance=BUSY if report.COMMAND == repeated.COMMAND else "") for report in reports)
-    )
+@pytest.mark.parametrize("repeated", REPORTS, ids=lambda report: report.COMMAND)
+def test_verdict_discards_only_the_times_of_disturbed_reports(repeated):
+    verdict = nb.verdict(*(replace(report, disturbance=BUSY if report is repeated else "") for report in REPORTS))
 
     assert f"because their times do not count: {repeated.COMMAND}." in str(verdict)
     assert verdict.evidence["disturbed_measurements"] == (repeated.COMMAND,)
-    assert verdict.evidence[remaining] is not None
-    assert ("notes like these" in str(verdict)) == (repeated is not COMPARISON)
+    assert (verdict.evidence["speedup"] is None) == (repeated is COMPARISON)
+    assert (verdict.evidence["knee"] is None) == (repeated is SWEEP)
 
 
 def test_verdict_has_the_conditions_of_all_reports():
     status = SystemStatus(power_source="battery")
-    verdict = nb.verdict(
-        replace(PROFILE, task="annotation", disturbance=BUSY), replace(SWEEP, disturbance=BUSY), status
-    )
+    verdict = nb.verdict(*(replace(report, disturbance=BUSY) for report in REPORTS), status)
     given = nb.verdict(Evidence(slow_conditions=()), status)
 
     assert [BUSY in condition for condition in verdict.evidence["slow_conditions"]] == [True, False]

@@ -161,6 +161,9 @@ CASES = {
     ],
     "losses diverge": [make_losses((1.0, 2.0))],
     "a flat memory curve": [make_curve(*[100] * 8)],
+    "the cause of a leak": [
+        make_curve(*range(100, 150, 9), referrers=(TensorReferrer("losses", "list", 40, 12 * MIB, 40),))
+    ],
     "peak memory below a memory limit": [make_peak_curve(0.9)],
     "a profile contains the synchronization points in user code": [PROFILE],
     "a profile with operators that fall back and fail": [
@@ -220,27 +223,6 @@ def test_curve_uses_the_gate_of_the_verdict():
     assert collect_evidence(slow)["memory_verdict"] == "growing below the limit"
     assert nb.verdict(slow).recommendation == "measure first"
     assert nb.verdict(slow, gates=gates(memory_growth=0.05)).recommendation == "fix the leak"
-
-
-REFERRER = TensorReferrer("losses['{a}']", "list", 40, 12 * MIB, 40)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "recommendation"),
-    [
-        ((100, 150, 200, 250, 300), "fix the leak"),
-        ((100, 100, 100, 100), "keep this device"),
-        ((100, 150), "measure first"),
-    ],
-)
-def test_verdict_repeats_the_advice_of_the_curve(sizes, recommendation):
-    """A training that is too short to show growth is not a reason to keep the device."""
-    curve = make_curve(*sizes, device="cpu", referrers=(REFERRER,))
-    verdict = nb.verdict(curve, Evidence(no_gpu=True))
-
-    assert verdict.recommendation == recommendation
-    assert curve.advice in str(verdict)
-    assert str(REFERRER) in curve.advice
 
 
 @pytest.mark.real_computer
@@ -316,9 +298,8 @@ def test_arguments_precede_reports():
     )
 
     assert (evidence["task"], evidence["num_texts"]) == ("training", 500)
-    for task in ("dance", "inference"):
-        with pytest.raises(ConfigurationError, match=task):
-            nb.verdict(COMPARISON, task=task)
+    with pytest.raises(ConfigurationError, match="annotation, and not the task 'inference'"):
+        nb.verdict(COMPARISON, task="inference")
 
 
 SIMULATED_PARITY = replace(PARITY, device="mps (SIMULATED)")
