@@ -197,7 +197,7 @@ class Comparison(StepReport):
     def to_report(self) -> Report:
         """Return a report with the speed, the findings and the measurements."""
         names = [self.device_label(metrics.device) for metrics in self.devices]
-        title = f"Comparison of {self.name} ({self.task}) on {' and '.join(names)}"
+        subject = f"{self.name} ({self.task}) on {' and '.join(names)}"
         speed_rows = tuple(
             (
                 self.device_label(metrics.device),
@@ -231,7 +231,7 @@ class Comparison(StepReport):
             sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high)
             answer = f"{sentence} Only the CPU was measured."
         return Report(
-            title,
+            f"Comparison of {subject}{': not measured' if self.disturbance else ''}",
             tuple(filter(None, (answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."))),
             (findings_table("", self.findings),),
             metrics=self.select_reliable(speeds, phases),

@@ -216,7 +216,7 @@ class SweepReport(StepReport):
     def to_report(self) -> Report:
         """Return a report with the knee and the measurements."""
         device = self.device_label(self.device)
-        title = f"Batch sweep on {device}: no best batch size found"
+        title = f"Batch sweep on {device}: {'not measured' if self.disturbance else 'no best batch size found'}"
         if self.knee:
             may_be_larger = self.still_increasing and self.stop_code in {"largest", "time"}
             title = f"Best batch size on {device}: {'at least ' if may_be_larger else ''}{pluralize(self.knee, 'row')}"
