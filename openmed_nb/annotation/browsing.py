@@ -17,7 +17,7 @@ from .._render.display import Report, label_color, pluralize, to_html
 from .._utils.text import short_type_name, straighten_apostrophes
 from .._utils.validation import check_number
 from ..errors import ConfigurationError, OpenMedError
-from .boundaries import whole_words
+from .boundaries import strip_span, whole_words
 from .context import CONTEXT_LABELS, CUE_SUFFIX, context_mark
 from .gold import GoldSpan
 from .inputs import NOTE_COLUMN
@@ -294,9 +294,7 @@ class ReviewListing(NoteListing):
                 )
             start, end = free[0]
         else:  # A selection often includes the space after a word.
-            selected = text[start:end]
-            end = start + len(selected.rstrip())
-            start += len(selected) - len(selected.lstrip())
+            start, end = strip_span(text, start, end)
         self.review.mark(note, start, end, event["label"])
 
     def displayed_entities(self, index: int) -> list[Mapping[str, Any]]:

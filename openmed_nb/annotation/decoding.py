@@ -122,12 +122,10 @@ class Decoder:
 
     def entities(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
         """Return the entities of each text."""
-        if not len(tokens):
-            return ResultStore.from_results(
-                [[] for _ in texts], "entity" if self.strategy == "none" else "entity_group"
-            )
         if self.strategy == "none":
             return self._decode_tokens(texts, tokens, predictions)
+        if not len(tokens):
+            return ResultStore.from_results([[] for _ in texts])
         return self._decode_entities(texts, tokens, predictions)
 
     def _decode_tokens(self, texts: Sequence[str], tokens: Tokens, predictions: Predictions) -> ResultStore:
@@ -242,9 +240,9 @@ class Decoder:
         if not len(positions):
             return {}
         text_ids = tokens.text_ids(positions)
-        starts_span = np.ones(len(positions), bool)
-        starts_span[1:] = (np.diff(positions) > 1) | (np.diff(text_ids) > 0) | (np.diff(types) != 0)
-        first = np.flatnonzero(starts_span)
+        # The difference from the index is the same for adjacent positions.
+        is_after_gap = mark_changes(positions - np.arange(len(positions)))
+        first = np.flatnonzero(is_after_gap | mark_changes(text_ids) | mark_changes(types))
         columns = (
             text_ids[first],
             predictions.labels[positions[first]],

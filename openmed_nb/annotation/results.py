@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
     from .export.notes import ExportedNote
     from .export.registry import ExportReport
-    from .gold import GoldSpan, GoldText
+    from .gold import GoldSpan
     from .review import Review
     from .scores import SchemeScores, ScoredSpan, Scores
 
@@ -570,7 +570,7 @@ def _group_overlapping(entities: Iterable[Mapping[str, Any]]) -> list[list[Mappi
     for entity in sorted(entities, key=operator.itemgetter("start", "end")):
         if entity["end"] <= entity["start"]:
             continue
-        if not groups or entity["start"] >= region_end:
+        if entity["start"] >= region_end:
             groups.append([])
         groups[-1].append(entity)
         region_end = max(region_end, entity["end"])
@@ -586,14 +586,6 @@ def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: I
     for label in labels:
         if _normalize_label(label) not in available:
             warn(f"No entity has the label {describe_value(label)}. {suggest(label.casefold(), sorted(available))}")
-
-
-def _warn_different_labels(gold: Iterable[GoldText], labels: Collection[str]) -> None:
-    """Warn if no label of the gold is a label of the results, so that no entity can be right."""
-    gold_labels = sorted({span.label for text in gold for span in text.spans})
-    if gold_labels and labels and not {*gold_labels} & {*labels}:
-        names = f"{{{describe_value(gold_labels[0])}: {describe_value(min(labels))}}}"
-        warn(f"The gold and the results have different labels. Rename those of the gold, as in labels={names}.")
 
 
 def _normalize_label(label: str) -> str:
@@ -1354,15 +1346,15 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             hint = "" if self.texts is None else f" Use found.at({num_shown}) to see another one."
             sentences.append(f"Showing {num_shown} of {len(self):,} notes.{hint}")
         segments: list[TextSegment] = []
-        for name, note_segments in self.iter_named_segments(0, num_shown):
+        for name, note_segments in self.iter_named_segments(num_shown):
             segments += [TextSegment(f"{displayable(name)}: ", starts_text=True), *note_segments, TextSegment("\n")]
         return replace(report, sentences=tuple(sentences), segments=tuple(segments))
 
     def iter_named_segments(
-        self, start: int, stop: int, max_characters: int | None = MAX_TEXT_CHARACTERS
+        self, count: int, max_characters: int | None = MAX_TEXT_CHARACTERS
     ) -> Iterator[tuple[str, list[TextSegment]]]:
-        """Yield the name of each text of a range, and its highlighted start; all of it if ``max_characters`` is ``None``."""
-        for index, text in enumerate(islice(self.iter_note_texts(start), stop - start), start):
+        """Yield the name of each of the first texts, and its highlighted start; all of it if ``max_characters`` is ``None``."""
+        for index, text in enumerate(islice(self.iter_note_texts(), count)):
             yield note_name(index, self.ids), self.note_segments(index, text, self.results[index], max_characters)
 
     def note_segments(
@@ -1459,7 +1451,11 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
                 message = f"The gold of text {index} has an entity that ends after the end of the text."
                 raise ConfigurationError(message, "Pass offsets in characters of the text.")
         predicted = {index: None if index in self.results.errors else self.note_spans(index) for index in aligned}
-        _warn_different_labels(texts, {*self.results.labels, *(self.known_labels or ())})
+        gold_labels = {span.label for text in texts for span in text.spans}
+        own_labels = {*self.results.labels, *(self.known_labels or ())}
+        if gold_labels and own_labels and gold_labels.isdisjoint(own_labels):  # No entity can be right.
+            names = f"{{{describe_value(min(gold_labels))}: {describe_value(min(own_labels))}}}"
+            warn(f"The gold and the results have different labels. Rename those of the gold, as in labels={names}.")
         expected_spans = {index: text.spans for index, text in aligned.items()}
         return replace(score_spans(self.model, predicted, expected_spans, self._show_span, seed), context=context)
 

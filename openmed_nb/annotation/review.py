@@ -170,14 +170,13 @@ class Review(LiveNotes):
         rows = []
         for note, position in self._reviewed_notes():
             text = next(self.found.iter_note_texts(position), None) or ""
-            for span, is_right in sorted(self.marked_spans(note).items()):
-                mark = "right" if is_right else "wrong"
+            for span, values in sorted(self.note_marks(note).spans.items()):
+                mark = "wrong" if values is None else "right"
                 if span not in self.entities[note]:
-                    if not is_right:  # Neither the model nor the user claims this entity.
+                    if values is None:  # Neither the model nor the user claims this entity.
                         continue
                     mark = "missed"
-                values = self.note_marks(note).spans[span] or {}
-                context = [values.get(name) for name in self.context_values]
+                context = [(values or {}).get(name) for name in self.context_values]
                 rows.append((position, span.label, text[span.start : span.end], span.start, span.end, mark, *context))
         columns: dict[str, np.ndarray] = {}
         for index, name in enumerate([*_COLUMNS, *self.context_values]):

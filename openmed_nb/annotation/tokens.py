@@ -250,22 +250,20 @@ def build_tokens(
             is_subword = lacks_leading_space(texts, starts, text_ids)
         if tokenizer.unk_token_id is not None:
             is_subword &= ids != tokenizer.unk_token_id
-        return Tokens(ids, starts, ends, is_subword, text_offsets)
-    if prefix:
-        starts_word = ~get_token_names(tokenizer, ids).continues[ids]
+    elif prefix:
+        is_subword = get_token_names(tokenizer, ids).continues[ids]
         # Other pre-tokenizers may leave the prefix in a piece, as in the text "##ing": then a token with the prefix starts a word.
         if not _splits_as_bert(tokenizer):
-            starts_word |= _starts_piece(encodings, len(ids))
-        return Tokens(ids, starts, ends, ~starts_word, text_offsets)
-    starts_word = _starts_piece(encodings, len(ids))
-    pairs = np.stack(_adjacent_characters(texts, starts, text_ids))
-    distinct = sorted(set(pairs.ravel().tolist()))
-    separators = np.array([is_separator(code) for code in distinct], bool)
-    is_next_to_separator = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)].any(0)
-    # A token that shares a character with the previous token continues that character, even if it is a separator.
-    shares_character = np.append(False, starts[1:] < ends[:-1])
-    starts_word |= is_next_to_separator & ~shares_character
-    return Tokens(ids, starts, ends, ~starts_word, text_offsets)
+            is_subword &= ~_starts_piece(encodings, len(ids))
+    else:
+        pairs = np.stack(_adjacent_characters(texts, starts, text_ids))
+        distinct = sorted(set(pairs.ravel().tolist()))
+        separators = np.array([is_separator(code) for code in distinct], bool)
+        is_next_to_separator = separators[np.searchsorted(np.array(distinct, np.uint32), pairs)].any(0)
+        # A token that shares a character with the previous token continues that character, even if it is a separator.
+        shares_character = np.append(False, starts[1:] < ends[:-1])
+        is_subword = ~_starts_piece(encodings, len(ids)) & (shares_character | ~is_next_to_separator)
+    return Tokens(ids, starts, ends, is_subword, text_offsets)
 
 
 def _read_spans(encodings: Iterable[Encoding]) -> np.ndarray:

@@ -88,7 +88,7 @@ def test_transformers_boundaries_drop_the_name_and_masking_replaces_it():
     found = nb.annotate([text], pipe, progress=False)
 
     assert [entity["word"].strip() for entity in found[0]] == ["Smith)"]
-    assert [(span.label, span.start, span.end) for span in found.results.dropped[0]] == [("NAME", 5, 9)]
+    assert [(span.label, *span[2:]) for span in found.results.dropped[0]] == [("NAME", 5, 9)]
     assert found.mask()[0].text == "cc: ([NAME] [NAME]"
     assert found.show(0).mask().text == "cc: ([NAME] [NAME]"
     assert found.mask().counts == {("NAME", "model"): 1, ("NAME", "partial"): 1}
@@ -101,7 +101,7 @@ def test_token_of_another_label_inside_an_entity_is_masked_by_its_own():
     found = nb.annotate(["AnnaSmith"], pipe, progress=False)
 
     assert [(entity["entity_group"], entity["start"], entity["end"]) for entity in found[0]] == [("DATE", 0, 9)]
-    assert [(span.label, span.start, span.end) for span in found.results.dropped[0]] == [("NAME", 4, 9)]
+    assert [(span.label, *span[2:]) for span in found.results.dropped[0]] == [("NAME", 4, 9)]
     assert found.filter("NAME").mask()[0].text == "[NAME]"
     assert found.filter("DATE").results.dropped == {}
     assert found.mask()[0].text == "[DATE]"

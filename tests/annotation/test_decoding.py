@@ -80,18 +80,23 @@ def make_decoder(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def entities(tokenizer, make_decoder):
-    """A function that returns the entities of texts from a label and a score for each token, in one line each."""
+def decode(tokenizer, make_decoder):
+    """A function that returns the results of texts from a label and a score for each token."""
 
-    def entities(strategy, texts, spoken, ignored=("O",)):
+    def decode(strategy, texts, spoken, ignored=("O",)):
         tokens = tokenize(tokenizer, texts)
         labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
         numbers = np.array([SPELLINGS[label] for label in labels])
         predictions = Predictions(numbers, np.array(scores, np.float32))
-        found = make_decoder(strategy, ignored).entities(texts, tokens, predictions)
-        return [[line(entity) for entity in result] for result in found]
+        return make_decoder(strategy, ignored).entities(texts, tokens, predictions)
 
-    return entities
+    return decode
+
+
+@pytest.fixture(scope="module")
+def entities(decode):
+    """A function that returns the entities of these results, in one line each."""
+    return lambda *arguments: [[line(entity) for entity in result] for result in decode(*arguments)]
 
 
 def line(entity):
@@ -129,24 +134,17 @@ def test_entities_of_two_lines_have_their_own_scores(entities, strategy):
         ("O=.9 O=.9 O=.9 O=.7 O=.9", []),
     ],
 )
-def test_dropped_spans_are_labeled_tokens_outside_entities(tokenizer, make_decoder, spoken, dropped):
+def test_dropped_spans_are_labeled_tokens_outside_entities(decode, spoken, dropped):
     """With ``first``, the label of a later token of a word is not that of the word."""
-    labels, scores = zip(*(word.split("=") for word in spoken.split()), strict=True)
-    predictions = Predictions(np.array([SPELLINGS[label] for label in labels]), np.array(scores, np.float32))
-    found = make_decoder("first").entities([HYPERTENSION], tokenize(tokenizer, [HYPERTENSION]), predictions)
+    found = decode("first", [HYPERTENSION], spoken)
     spans = [(span.label, round(span.score, 2), span.start, span.end) for span in found.dropped.get(0, ())]
     assert spans == dropped
 
 
-def test_dropped_spans_end_with_their_text(tokenizer, make_decoder):
+def test_dropped_spans_end_with_their_text(decode):
     """With ``max``, the last token of one text and the first of the next are dropped."""
-    texts = ["hypertension"] * 2
-    predictions = Predictions(np.array([0, 2, 2, 0]), np.array([0.9, 0.6, 0.7, 0.9], np.float32))
-    found = make_decoder("max").entities(texts, tokenize(tokenizer, texts), predictions)
-    assert {text: [(span.start, span.end) for span in spans] for text, spans in found.dropped.items()} == {
-        0: [(5, 12)],
-        1: [(0, 5)],
-    }
+    dropped = decode("max", ["hypertension"] * 2, "O=.9 I=.6 I=.7 O=.9").dropped
+    assert {text: [span[2:] for span in spans] for text, spans in dropped.items()} == {0: [(5, 12)], 1: [(0, 5)]}
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def save_html(path: Path, found: Any) -> None:
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in summary.sentences)
     with open_utf8(path) as file:
         file.write(PAGE_START.format(title=escape(summary.title), sentences=sentences))
-        for name, segments in found.iter_named_segments(0, len(found), None):
+        for name, segments in found.iter_named_segments(len(found), None):
             note = to_html(Report("", segments=tuple(segments)))
             file.write(f"<article><h2>Note {escape(name)}</h2>{note}</article>\n")
         file.write(PAGE_END)
