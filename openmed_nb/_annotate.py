@@ -90,7 +90,8 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             - A DataFrame, an Arrow table or a ``datasets.Dataset``, with ``text_column``, or an iterator of tables, such as
               ``pandas.read_csv(path, chunksize=1000)``.
 
-            A missing value (``None``, NaN, ``pd.NA`` and similar) has no entities, and its index is in ``missing``.
+            A missing value (``None``, NaN, ``pd.NA`` and similar, or only white space) has no entities, and its index is in
+            ``missing``.
         model: Alias, Hugging Face model id, model name or local directory, or a pipeline of :func:`load_pipeline`. If ``None``,
             use the bundled model.
         ids: One id per text, such as a note number; also ``"name"`` or ``"path"`` to use those of files. A Series of ids is aligned

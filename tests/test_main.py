@@ -100,7 +100,8 @@ def test_note_is_read_as_annotate_reads_it(content, tmp_path, capsys):
 
     result = json.loads(capsys.readouterr().out)
     assert result["text"] == content.decode()
-    assert result["entities"] == nb.annotate(note, "bundled_small", progress=False)[0]
+    # An empty note is missing.
+    assert result.get("entities", []) == nb.annotate(note, "bundled_small", progress=False)[0]
 
 
 @pytest.mark.parametrize("content", ["asthma".encode("utf-16-le"), b"Anna\0", b"Anna \xe9"], ids=repr)

@@ -143,14 +143,14 @@ MISSING_VALUE_TYPES = {("pandas", "NAType"), ("pandas", "NaTType"), ("numpy", "M
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value of any library represents a missing text. An empty text is not missing.
+    """Return whether a value of any library represents a missing text, such as a text of white space only.
 
     Example:
-        >>> is_missing(None), is_missing(float("nan")), is_missing(""), is_missing(5)
-        (True, True, False, False)
+        >>> is_missing(None), is_missing(float("nan")), is_missing(" "), is_missing(5)
+        (True, True, True, False)
     """
-    if isinstance(value, (str, list)):
-        return False
+    if isinstance(value, str):
+        return not value.strip()
     if isinstance(value, Decimal):  # A signaling NaN cannot be compared.
         return value.is_nan()
     library = type(value).__module__.partition(".")[0]
@@ -167,8 +167,6 @@ def text_fingerprint(text: Any) -> int:
 
     All missing values have the same fingerprint.
     """
-    if isinstance(text, str):  # Checked first, because nearly all texts are strings.
-        return _digest(text)
     if isinstance(text, TextReference):
         return text.fingerprint()
     return MISSING_FINGERPRINT if is_missing(text) else _digest(fingerprint_key(text))

@@ -35,6 +35,7 @@ class TestSources:
         ("convert", "options"),
         [
             pytest.param(table, COLUMNS, id="DataFrame"),
+            pytest.param(lambda: table(note=[NOTES[0], " \n", *NOTES[2:]]), COLUMNS, id="blank cell"),
             pytest.param(lambda: pa.Table.from_pandas(table()), COLUMNS, id="Arrow"),
             pytest.param(lambda: datasets.Dataset.from_pandas(table()), COLUMNS, id="Dataset"),
             pytest.param(lambda: NOTES, {"ids": np.array(IDS)}, id="array"),

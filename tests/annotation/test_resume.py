@@ -24,7 +24,7 @@ TEXTS = [
     "the patient has asthma .",
     "secret no history",
     None,
-    "",
+    "no",
     "type 2 diabetes mellitus and hypertension",
     "\ud800",
     "asthma",

@@ -15,7 +15,7 @@ from openmed_nb.annotation.references import MISSING_FINGERPRINT, read_text, tex
 from openmed_nb.distributed.columns import ColumnText, Partition, column_references, get_partitions
 from openmed_nb.errors import ConfigurationError
 
-TEXTS = ["the patient has asthma .", "no history .", "", "type 2 diabetes mellitus\r\nand hypertension"]
+TEXTS = ["the patient has asthma .", "no history .", "no", "type 2 diabetes mellitus\r\nand hypertension"]
 WORDS = [["asthma"], [], [], ["diabetes mellitus", "hypertension"]]
 
 
@@ -119,7 +119,7 @@ class TestOnWorkers:
         import dask.dataframe as dd
 
         file = tmp_path / "run.jsonl"
-        invalid = pd.Series(["asthma", None, "\ud800", "", "hypertension"], dtype=object)
+        invalid = pd.Series(["asthma", None, "\ud800", "no", "hypertension"], dtype=object)
         repaired = pd.Series(["asthma", "hypertension", "asthma", "asthma", "hypertension"])
         with dask.config.set({"dataframe.convert-string": False}):
             first = on_pool(dd.from_pandas(invalid, npartitions=2), resume=file, on_error="record")
