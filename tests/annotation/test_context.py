@@ -311,9 +311,13 @@ def count_values(notes):
     return counts
 
 
-def test_documented_precision_and_recall_are_those_of_the_labeled_notes():
+@pytest.fixture(scope="module")
+def notes():
+    return [json.loads(line) for line in (FOLDER / "context_notes.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_documented_precision_and_recall_are_those_of_the_labeled_notes(notes):
     """The notes were labeled by hand, before the rules were run on them."""
-    notes = [json.loads(line) for line in (FOLDER / "context_notes.jsonl").read_text("utf-8").splitlines()]
     page = PAGE.read_text("utf-8")
     counts = count_values([(note["text"], note["entities"]) for note in notes])
     for name, (correct, predicted, labeled) in counts.items():
@@ -333,9 +337,8 @@ def test_documented_precision_and_recall_are_those_of_the_labeled_sentences():
     assert all(row in page for row in rows.values())
 
 
-def test_documented_values_of_found_entities_are_those_of_the_labeled_notes():
+def test_documented_values_of_found_entities_are_those_of_the_labeled_notes(notes):
     """Entities that cross a line would have the context of another line."""
-    notes = [json.loads(line) for line in (FOLDER / "context_notes.jsonl").read_text("utf-8").splitlines()]
     found = nb.annotate([note["text"] for note in notes], "bundled", device="cpu", progress=False).with_context()
     gold = []
     predicted = []

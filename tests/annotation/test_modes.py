@@ -1,6 +1,6 @@
 """A model that is left in training mode: it runs in evaluation mode, and every part has its own mode afterwards."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -72,14 +72,11 @@ class TestTrainingMode:
         before, expected = modes(training.model), list(annotated(new_pipe(), [NOTE] * 4))
         found = []
 
-        def run():
+        def run(_number):
             found.extend(list(annotated(training, [NOTE] * 4)) for _ in range(10))
 
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(run, range(4)))
         assert found == [rounded(expected)] * 40
         assert modes(training.model) == before
 

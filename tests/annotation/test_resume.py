@@ -7,8 +7,8 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -220,7 +220,7 @@ def test_lock_is_held_by_one_of_many_threads(tmp_path):
     inside = []
     most = []
 
-    def visit():
+    def visit(_number):
         for _ in range(100):
             with contextlib.suppress(ConfigurationError), ResultsFile(tmp_path / "run.jsonl", {}):
                 inside.append(1)
@@ -228,11 +228,8 @@ def test_lock_is_held_by_one_of_many_threads(tmp_path):
                 time.sleep(0)
                 inside.pop()
 
-    threads = [threading.Thread(target=visit) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(visit, range(4)))
     assert {*most} == {1}
 
 
