@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from ._events.activity import ProgressEvent
 from ._utils.clock import current_time
-from ._utils.text import model_label, short_type_name
+from ._utils.text import describe_value, model_label, short_type_name
 from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
 from ._utils.warning import warn
 from .annotation.inputs import NoteInputs, read_inputs
@@ -30,9 +30,9 @@ from .annotation.references import (
     TextReference,
     check_iterable,
     effective_length,
+    file_name_remedy,
     iter_texts,
     text_fingerprint,
-    warn_if_file_name,
 )
 from .annotation.results import AnnotatedText, Annotations, FingerprintedResult, ResultStore
 from .annotation.resume import ResultsFile, changed_settings, run_settings
@@ -122,8 +122,9 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     Raises:
         InvalidTextError: If a text cannot be read, with ``on_error="raise"``.
         DeviceUnavailableError: If a text does not fit in memory alone, or if the device fails.
-        ConfigurationError: If ``texts`` is not an iterable of texts, if an option is not valid, or if there is no run to resume,
-            or if it has different settings. A generator that was consumed must be created again.
+        ConfigurationError: If ``texts`` is not an iterable of texts, if a single text is the name of a file, if an option is not
+            valid, or if there is no run to resume, or if it has different settings. A generator that was consumed must be created
+            again.
         ClusterError: If workers would return different results, if no worker is left, or if a text crashes every worker that
             processes it, with ``on_error="raise"``.
         RunInterrupted: If the run was interrupted; a ``KeyboardInterrupt``. Every error has an attribute ``annotations`` with the
@@ -194,6 +195,8 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
     batch_tokens = options.get("batch_tokens")
     show_text = options.get("show_text", True)
     is_single = isinstance(texts, str)
+    if is_single and (remedy := file_name_remedy(texts.strip())) and len(texts.split()) == 1:
+        raise ConfigurationError(f"The text looks like a file name ({describe_value(texts.strip())}).", remedy)
     notes = read_inputs(texts, options.get("ids"), options.get("text_column"), options.get("id_column"))
     file: ResultsFile | None = None
     run: _AnnotationRun | None = None
@@ -377,7 +380,12 @@ class _Inputs(Iterator[object]):
             text = ""
         if len(self.preview_texts) < MAX_DISPLAYED_TEXTS and not isinstance(text, TextReference):
             preview = text if isinstance(text, str) else ""
-            self._has_warned = self._has_warned or warn_if_file_name(preview, len(self.preview_texts))
+            if not self._has_warned and (remedy := file_name_remedy(preview)):
+                name = describe_value(preview)
+                warn(
+                    f"Text {len(self.preview_texts)} looks like a file name ({name}), but is processed as text. {remedy}"
+                )
+                self._has_warned = True
             self.preview_texts.append(preview)
         return text
 

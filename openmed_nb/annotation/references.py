@@ -19,9 +19,8 @@ from numbers import Number
 from pathlib import PurePath
 from typing import Any, ClassVar, TypeVar
 
-from .._utils.text import describe_file, describe_value, short_type_name
+from .._utils.text import describe_file, short_type_name
 from .._utils.validation import suggest_folder
-from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError
 
 ResultT = TypeVar("ResultT")
@@ -232,13 +231,11 @@ def resolve_paths(texts: Any, find: Callable[[Sequence[str]], Any]) -> Any:
     return texts
 
 
-def warn_if_file_name(text: str, index: int) -> bool:
-    """Warn if a text looks like a file name, and return whether a warning was issued."""
+def file_name_remedy(text: str) -> str:
+    """Return the remedy for a text that looks like a file name, or an empty string. Files are not looked up."""
     if len(text) > _MAX_NAME_LENGTH or not _FILE_NAME_PATTERN.fullmatch(text):
-        return False
-    remedy = TABLE_REMEDY if is_table(text) else _FILES_REMEDY
-    warn(f"Text {index} looks like a file name ({describe_value(text)}), but is processed as text. {remedy}")
-    return True
+        return ""
+    return TABLE_REMEDY if is_table(text) else _FILES_REMEDY
 
 
 def absolute_path(path: str) -> str:
