@@ -115,12 +115,12 @@ def read_inputs(
         chunks = _iter_chunks(texts, text_column, id_column, chunk_ids)
         return NoteInputs(chunks, chunk_ids, id_name, text_name=text_column)
     if id_column is not None:
-        ids = _select_column(texts, "id_column", id_column)
+        ids = _select_column(texts, "id_column", id_column, text_column)
     elif isinstance(getattr(ids, "name", None), str):
         id_name = ids.name
     values = _validate_ids(ids)
     if text_column is not None:
-        column = _select_column(texts, "text_column", text_column)
+        column = _select_column(texts, "text_column", text_column, id_column)
         return NoteInputs(column, values, id_name, get_row_index(ids), text_column)
     if isinstance(texts, Mapping) and ids is None:
         notes = list(texts.values())
@@ -140,14 +140,14 @@ def _iter_chunks(
 ) -> Iterator[Any]:
     """Yield the texts of tables that are read one by one, after their ids were appended to a list."""
     for table in tables:
-        column = _select_column(table, "text_column", text_column)
+        column = _select_column(table, "text_column", text_column, id_column)
         if ids is not None:
-            ids.extend(_validate_ids(_select_column(table, "id_column", id_column)))
+            ids.extend(_validate_ids(_select_column(table, "id_column", id_column, text_column)))
         yield from column
 
 
-def _select_column(table: Any, argument: str, name: Any) -> Any:
-    """Return a column of a table."""
+def _select_column(table: Any, argument: str, name: Any, other_name: Any) -> Any:
+    """Return a column of a table. An error does not suggest the column of the other argument."""
     if not isinstance(name, str):
         raise invalid_type(argument, name, "Pass the name of a column.")
     # Arrow tables and datasets have column_names.
@@ -157,7 +157,7 @@ def _select_column(table: Any, argument: str, name: Any) -> Any:
         raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
     if name not in columns:
         message = f"The table does not have the column {describe_value(name)} of {argument}."
-        names = [*map(str, columns)]
+        names = [str(column) for column in columns if column != other_name]
         has_semicolons = len(names) == 1 and ";" in names[0]
         remedy = "Read the file with pd.read_csv(..., sep=';')." if has_semicolons else suggest(name, names, "Columns")
         raise ConfigurationError(message, remedy)

@@ -31,7 +31,7 @@ def files(tmp_path, monkeypatch):
 
 
 MISTAKES = {
-    "column of ids": (lambda _: annotate(TABLE, text_column="text", id_column="noteid"), "'noteid'", "'note_id'? Columns: note_id, "),
+    "column of ids": (lambda _: annotate(TABLE, text_column="text", id_column="noteid"), "'noteid'", "'note_id'? Columns: note_id, ward."),
     "column of texts": (lambda _: annotate(TABLE, text_column="report"), "'report'", "Columns: note_id, text, ward."),
     "separator": (lambda _: annotate(pd.DataFrame({"id;text": ["1;Well."]}), text_column="text"), "'text'", "sep=';'"),
     "list as a table": (lambda _: annotate(["Well."], **COLUMNS), "id_column requires a table, not list", "Pass a DataFrame"),
