@@ -1563,7 +1563,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             The number of notes and entities, and ``losses``: counts of what the format cannot contain.
 
         Raises:
-            ConfigurationError: If the format is unknown, there is no path, the results are not entities, or the file cannot be written.
+            ConfigurationError: If the format is unknown, there is no path, its suffix is that of another format, the results are not
+                entities, or the file cannot be written.
 
         Example:
             >>> import tempfile

@@ -49,6 +49,7 @@ MISTAKES = {
     "context": (lambda found: found.filter(negatd=False), "'negatd'", "Did you mean 'negated'?"),
     "missing context": (lambda found: found.filter(negated=False), "'negated'", "found.with_context('all')"),
     "format": (lambda found: found.export("bratt", "x"), "'bratt'", "Did you mean 'brat'?"),
+    "suffix of another format": (lambda found: found.export("brat", "x.csv"), "'.csv' is the suffix of csv, not of brat", "folder"),
     "file without a format": (lambda found: found.export("tasks.json"), "'tasks.json'", "'label-studio', 'tasks.json'"),
     "label of a mark": (lambda found: found.review().mark(0, 8, 14, "DISAESE"), "'DISAESE'", "Did you mean 'DISEASE'?"),
     "suffix": (lambda found: found.save("x.xls"), "'.xls'", "Suffixes: .jsonl, "),

@@ -50,6 +50,12 @@ FORMATS: Mapping[str, Format] = {
     "label-studio": Format(formats.read_json, (".json",), write=formats.write_label_studio),
 }
 
+# Format of each suffix.
+_NAMES = {suffix: name for name, form in FORMATS.items() for suffix in form.suffixes}
+
+# Formats that :func:`read_annotations` reads.
+_READABLE = [name for name, form in FORMATS.items() if form.read]
+
 CHECK_REMEDY = "Check the format, and export the file again."
 
 
@@ -87,7 +93,8 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     """Write notes in the format of another tool.
 
     Raises:
-        ConfigurationError: If the format is unknown, if there is no path, or if the file cannot be written.
+        ConfigurationError: If the format is unknown, if there is no path, if its suffix is that of another format, or if the file
+            cannot be written.
     """
     if path is None:
         message = f"export() needs a format and a path, and got only {describe_value(name)}."
@@ -95,6 +102,10 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     writers = {key: form.write for key, form in FORMATS.items() if form.write}
     check_choice("format", name, writers)
     target = check_path(path, "path")
+    owner = _NAMES.get(target.suffix.lower(), name)
+    if FORMATS[owner].read is not FORMATS[name].read:  # Otherwise the files are of the same kind, such as JSON.
+        message = f"{describe_value(target.suffix)} is the suffix of {owner}, not of {name}."
+        raise ConfigurationError(message, "Pass a file with a suffix of the format, or a new folder for brat.")
     config = _write_atomically(target, writers[name], export)
     return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
@@ -178,7 +189,7 @@ def read_annotations(
         message = f"The file of annotations {describe_file(source)} does not exist."
         raise ConfigurationError(message, "Pass the path of an existing file.")
     if format is not None:
-        check_choice("format", format, [key for key, form in FORMATS.items() if form.read])
+        check_choice("format", format, _READABLE)
     counts: Counter[str] = Counter()
     gold = _read_file(source, format, annotator, predictions, counts)
     if annotator is not None and not gold:
@@ -231,14 +242,13 @@ def _read_file(
 
 def _detect_format(source: Path, name: str | None) -> str:
     """Return the format of a file or folder."""
-    readable = {key: form.suffixes for key, form in FORMATS.items() if form.read}
     if source.is_dir():
         name = name or "brat"
     elif name is None:
-        name = next((key for key in readable if source.suffix.lower() in readable[key]), None)
-    if name is None:
+        name = _NAMES.get(source.suffix.lower())
+    if name not in _READABLE:
         message = "The suffix of the file does not select a format of annotations."
-        remedy = f"Pass format, one of {', '.join(readable)}. For a table, pass a DataFrame to score()."
+        remedy = f"Pass format, one of {', '.join(_READABLE)}. For a table, pass a DataFrame to score()."
         raise ConfigurationError(message, remedy)
     if source.is_dir() != (name == "brat"):
         raise ConfigurationError(
