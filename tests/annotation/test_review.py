@@ -134,6 +134,21 @@ def test_accept_marks_the_rest_as_right_and_undo_restores_each_change(found, pat
         review.undo()
 
 
+def test_added_entity_marks_those_inside_with_its_label_as_wrong():
+    review = replace(annotate(["Has asthma today."]), known_labels=("DISEASE", "SYMPTOM")).review()
+    (asthma,) = review.entities[0]
+    disease = asthma._replace(end=16)
+    symptom = disease._replace(label="SYMPTOM")
+    for span in (symptom, disease):
+        review.mark(0, *span)
+    assert review.marked_spans(0) == {symptom: True, disease: True, asthma: False}
+    review.undo()
+    assert review.marked_spans(0) == {symptom: True}
+    for span in (disease, asthma, disease):  # The user decides otherwise.
+        review.mark(0, *span)
+    assert all(review.marked_spans(0).values())
+
+
 def test_corrected_context_is_scored_and_saved(path):
     notes = ["Asked about asthma, never had it.", "No flu. Has gout.", "No migraine."]
     found = annotate(notes).with_context("negated", "experiencer")
