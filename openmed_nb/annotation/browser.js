@@ -99,7 +99,8 @@ function render({ model, el }) {
   const boxes = state.labels.map(({ name }) => element("input", { type: "checkbox", value: name, onchange: () => filter() }));
   labelBoxes.append(...state.labels.map(({ name, count, color }, index) =>
     element("label", {}, boxes[index], chip(name, color), count.toLocaleString("en"))));
-  const score = element("input", { type: "range", min: 0, max: 1, step: 0.01 });
+  // Scores above 0.995 are displayed as 1.00, and few of them equal 1.
+  const score = element("input", { type: "range", min: 0, max: 0.99, step: 0.01 });
   const scoreValue = element("span");
   const context = element("select", { onchange: () => filter() });
   context.append(...["", ...Object.keys(state.contexts).filter((name) => state.contexts[name])].map((value) =>
