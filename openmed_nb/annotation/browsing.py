@@ -93,7 +93,8 @@ class NoteListing:
             self._is_shown &= self._contexts[self.context]
         self._counts = np.bincount(self._notes[self._is_shown], minlength=len(self.found))
         self.matches = np.flatnonzero(self._note_hits)
-        if self.hidden_labels or self.min_score or self.context:
+        self._is_filtered = bool(self.hidden_labels or self.min_score or self.context)
+        if self._is_filtered:
             self.matches = np.unique(self._notes[self._is_shown & self._entity_hits])
         self.position = int(np.argmax(self.matches == displayed)) if len(self.matches) else 0
 
@@ -160,7 +161,7 @@ class NoteListing:
         if self._num_unsearched:
             status += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
         if not count:
-            if self.hidden_labels or self.min_score or self.context:
+            if self._is_filtered:
                 status += " A filter is on."
             if " " in self.query:
                 status += " Several words are searched as one phrase."
