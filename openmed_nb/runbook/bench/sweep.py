@@ -485,7 +485,7 @@ class SweepMeasurement:
         return self._measure_if_fits(partial(self._measure_point, rows)) or Point(rows, fits=False)
 
     def _measure_point(self, rows: int) -> Point:
-        time_step = self._first_step(rows)
+        time_step = self._create_step_timer(rows)
         repeat_measurement(time_step, min_repeats=1, max_seconds=WARM_UP_SECONDS)
         memory = _measure_step_memory(self.benchmark.device, time_step)
         seconds = repeat_measurement(time_step, min_repeats=MIN_STEPS, max_seconds=SECONDS_PER_POINT)
@@ -517,9 +517,9 @@ class SweepMeasurement:
 
     def _visit_size(self, rows: int) -> list[float]:
         """Return the seconds of a few steps."""
-        return repeat_measurement(self._first_step(rows), min_repeats=1, max_seconds=SECONDS_PER_VISIT)
+        return repeat_measurement(self._create_step_timer(rows), min_repeats=1, max_seconds=SECONDS_PER_VISIT)
 
-    def _first_step(self, rows: int) -> Callable[[], float]:
+    def _create_step_timer(self, rows: int) -> Callable[[], float]:
         """Return the function that times a step, after a first step, in which MPS and CUDA compile or select kernels."""
         workload = self.benchmark.fixed_shape_workload(rows)
         time_step = partial(workload.time_step, next(workload.batches()))
