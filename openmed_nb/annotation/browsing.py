@@ -198,7 +198,7 @@ class NoteListing:
             return state
         state["name"] = self._name(self.note)
         state["status"] = f"Note {state['name']}: {self.detail(self.note)}. {status}"
-        text = next(self.found.iter_note_texts(self.note), None)
+        text = next(self.found.iter_note_texts(self.note))
         segments = self.found.note_segments(self.note, text, self.displayed_entities(self.note), None)
         html = to_html(Report("", segments=tuple(segments)))
         # The parser of HTML would change these characters, and with them the offsets of a selection.
@@ -266,7 +266,7 @@ class ReviewListing(NoteListing):
 
         Upper and lower case count only if the note contains the text as it is typed.
         """
-        text = self._read_text(event["note"])
+        text = next(self.found.iter_note_texts(event["note"])) or ""  # Empty if the note has changed.
         words = straighten_apostrophes(event["text"]).split()
         start = event["start"]
         end = event["end"]
@@ -327,7 +327,7 @@ class ReviewListing(NoteListing):
         review = self.review
         note = review.notes[self.position]
         index = review.position_of(note)
-        text = self._read_text(index)
+        text = next(self.found.iter_note_texts(index)) or ""
         marks = review.marked_spans(note)
         contexts = review.contexts(note)
         return {
@@ -355,10 +355,6 @@ class ReviewListing(NoteListing):
                 "unmarked": len(review.unmarked_spans(note)),
             },
         }
-
-    def _read_text(self, index: int) -> str:
-        """Return the text of a note, or an empty string if it has changed."""
-        return next(self.found.iter_note_texts(index), None) or ""
 
     def _spans(self, note: Any) -> list[GoldSpan]:
         """Return the entities of the model and the missed entities of a note."""

@@ -801,10 +801,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         index = check_integer("position", position, 0, len(self) - 1)
         if message := self.results.errors.get(index):
             raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
-        if index < len(self.preview_texts):
-            text = self.preview_texts[index]
-        else:
-            text = raise_if_error(next(self._read_texts(index))) or ""
+        text = raise_if_error(next(self._read_texts(index))) or ""
         return AnnotatedText(
             replace(
                 self,

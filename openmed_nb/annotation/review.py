@@ -169,7 +169,7 @@ class Review(LiveNotes):
         """
         rows = []
         for note, position in self._reviewed_notes():
-            text = next(self.found.iter_note_texts(position), None) or ""
+            text = next(self.found.iter_note_texts(position)) or ""
             for span, values in sorted(self.note_marks(note).spans.items()):
                 mark = "wrong" if values is None else "right"
                 if span not in self.entities[note]:
@@ -262,7 +262,7 @@ class Review(LiveNotes):
         """
         position = self.position_of(note)
         span = parse_span((start, end, label))
-        text = next(self.found.iter_note_texts(position), None)
+        text = next(self.found.iter_note_texts(position))
         if span is None or (text is not None and span.end > len(text)):
             message = "The mark is not a span of the note."
             raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")

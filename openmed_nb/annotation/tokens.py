@@ -242,12 +242,13 @@ def build_tokens(
     prefix = _continuation_prefix(tokenizer)
     if transformers_boundaries:
         # As in TokenClassificationPipeline.gather_pre_entities: with a continuation prefix such as ``##``, a token is a
-        # subword if its name is longer than its characters. Otherwise, it is a subword if it has no leading space. The
-        # unknown token is never a subword.
+        # subword if its name is longer than its characters. Otherwise (byte-level BPE and Unigram), it is a subword if it
+        # neither starts with a space nor follows one, even in languages without spaces. The unknown token is never a subword.
         if prefix:
             is_subword = get_token_names(tokenizer, ids).lengths[ids] != ends - starts
         else:
-            is_subword = lacks_leading_space(texts, starts, text_ids)
+            previous, first = _adjacent_characters(texts, starts, text_ids)
+            is_subword = (starts > 0) & (first != SPACE) & (previous != SPACE)
         if tokenizer.unk_token_id is not None:
             is_subword &= ids != tokenizer.unk_token_id
     elif prefix:
@@ -404,14 +405,3 @@ def _adjacent_characters(
     text_starts = np.array([0, *accumulate(len(text) + 2 for text in texts)]) + 1
     positions = text_starts[text_ids] + starts
     return codes[positions - 1], codes[positions]
-
-
-def lacks_leading_space(texts: Sequence[str], starts: np.ndarray, text_ids: np.ndarray) -> np.ndarray:
-    """Return whether each token neither starts with a space nor follows a space.
-
-    transformers treats such a token as the inside of a word if the tokenizer does not mark subwords (byte-level BPE and
-    Unigram), even in languages without spaces.
-    """
-    previous, first = _adjacent_characters(texts, starts, text_ids)
-    no_space: np.ndarray = (starts > 0) & (first != SPACE) & (previous != SPACE)
-    return no_space

@@ -185,16 +185,12 @@ WORD = r"([a-z]+([0-9]{1,2}[a-z]*)?|[0-9]{1,3})"
 FIELD_NAME_PATTERN = re.compile(rf"(?=.{{1,60}}\Z){WORD}([._]{WORD})*")
 
 
-def safe_key_name(key: object, index: int) -> str:
-    """Return a key for display if it is a field name, otherwise its index."""
-    return key if isinstance(key, str) and FIELD_NAME_PATTERN.fullmatch(key) else f"[{index}]"
-
-
 def _child_suffix(parent: object, key: object, index: int) -> str:
     """Return the suffix of the name of a child, with its key only if that cannot be part of a note."""
     if isinstance(parent, Mapping):
+        is_name = isinstance(key, str) and FIELD_NAME_PATTERN.fullmatch(key)
         is_state_dict = getattr(parent, "_metadata", None)  # The keys of a state dict are names of layers.
-        return f".{key if is_state_dict else safe_key_name(key, index)}"
+        return f".{key}" if is_name or is_state_dict else f".[{index}]"
     if isinstance(key, int):
         fields = getattr(parent, "_fields", None)  # Names of a named tuple.
         return f".{fields[index]}" if fields else f"[{index}]"

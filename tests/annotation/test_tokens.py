@@ -18,7 +18,6 @@ from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
 from openmed_nb.annotation.tokens import (
     SpecialTokens,
     build_tokens,
-    lacks_leading_space,
     plan_windows,
     tokenize,
 )
@@ -122,12 +121,12 @@ def test_is_subword_follows_pieces_and_separators(text, offsets, pieces, expecte
 
 
 @given(some.lists(some.text(some.sampled_from(" a中\t\u00a0\0🙂"), min_size=1, max_size=12), min_size=1, max_size=4))
-def test_lacks_leading_space_equals_transformers(texts):
-    """The rule of transformers is ``start > 0 and " " not in sentence[start - 1 : start + 1]``."""
-    positions = [(index, start) for index, text in enumerate(texts) for start in range(len(text) + 1)]
-    indices, starts = np.array(positions).T
-    expected = [start > 0 and " " not in texts[index][start - 1 : start + 1] for index, start in positions]
-    assert lacks_leading_space(texts, starts, indices).tolist() == expected
+def test_transformers_boundaries_are_those_of_transformers(texts):
+    """Its rule is ``start > 0 and " " not in sentence[start - 1 : start + 1]``."""
+    tokens = tokenize(architectures.tokenizer_of("roberta"), texts, transformers_boundaries=True)
+    places = zip(tokens.text_ids(np.arange(len(tokens))), tokens.starts, strict=True)
+    expected = [start > 0 and " " not in texts[index][start - 1 : start + 1] for index, start in places]
+    assert tokens.is_subword.tolist() == expected
 
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
