@@ -76,7 +76,7 @@ def check_options(
 ) -> None:
     """Raise an error for the first argument that is neither a parameter of a public function nor one of its further options."""
     parameters = inspect.getfullargspec(function)
-    valid_names = sorted({*options, *parameters.args, *parameters.kwonlyargs})
+    valid_names = sorted({*options, *parameters.args, *parameters.kwonlyargs} - {"self"})
     check_names(f"an option of {function.__name__}()", arguments, valid_names, "Options")
 
 

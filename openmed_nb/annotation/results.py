@@ -10,13 +10,13 @@ import os
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import chain, islice, pairwise, repeat
 from numbers import Number
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._render.display import Displayable, Json, OverlappingSpan, Report, Table, TextSegment, pluralize, to_text
 from .._utils.text import describe_names, describe_value, shorten, straighten_apostrophes
@@ -33,7 +33,7 @@ from .._utils.validation import (
 from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, PositionError, UnmatchedIdsError
 from ..models.registry import BUNDLED
-from ..session import SESSION
+from ..session import SESSION, check_options
 from .context import (
     ALL,
     CONTEXT_COLUMNS,
@@ -408,6 +408,23 @@ class ResultStore(Sequence[list[Entity]]):
                 dtype = type(values[0])
             columns[name] = np.array(values, dtype)
         return columns
+
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _with_checked_options(method: MethodT) -> MethodT:
+    """Return a public method whose error about an unknown option lists its options.
+
+    It is in this module, because doctest omits the examples of functions with the globals of another module.
+    """
+
+    @wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        check_options(method, options, ())
+        return method(*arguments, **options)
+
+    return call  # type: ignore[return-value]  # wraps() keeps the signature.
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -894,6 +911,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """Return :meth:`to_dict` as JSON."""
         return Json(json.dumps(self.to_dict(), ensure_ascii=False))
 
+    @_with_checked_options
     def to_frame(self, table: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return a DataFrame with one row per entity.
 
@@ -936,6 +954,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         others = others.take([rows[note] for note in frame[NOTE_COLUMN]]).set_axis(frame.index)
         return pd.concat([frame, others], axis=1)
 
+    @_with_checked_options
     def by_patient(self, groups: pd.Series | Sequence[Any]) -> pd.DataFrame:
         """Return a DataFrame with one row per patient and disease, for counts of patients instead of mentions.
 
@@ -1111,6 +1130,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         return BrowserView(NoteListing(self))
 
+    @_with_checked_options
     def show(self, number: int | str | None = None) -> AnnotatedText | Annotations:
         """Return one of the texts with highlighted entities, or the annotations, whose display is a browser of the notes.
 
@@ -1139,6 +1159,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """
         return self if number is None else self.at(self._locate(number))
 
+    @_with_checked_options
     def mask(self, replacement: Policy = REPLACEMENT, *, rules: Mapping[str, str] | None = None) -> MaskedTexts:
         r"""Replace the entities of the texts, such as the personal data that a privacy filter detects.
 
@@ -1191,6 +1212,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             masked.append(mask_text(text, spans, policy, self.show_text, limits))
         return MaskedTexts(tuple(masked), self._note_keys, limits)
 
+    @_with_checked_options
     def with_context(
         self,
         *columns: str,
@@ -1391,6 +1413,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             message = "The results contain tokens that are not aggregated to entities."
             raise ConfigurationError(message, "Annotate with aggregation_strategy='simple' or another strategy.")
 
+    @_with_checked_options
     def score(self, gold: Any, *, labels: Mapping[str, str] | None = None, seed: int = 0) -> Scores:
         """Return the scores of the entities against gold entities of the same texts.
 
@@ -1472,6 +1495,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             raise UnmatchedIdsError(message, "Pass the gold of these notes, or their ids as a column.")
         return is_own
 
+    @_with_checked_options
     def review(self, path: str | os.PathLike[str] | None = None, *, sample: int | None = 20, seed: int = 0) -> Review:
         """Return a review of a random sample of the notes, in which you mark right, wrong and missed entities.
 
@@ -1518,6 +1542,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         title = f"Note {note_name(span.text, self.ids)}, characters {span.start} to {span.end}"
         return AnnotatedText(replace(text.found, results=results), title)
 
+    @_with_checked_options
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the results to a file.
 
@@ -1546,6 +1571,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         save_annotations(path, self)
 
+    @_with_checked_options
     def export(self, format: str, path: str | os.PathLike[str] | None = None) -> ExportReport:  # noqa: A002 - public name
         """Write notes and entities in the format of an annotation tool.
 
