@@ -28,7 +28,6 @@ from .annotation.matching import warn_if_not_unique
 from .annotation.references import (
     MISSING_FINGERPRINT,
     TextReference,
-    check_iterable,
     effective_length,
     iter_texts,
     text_fingerprint,
@@ -267,7 +266,6 @@ def _local_source(
     from .distributed.columns import to_references
 
     references = to_references(texts)
-    check_iterable(references)
     if is_model_name(model):
         name = "bundled" if model is None else str(model)
         pipe = create_pipeline(session, name, OpenMedConfig(), **arguments)
@@ -282,6 +280,15 @@ def _local_source(
         annotator.decoder.entity_labels,
     )
     return name, references, source
+
+
+def resolve_notes(texts: object) -> NoteInputs:
+    """Return the texts and ids of an argument ``texts``, with references to the texts of files, as :func:`annotate` reads them."""
+    from .distributed.columns import to_references
+
+    notes = read_inputs(texts)
+    references = to_references(notes.texts)
+    return replace(notes, texts=references, ids=notes.resolve_ids(references))
 
 
 def validate_pipeline(pipe: object, arguments: Mapping[str, object]) -> AnnotationPipeline:

@@ -151,6 +151,8 @@ def is_missing(value: Any) -> bool:
     """
     if isinstance(value, (str, list)):
         return False
+    if isinstance(value, TextReference):
+        return value.fingerprint() == MISSING_FINGERPRINT
     if isinstance(value, Decimal):  # A signaling NaN cannot be compared.
         return value.is_nan()
     library = type(value).__module__.partition(".")[0]

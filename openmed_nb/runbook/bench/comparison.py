@@ -73,7 +73,7 @@ SAMPLE_INTERVAL = 0.5
 MIN_SAMPLES = 5
 
 
-def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: float) -> str:
+def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: float, like: str = "these") -> str:
     """Return the speed of the CPU per hour as a sentence. With fewer digits, a narrow interval would be one number.
 
     Args:
@@ -81,6 +81,7 @@ def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: floa
         rows_per_second: Throughput in notes or rows per second.
         low: Lower end of its confidence interval.
         high: Upper end of its confidence interval.
+        like: The notes or rows that were measured.
 
     Example:
         >>> describe_cpu_speed("annotation", 50.0, 48.0, 53.0)
@@ -88,7 +89,7 @@ def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: floa
     """
     work = "annotates about {} notes" if task == ANNOTATION else "processes about {} rows"
     rates = [f"{float(f'{SECONDS_PER_HOUR * rate:.3g}'):,.0f}" for rate in (rows_per_second, low, high)]
-    return f"The CPU {work.format(rates[0])} like these per hour ({rates[1]} to {rates[2]})."
+    return f"The CPU {work.format(rates[0])} like {like} per hour ({rates[1]} to {rates[2]})."
 
 
 @dataclass(frozen=True)
@@ -218,11 +219,12 @@ class Comparison(StepReport):
         answer: tuple[str, ...] = ()
         speed = self.devices[0].throughput
         if speed and len(self.devices) == 1 and not self.disturbance:
-            sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high)
+            like = "the built-in sentences" if self.rows_source and not self.texts else "these"
+            sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high, like)
             answer = (sentence, "Only the CPU was measured.")
         return Report(
             title,
-            (*answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."),
+            (*answer, f"{pluralize(self.devices[0].rows, 'row')} per step{self.rows_source}, in interleaved rounds."),
             (findings_table("", self.findings),),
             metrics=(speeds, phases),
             charts=(chart,),

@@ -266,7 +266,7 @@ class Profile(StepReport):
             metrics = charts = ()
         return Report(
             title,
-            (*step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
+            (*step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}{self.rows_source}."),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),

@@ -17,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import LOADING, ProgressEvent
-from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable
+from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable, pluralize
 from ..._utils.clock import current_time
 from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
+from ...annotation.references import TextReference, effective_length, is_missing, iter_texts
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.moving import copy_model, map_tensors, named_tensors, to_device, to_numpy
@@ -102,6 +103,7 @@ class StepReport(Displayable):
         dtype: Data type of the model, or ``None`` for a function and for a model without parameters.
         workers: Number of loader workers.
         row_shape: Shape of a row, such as ``"3x224x224"``, or ``None`` for texts and for rows without a shape.
+        texts: Number of your texts, which the steps repeat. ``None`` for built-in sentences and for other tasks.
         simulated: Whether MPS was simulated. Measurements on ``"mps"`` then do not represent real MPS hardware.
         disturbance: Why the times are not reliable, such as ``"the computer is busy (...)"``. Nothing is concluded from them.
             Empty if they are reliable.
@@ -112,6 +114,7 @@ class StepReport(Displayable):
     dtype: str | None = field(default=None, kw_only=True)
     workers: int = field(default=0, kw_only=True)
     row_shape: str | None = field(default=None, kw_only=True)
+    texts: int | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
     disturbance: str = field(default="", kw_only=True)
 
@@ -123,6 +126,13 @@ class StepReport(Displayable):
         if self.simulated and get_device(device).can_be_simulated:
             return f"{device}{SIMULATED_SUFFIX}"
         return device
+
+    @property
+    def rows_source(self) -> str:
+        """Source of the rows of an annotation as the end of a phrase, such as ``" from 20 texts"``, or an empty string."""
+        if self.texts:
+            return f" from {pluralize(self.texts, 'text')}"
+        return " from the built-in sentences" if self.task == ANNOTATION else ""
 
     @property
     def reliability_status(self) -> str:
@@ -156,6 +166,7 @@ class Workload:
         dtype: Data type of the model, or ``None`` if it is unknown.
         batch_tokens: Maximum number of tokens per batch of texts on the device, or ``None`` for other tasks.
         row_shape: Shape of a row, as in :class:`StepReport`.
+        texts: Number of texts, as in :class:`StepReport`.
     """
 
     name: str
@@ -169,6 +180,7 @@ class Workload:
     dtype: str | None = None
     batch_tokens: int | None = None
     row_shape: str | None = None
+    texts: int | None = None
 
     @property
     def workers(self) -> int:
@@ -193,6 +205,7 @@ class Workload:
             "dtype": self.dtype,
             "workers": self.workers,
             "row_shape": self.row_shape,
+            "texts": self.texts,
             "simulated": is_mps_simulated(),
         }
 
@@ -445,16 +458,25 @@ def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeli
 
 
 def validate_texts(data: object) -> list[Any] | None:
-    """Validate texts and return them as a list, or ``None`` if ``data`` is ``None``.
+    """Validate texts and return them without missing values, or ``None`` if ``data`` is ``None``.
 
     Raises:
         ConfigurationError: If there are no texts.
+        InvalidTextError: If a value is not a text. The error names its index.
     """
-    from ...annotation.references import iter_texts
+    from ..._annotate import resolve_notes
+    from ...annotation.stream import text_error
 
     if data is None:
         return None
-    texts = list(iter_texts(data))
+    texts = []
+    for index, text in enumerate(iter_texts(resolve_notes(data).texts)):
+        if is_missing(text):
+            continue
+        error = None if isinstance(text, TextReference) else text_error(text, index)
+        if error:
+            raise error
+        texts.append(text)
     if not texts:
         raise ConfigurationError("The benchmark has no texts.", "Pass at least one text.")
     return texts
@@ -513,7 +535,6 @@ class AnnotationBenchmark:
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies, as in
         :func:`annotate`, and a step has enough texts for a batch of full rows.
         """
-        from ...annotation.references import effective_length
         from ...annotation.stream import CHARACTERS_PER_TOKEN, Chunk
 
         annotator = self.annotator
@@ -557,6 +578,7 @@ class AnnotationBenchmark:
             phases,
             dtype=dtype_of(annotator.network.model),
             batch_tokens=budget.max_tokens,
+            texts=None if self.texts is SYNTHETIC_TEXTS else len(self.texts),
         )
 
     @property

@@ -16,6 +16,7 @@ from ..._utils.clock import time_call
 from ..._utils.plain import utc_timestamp
 from ..._utils.text import describe_value, model_label, short_type_name
 from ...annotation.gold import read_gold
+from ...annotation.references import is_missing, iter_texts
 from ...devices.backend import without_autocast
 from ...devices.registry import get_device
 from ...errors import ConfigurationError
@@ -34,7 +35,7 @@ from ...models.records import (
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
 from ..bench.timing import REPEAT_REMEDY, ReliabilityCheck, interleave
-from .parity import check_texts, pair_from_files, run_parity, select_gold
+from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
     MIN_ENTITIES,
@@ -163,7 +164,7 @@ def validate_precision(
 
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.
-        texts: Any iterable of texts, preferably from the intended application. They are stored in memory.
+        texts: Texts as for :func:`annotate`, preferably from the intended application. They are stored in memory.
         dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
         device: Device to validate. If ``None``, use the device of the session.
         gold: Gold entities as for :func:`parity`, with labels of the model only.
@@ -183,16 +184,14 @@ def validate_precision(
         ...
         openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Use one of bfloat16, float16, int8.
     """
-    from ...annotation.references import get_row_index, iter_texts
-
     check_options(validate_precision, arguments)
     with SESSION.operation():
         if not is_model_name(model):
             kind = short_type_name(model)
             message = f"A validation record requires the files of a model, but {kind} is not a model name."
             raise ConfigurationError(message, "Pass the name or the folder of the model first and then the texts.")
-        check_texts(model, texts)
-        text_list = list(iter_texts(texts))
+        notes = read_notes(model, texts)
+        text_list = list(iter_texts(notes.texts))
         name = normalize_dtype(dtype)
         if name not in REDUCED_DTYPES:
             message = f"{describe_value(name)} is not a reduced dtype."
@@ -204,7 +203,7 @@ def validate_precision(
         identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
         pair = pair_from_files(spec, target_device)
-        spans = None if gold is None else select_gold(read_gold(gold), get_row_index(texts), text_list)
+        spans = None if gold is None else select_gold(read_gold(gold), notes.ids, text_list)
         unique_texts, unique_spans = _deduplicate_texts(text_list, spans)
         report = run_parity(pair, unique_texts, unique_spans)
         verdict = judge(report, identity)
@@ -230,16 +229,17 @@ def validate_precision(
         return verdict
 
 
-def _deduplicate_texts(texts: list[str], gold: Sequence[Any] | None) -> tuple[list[str], Sequence[Any] | None]:
-    """Return the texts without those that repeat the words of an earlier text, and their gold entities.
+def _deduplicate_texts(texts: list[Any], gold: Sequence[Any] | None) -> tuple[list[str], Sequence[Any] | None]:
+    """Return the texts without missing values and those that repeat the words of an earlier text, and their gold entities.
 
     Example:
-        >>> _deduplicate_texts(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        >>> _deduplicate_texts(["1. Asthma.", None, "Fever.", "2. asthma "], [[1], [], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
     unique: dict[str, int] = {}
     for index, text in enumerate(texts):
-        unique.setdefault(" ".join(WORD_PATTERN.findall(str(text))).casefold(), index)
+        if not is_missing(text):
+            unique.setdefault(" ".join(WORD_PATTERN.findall(str(text))).casefold(), index)
     return [texts[index] for index in unique.values()], gold and [gold[index] for index in unique.values()]
 
 

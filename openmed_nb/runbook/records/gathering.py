@@ -25,7 +25,7 @@ from ..._utils.clock import current_time
 from ..._utils.plain import MAX_INTEGER, utc_timestamp
 from ..._utils.text import collapse_whitespace, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer, check_path
-from ...annotation.references import fingerprint_key, iter_texts
+from ...annotation.references import fingerprint_key, is_missing, iter_texts
 from ...devices.computer import DeviceManager
 from ...devices.machine import (
     RunCommand,
@@ -484,7 +484,7 @@ def fingerprint_dataset(data: object) -> Dataset:
     """Return the fingerprint of a dataset.
 
     Args:
-        data: Reusable sequence of texts, or path of a file or of a directory with shards.
+        data: Reusable sequence of texts, without their missing values, or path of a file or of a directory with shards.
 
     Raises:
         ConfigurationError: If ``data`` is empty, unreadable or of another type. The error does not contain any text.
@@ -516,9 +516,11 @@ def _fingerprint_texts(data: object) -> Dataset:
     digest = hashlib.sha256()
     items = 0
     size = 0
-    for text in texts:
+    for index, text in enumerate(texts):
+        if is_missing(text):
+            continue
         if not isinstance(text, (str, list)):
-            message = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
+            message = f"Item {index} of the dataset is {short_type_name(text)}, not a text."
             raise ConfigurationError(message, DATASET_REMEDY)
         content = fingerprint_key(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)

@@ -133,10 +133,19 @@ class TestAnnotation:
 
         assert (workload.rows, workload.batch_tokens) == (40, 40 * 64)
 
-    @pytest.mark.parametrize("text", [None, ["asthma"]])
-    def test_invalid_text_raises_error(self, keyword_model, text):
-        with pytest.raises(InvalidTextError):
-            run_steps(build(str(keyword_model), [text]).data_workload(2))
+    def test_missing_texts_are_not_measured(self, keyword_model):
+        """A missing text is not in the number of texts, as in annotate()."""
+        model = str(keyword_model)
+        texts = {"a": "asthma", "b": None, "c": "fever", "d": float("nan")}
+
+        assert nb.compare(model, texts, devices="cpu", seconds=1e-6).texts == 2
+        assert nb.runbook.profile(model, texts, device="cpu", steps=1).texts == 2
+        assert nb.runbook.validate_precision(model, texts, device="cpu").parity.texts == 2
+        assert nb.logbook(dataset=list(texts.values())).dataset.items == 2
+
+    def test_invalid_text_raises_error(self, keyword_model):
+        with pytest.raises(InvalidTextError, match="' '"):
+            build(str(keyword_model), [["asthma"]])
 
 
 class TestModule:
