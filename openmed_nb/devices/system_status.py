@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -375,6 +376,16 @@ class BackgroundLoadReader:
     def __call__(self) -> float | None:
         """Return the fraction in [0, 1], or ``None`` if it is unknown."""
         return busy_fraction(self._before, _cpu_times(), _own_cpu_seconds() - self._own_seconds)
+
+
+LOAD_SECONDS = 0.4  # Duration of a sample of the load.
+
+
+def sample_background_load() -> float | None:
+    """Return the fraction of all processor cores that other processes use now, in [0, 1], or ``None`` if it is unknown."""
+    read_load = BackgroundLoadReader()
+    time.sleep(LOAD_SECONDS)
+    return read_load()
 
 
 def _own_cpu_seconds() -> float:

@@ -30,7 +30,7 @@ from ..._utils.text import describe_value
 from ..._utils.validation import check_number, check_optional_integer
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
-from ...devices.system_status import UtilizationReader, make_utilization_reader
+from ...devices.system_status import BackgroundLoadReader, UtilizationReader, make_utilization_reader
 from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION, check_options
 from .timing import (
@@ -39,7 +39,8 @@ from .timing import (
     TRANSFER,
     Interval,
     PhaseTimes,
-    ReliabilityCheck,
+    describe_load,
+    find_disturbance,
     format_rate,
     interleave,
     median_interval,
@@ -352,12 +353,25 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
 def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf) -> Comparison:
     """Measure workloads: interleaved rounds, then phases, then the utilization of each device.
 
-    The measurement ends at about ``deadline``, a time of the clock.
+    The measurement ends at about ``deadline``, a time of the clock. It ends after one step per device on a busy or hot computer,
+    where a step can take ten times as long.
     """
-    check = ReliabilityCheck()
-    trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
-    trials = _time_interleaved(workloads, rounds, trials_deadline)
     baseline = workloads[CPU]
+    read_load = BackgroundLoadReader()
+    disturbance = find_disturbance()
+    if not disturbance:
+        trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
+        trials = _time_interleaved(workloads, rounds, trials_deadline, lambda: bool(describe_load(read_load())))
+        # Rounds are missing only if other programs slowed them down.
+        disturbance = find_disturbance(read_load(), 1.0 if len(trials[CPU]) >= MIN_VALUES else 0.0)
+    if disturbance:
+        return Comparison(
+            **baseline.report_fields,
+            devices=tuple(_measure_step(workload, name) for name, workload in workloads.items()),
+            rounds=0,
+            batch_tokens=baseline.batch_tokens,
+            disturbance=disturbance,
+        )
     # Phases are timed in consecutive steps, as loaders that prefetch need them.
     phase_times = {}
     for name in SESSION.track("Comparing", f"{baseline.name}, phase by phase", workloads, "device"):
@@ -375,7 +389,7 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         for name, workload in workloads.items()
     )
     spread = max(device.throughput.high / device.throughput.low for device in metrics if device.throughput)
-    disturbance = check.find_disturbance(varies=spread > MAX_INTERVAL_RATIO)
+    disturbance = find_disturbance(read_load(), varies=spread > MAX_INTERVAL_RATIO)
     for speedup in filter(None, (device.speedup for device in metrics)):
         # Even if the check is off, no device is faster by less than the times vary.
         if not speedup.low <= 1 <= speedup.high and max(speedup.median, 1 / speedup.median) < spread:
@@ -387,6 +401,13 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         batch_tokens=baseline.batch_tokens,
         disturbance=disturbance,
     )
+
+
+def _measure_step(workload: Workload, device: str) -> DeviceMetrics:
+    """Return the time of a single step on a device, phase by phase."""
+    with workload.open_batches() as batches:
+        phase_times = PhaseTimes(workload.time_phases(batches))
+    return DeviceMetrics(device, sum(phase_times.seconds.values()), workload.rows, phase_times)
 
 
 def _device_metrics(
@@ -412,12 +433,15 @@ def _device_metrics(
 
 
 def _time_interleaved(
-    workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf
+    workloads: Mapping[str, Workload],
+    rounds: int,
+    deadline: float = math.inf,
+    is_busy: Callable[[], bool] = lambda: False,
 ) -> dict[str, list[float]]:
     """Return the seconds of a step at full speed per device and round, measured in interleaved rounds.
 
-    After ``deadline``, a time of the clock, only the rounds that the confidence interval needs are started. The n-th trial of
-    each device uses the same batches if the loader yields them in the same order.
+    After ``deadline``, a time of the clock, only the rounds that the confidence interval needs are started, and none if
+    ``is_busy()``. The n-th trial of each device uses the same batches if the loader yields them in the same order.
     """
     with contextlib.ExitStack() as stack:
         batches = {device: stack.enter_context(workload.open_batches()) for device, workload in workloads.items()}
@@ -432,7 +456,7 @@ def _time_interleaved(
         suffix = "" if len(workloads) > 1 else ", CPU only"
         tracked_rounds = SESSION.track("Comparing", f"{model}{suffix}", range(rounds), "round")
         measures = {device: partial(run_trial, device) for device in workloads}
-        return interleave(measures, tracked_rounds, MIN_VALUES, deadline)
+        return interleave(measures, tracked_rounds, MIN_VALUES, deadline, is_busy)
 
 
 def _warm_up(workload: Workload, batches: Iterator[object]) -> float:

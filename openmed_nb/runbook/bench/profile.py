@@ -34,6 +34,7 @@ from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_bool, check_integer, check_optional_integer, check_path
 from ...devices import profilers
 from ...devices.registry import get_device
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError
 from ...session import SESSION, check_options
 from .fallbacks import Fallback, fallbacks
@@ -44,8 +45,8 @@ from .timing import (
     OperatorTime,
     PhaseTimes,
     Reason,
-    ReliabilityCheck,
     Synchronization,
+    find_disturbance,
     repeat_measurement,
 )
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
@@ -464,7 +465,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         data: Texts for a name or a pipeline. Example inputs or a ``DataLoader`` for a module or for training. Batches for a
             function, or a function that builds a batch with a given number of rows. If ``None``, use synthetic texts.
         steps: Number of steps under torch's profiler, and maximum number of steps in each timed series. Series of slow steps
-            are shorter.
+            are shorter, and those on a busy computer have one step.
         training: Whether to profile training steps (forward, backward and AdamW) on a copy of the model.
         device: Device to profile. If ``None``, use the active device.
         batch_size: Number of texts or rows per step. If ``None``, use at least 32 texts, or the number of rows of the example
@@ -553,7 +554,10 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     from .profile_watch import MAX_TRACED_STEPS, measure_launch_seconds, profile_operators, trace_steps
 
     SESSION.notify(ProgressEvent("Profiling", workload.name))
-    check = ReliabilityCheck()
+    disturbance = find_disturbance()
+    if disturbance:
+        steps = 1
+    read_load = BackgroundLoadReader()
     parsed_device = get_device(device)
     with workload.open_batches() as batches:
         batch = next(batches)
@@ -594,5 +598,5 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         fallbacks=entries,
         fallbacks_per_step=sum(entry.count for entry in entries) / MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        disturbance=check.find_disturbance(),
+        disturbance=disturbance or find_disturbance(read_load()),
     )

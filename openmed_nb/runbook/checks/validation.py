@@ -19,6 +19,7 @@ from ...annotation.gold import read_gold
 from ...annotation.references import is_missing, iter_texts
 from ...devices.backend import without_autocast
 from ...devices.registry import get_device
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError
 from ...models.config import normalize_dtype
 from ...models.loading import load_from_spec
@@ -34,7 +35,7 @@ from ...models.records import (
 )
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ..bench.timing import REPEAT_REMEDY, ReliabilityCheck, interleave
+from ..bench.timing import REPEAT_REMEDY, find_disturbance, interleave
 from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
@@ -213,9 +214,9 @@ def validate_precision(
                 baseline = pair.reference  # Float32 on the device of the candidate.
                 if get_device(target_device).is_accelerator:
                     baseline = pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), target_device).model)
-                check = ReliabilityCheck()
+                read_load = BackgroundLoadReader()
                 speedup: float | None = measure_speedup(baseline, pair.candidate, unique_texts)
-                disturbance = check.find_disturbance()
+                disturbance = find_disturbance(read_load())
             if disturbance:  # An earlier measurement remains valid. Without one, "auto" does not select the dtype.
                 earlier = store.get(identity)
                 speedup = earlier.evidence.speedup if earlier else None

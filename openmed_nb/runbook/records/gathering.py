@@ -13,7 +13,6 @@ import re
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -37,14 +36,13 @@ from ...devices.machine import (
 )
 from ...devices.registry import get_device
 from ...devices.request import MASK, DeviceRequest, home_folder, normalize_device, redact_secrets, sanitize_path
-from ...devices.system_status import BackgroundLoadReader, read_system_status
+from ...devices.system_status import read_system_status, sample_background_load
 from ...errors import ConfigurationError
 from ...models.files import file_digest, hash_model_files
 from ...models.loading import dtype_of, model_folder
 from ...models.registry import check_model_name
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
-from ..bench.timing import LOAD_SECONDS
 from ..verdict.metrics import Run, extract_metrics
 from .logbook import (
     SCHEMA,
@@ -228,7 +226,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         randomness=read_randomness(target.uses_cudnn),
         environment=sanitize_environ(device_manager.environ),
         conditions=read_system_status(machine, device, device_manager.run),
-        background=BackgroundLoad() if machine.simulated else sample_background_load(applications),
+        background=BackgroundLoad() if machine.simulated else read_background(applications),
         storage=locate_storage(folders, mounts),
     )
 
@@ -316,16 +314,14 @@ MAX_NAMES = 5
 MAX_NAME_CHARACTERS = 40
 
 
-def sample_background_load(names: bool) -> BackgroundLoad:
+def read_background(names: bool) -> BackgroundLoad:
     """Sample the load of other processes, with the names of the busiest processes if ``names`` is true.
 
     Inaccessible processes count only towards the total load.
     """
     psutil = import_psutil()
     list(psutil.process_iter(["cpu_percent"]))  # The first reading of a process starts its measurement.
-    read_load = BackgroundLoadReader()
-    time.sleep(LOAD_SECONDS)
-    cpu_fraction = read_load()
+    cpu_fraction = sample_background_load()
     if cpu_fraction is None:
         return BackgroundLoad()
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}

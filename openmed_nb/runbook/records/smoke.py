@@ -28,13 +28,14 @@ from ...annotation.results import entity_span
 from ...devices.machine import format_device, is_marked_simulated
 from ...devices.registry import empty_cache
 from ...devices.request import DeviceRequest
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError, DeviceUnavailableError, OpenMedError, UnknownModelError
 from ...models.config import OpenMedConfig
 from ...models.files import ModelHashes, hash_model_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import METRIC_LABELS, STATUS, MemoryCurve, take_sample
-from ..bench.timing import ReliabilityCheck
+from ..bench.timing import find_disturbance
 from ..bench.workloads import target_from_files
 from ..verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
 from .gathering import collect_logbook, fingerprint_dataset, model_from_files
@@ -183,7 +184,7 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
 
     workload = benchmark_target.data_workload(BATCH_SIZE)
     batches = workload.batches()
-    check = ReliabilityCheck()
+    read_load = BackgroundLoadReader()
     run_start = current_time()
     for _ in range(NUM_WARM_UP_STEPS):
         workload.run(next(batches))
@@ -197,7 +198,7 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
         gc.collect()
         empty_cache(device)
         curve = curve.append(take_sample(device, number, number * NUM_STEPS, current_time() - run_start))
-    benchmark = SmokeBenchmark(format_device(device), tuple(rates), curve, check.find_disturbance())
+    benchmark = SmokeBenchmark(format_device(device), tuple(rates), curve, find_disturbance(read_load()))
     return book.with_reports(benchmark), benchmark, entities
 
 

@@ -14,6 +14,7 @@ import openmed_nb as nb
 from helpers.sample_reports import COMPARISON, PROFILE, SWEEP
 from openmed_nb._render.display import OK, WARNING
 from openmed_nb.devices.system_status import LOAD, SystemStatus
+from openmed_nb.runbook.bench import comparison as comparison_module
 from openmed_nb.runbook.bench import timing
 from openmed_nb.runbook.verdict.metrics import Evidence
 
@@ -41,11 +42,27 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     profile = nb.runbook.profile(LAYER, ROWS, device="cpu", steps=1)
 
     assert not reason or OK not in {finding.status for finding in profile.findings}
+    assert bool(sweep.points) == bool(comparison.rounds) == (not reason)
     for report in (sweep, comparison, profile):
         assert reason in report.disturbance in str(report)
         assert bool(report.disturbance) == bool(reason) == ("ot measured" in str(report))
     assert ("phase forward" in str(profile)) == (not reason)
     assert (sweep.knee is None) == ("rows like these" not in str(comparison)) == bool(reason)
+
+
+def test_compare_ends_if_the_computer_becomes_busy(clock, set_conditions):
+    batches = []
+
+    def step(batch):
+        batches.append(batch)
+        clock.advance(1)
+        if len(batches) > comparison_module.WARM_UP_STEPS:
+            set_conditions(load=0.6)
+
+    comparison = nb.compare(step, [ROWS], devices="cpu", seconds=1)
+
+    assert (comparison.rounds, "busy" in comparison.disturbance) == (0, True)
+    assert len(batches) == comparison_module.WARM_UP_STEPS + 2
 
 
 @pytest.mark.usefixtures("clock")
@@ -59,12 +76,13 @@ def test_busy_sweep_stores_nothing(set_conditions, load):
     assert (report.batch_tokens is None) == (load > 0.5)
 
 
-def test_busy_computer_is_in_the_system_status_and_the_handoff(set_conditions, tmp_path):
+def test_busy_computer_is_in_the_system_status_the_doctor_and_the_handoff(set_conditions, tmp_path):
     set_conditions(load=0.6)
     status = nb.system_status()
     handoff = nb.handoff(tmp_path / "bundle", "bundled_small")
 
     assert (status.findings[-1].name, status.findings[-1].status) == (LOAD, WARNING)
+    assert status.findings[-1] in nb.doctor().findings
     assert status.background_load in str(status)
     assert f"not measured: {handoff.benchmark.disturbance}" in str(handoff)
 

@@ -22,9 +22,9 @@ from openmed_nb.runbook.records.gathering import (
     LATENCY_SAMPLES,
     locate_storage,
     measure_latency,
+    read_background,
     read_code,
     read_randomness,
-    sample_background_load,
 )
 from openmed_nb.runbook.records.logbook import BackgroundLoad, Code
 
@@ -164,8 +164,8 @@ def test_background_load_names_the_busiest_other_processes_on_request(monkeypatc
     monkeypatch.setattr(psutil, "process_iter", lambda _attributes: processes)
     monkeypatch.setattr(BackgroundLoadReader, "__call__", lambda _reader: fraction)
 
-    assert sample_background_load(names=False) == load
-    assert sample_background_load(names=True).names == (("***", "mail") if fraction else None)
+    assert read_background(names=False) == load
+    assert read_background(names=True).names == (("***", "mail") if fraction else None)
 
 
 def test_measure_latency_counts_failures():
