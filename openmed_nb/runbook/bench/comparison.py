@@ -317,14 +317,15 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     start = current_time()
     batch_size = check_optional_integer("batch_size", batch_size)
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
-    if "device" in arguments:
-        raise ConfigurationError("compare() has no option device.", "Pass a list of devices, such as devices=['cpu'].")
     with SESSION.operation():
+        if "device" in arguments:
+            message = f"compare() has no option device={describe_value(arguments['device'])}."
+            remedy = f"Pass devices=, a list with names of usable devices: {', '.join(_list_usable())}."
+            raise ConfigurationError(message, remedy)
         target, device = make_target(model, data, training=training, arguments=arguments, moved=True)
         requested: Iterable[object] = (devices,)
         if devices is None:
-            usable = [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
-            requested = (device, *usable)
+            requested = (device, *_list_usable())
         elif isinstance(devices, Iterable) and not isinstance(devices, str):
             requested = devices
         # The CPU is the baseline. Each other device is compared once.
@@ -348,6 +349,11 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             workloads = {name: benchmark.data_workload(batch_size) for name, benchmark in benchmarks.items()}
             rounds = max(MIN_VALUES, round(DEFAULT_ROUNDS * seconds / DEFAULT_SECONDS))
             return _run_comparison(workloads, rounds, start + seconds)
+
+
+def _list_usable() -> list[str]:
+    """Return the names of the usable devices. Listing them probes each device."""
+    return [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
 
 
 def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf) -> Comparison:

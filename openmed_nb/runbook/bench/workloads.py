@@ -404,6 +404,9 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
             target = _target_from_module(model, data, training, type(model).__name__)
         elif callable(model) and not isinstance(model, type):  # A step function, whose side effects are not undone.
             name = function_name(model)
+            if data is None:
+                remedy = "Pass data=, a function that returns a batch with a given number of rows. Except for a sweep, it may be a list of batches."
+                raise ConfigurationError(f"There are no batches for {name}.", remedy)
             target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
         else:
             remedy = (
@@ -688,7 +691,7 @@ def _target_from_module(
     elif make_example is not None:
         example = make_example()
     else:
-        raise ConfigurationError(f"There are no inputs for {name}.", "Pass a batch or a DataLoader.")
+        raise ConfigurationError(f"There are no inputs for {name}.", "Pass data=, a batch or a DataLoader.")
     if not _batch_size_of(example):
         raise ConfigurationError(f"The batch for {name} has no rows.", "Pass a batch with at least one row.")
 

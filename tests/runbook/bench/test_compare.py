@@ -154,7 +154,11 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("options", "error", "value"),
         [
-            ({"device": "cuda"}, ConfigurationError, "'cpu']"),
+            (
+                {"device": "cuda"},
+                ConfigurationError,
+                "device='cuda'. Pass devices=, a list with names of usable devices: cpu",
+            ),
             ({"seconds": 0}, ConfigurationError, 0),
             ({"devices": ["mps"]}, DeviceError, "'mps'"),
             ({"devices": 0.5}, ConfigurationError, "float"),

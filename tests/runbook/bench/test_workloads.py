@@ -276,7 +276,7 @@ class TestLoader:
     ("model", "data", "options", "message"),
     [
         (["asthma"], "bundled_small", {}, "list cannot be measured.*first, and then the data"),
-        (IDENTITY, None, {}, "There are no inputs for Identity"),
+        (IDENTITY, None, {}, r"no inputs for Identity\. Pass data="),
         (IDENTITY, 5, {}, "int without a tensor"),
         (IDENTITY, EXAMPLE, {"arguments": {"dtype": "float16"}}, "Identity does not accept dtype"),
         (IDENTITY, torch.ones(0, 8), {}, "has no rows"),
@@ -284,7 +284,8 @@ class TestLoader:
         ("bundled_small", ["asthma"], {"training": True}, "list without a tensor"),
         ("bundled_small", None, {"length": 0}, "length.*0"),
         (IDENTITY, DataLoader(EXAMPLE), {"length": 8}, "length=8 has no effect"),
-        *((sum_batch, data, {}, "cannot be iterated repeatedly") for data in (None, iter([EXAMPLE]), EXAMPLE)),
+        *((sum_batch, data, {}, "cannot be iterated repeatedly") for data in (iter([EXAMPLE]), EXAMPLE)),
+        (sum_batch, None, {}, r"no batches for sum_batch\. Pass data="),
     ],
 )
 def test_make_target_rejects_invalid_arguments(model, data, options, message):
