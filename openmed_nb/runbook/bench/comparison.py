@@ -48,6 +48,7 @@ from .timing import (
 from .workloads import (
     ANNOTATION,
     BATCHES_PER_WORKER,
+    BUILT_IN,
     AnnotationBenchmark,
     StepReport,
     Workload,
@@ -220,7 +221,7 @@ class Comparison(StepReport):
         answer: tuple[str, ...] = ()
         speed = self.devices[0].throughput
         if speed and len(self.devices) == 1 and not self.disturbance:
-            like = "the built-in sentences" if self.rows_source and not self.texts else "these"
+            like = BUILT_IN if self.rows_source and not self.texts else "these"
             sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high, like)
             answer = (sentence, "Only the CPU was measured.")
         return Report(

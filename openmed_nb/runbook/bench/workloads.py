@@ -21,7 +21,7 @@ from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Dis
 from ..._utils.clock import current_time
 from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
-from ...annotation.references import TextReference, effective_length, is_missing, iter_texts
+from ...annotation.references import effective_length, is_missing, iter_texts, read_text
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.moving import copy_model, map_tensors, named_tensors, to_device, to_numpy
@@ -86,6 +86,8 @@ SYNTHETIC_TEXTS = (
     "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
 )
 
+BUILT_IN = "the built-in sentences"  # Name of these texts.
+
 # Remedy for annotation that waits for its data.
 TOKENIZATION_REMEDY = (
     "Tokenize on more cores: nb.cluster(...) distributes texts over several computers. "
@@ -132,7 +134,7 @@ class StepReport(Displayable):
         """Source of the rows of an annotation as the end of a phrase, such as ``" from 20 texts"``, or an empty string."""
         if self.texts:
             return f" from {pluralize(self.texts, 'text')}"
-        return " from the built-in sentences" if self.task == ANNOTATION else ""
+        return f" from {BUILT_IN}" if self.task == ANNOTATION else ""
 
     @property
     def reliability_status(self) -> str:
@@ -460,8 +462,8 @@ def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeli
     return build_pipeline(load_from_spec(spec, device), DEFAULT_STRATEGY, {})
 
 
-def validate_texts(data: object) -> list[Any] | None:
-    """Validate texts and return them without missing values, or ``None`` if ``data`` is ``None``.
+def validate_texts(data: object) -> list[str] | None:
+    """Read texts as :func:`annotate` does, and return them without missing values, or ``None`` if ``data`` is ``None``.
 
     Raises:
         ConfigurationError: If there are no texts.
@@ -473,11 +475,11 @@ def validate_texts(data: object) -> list[Any] | None:
     if data is None:
         return None
     texts = []
-    for index, text in enumerate(iter_texts(resolve_notes(data).texts)):
+    for index, item in enumerate(iter_texts(resolve_notes(data).texts)):
+        text = read_text(item, index)
         if is_missing(text):
             continue
-        error = None if isinstance(text, TextReference) else text_error(text, index)
-        if error:
+        if error := text_error(text, index):
             raise error
         texts.append(text)
     if not texts:

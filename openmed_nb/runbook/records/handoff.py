@@ -46,8 +46,8 @@ from ...models.registry import BUNDLED, check_model_name
 from ...session import SESSION, check_options
 from ...training.curve import STATUS
 from ..bench.timing import format_rate
+from ..bench.workloads import BUILT_IN, validate_texts
 from ..bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
-from ..bench.workloads import validate_texts
 from .gathering import DISTRIBUTION_NAME, fingerprint_dataset, portable_variables
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
@@ -116,8 +116,9 @@ class Handoff(Displayable):
         )
         disturbance = self.benchmark.disturbance
         rate = f"not measured: {disturbance}" if disturbance else format_rate(self.benchmark.fastest)
+        source = "the dataset" if golden.dataset_copied else BUILT_IN
         rows = (
-            ("texts per second in the fastest round", rate),
+            (f"texts per second in the fastest round, with {source}", rate),
             ("size of all files", format_bytes(sum(self.files.values()))),
         )
         return Report(
@@ -218,8 +219,6 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
             files.update(_model_files(spec))
         fingerprint = None if dataset is None else fingerprint_dataset(dataset)
         texts = list(validate_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC_TEXTS)
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigurationError("The dataset contains items that are not texts.", "Pass a list of texts.")
         book, benchmark, entities = record_golden_run(device, spec, texts)
         golden = GoldenRun(
             model=portable_name,

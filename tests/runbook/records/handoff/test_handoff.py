@@ -136,12 +136,14 @@ def test_bundle_contains_the_running_package_and_its_license(keyword_handoff):
 def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path):
     model = tiny.save(tmp_path / "John `Smith` <b>", tiny.keyword_bert())
     (tmp_path / "bundle").mkdir()
-    handoff = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu")
+    texts = [NOTE, None]
+    handoff = nb.handoff(tmp_path / "bundle", model, texts, copy_dataset=True, copy_model=False, device="cpu")
     readme = (handoff.folder / "README.md").read_text("utf-8")
 
     assert json.loads((handoff.folder / "texts.json").read_text("utf-8")) == [NOTE]
     assert [len(entities) for entities in handoff.golden.entities] == [1]
     assert "contains the texts of the dataset" in readme
+    assert "round, with the dataset" in str(handoff)
     assert "Smith" not in str(handoff) + handoff._repr_html_() + json.dumps(handoff.to_dict()["golden"]) + readme
     assert (handoff.golden.model, (handoff.folder / "model").exists()) == ("model", False)
     with pytest.raises(ConfigurationError, match="Copy its folder"):
