@@ -177,8 +177,9 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
     if resume is True:
         earlier = session.interrupted_run
         if earlier is None:
-            message = "This kernel has no interrupted run."
-            raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
+            raise ConfigurationError(
+                "This kernel has no interrupted run.", 'Pass the file of the run, as in resume="file.jsonl".'
+            )
         if "model" not in options:  # Options of one model may not apply to another one.
             arguments = {**earlier.arguments, **arguments}
         options = {**earlier.options, **options}
@@ -186,8 +187,9 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
     elif isinstance(resume, (str, os.PathLike)):
         path = os.fspath(resume)
     elif resume is not None:
-        message = f"Invalid type for resume: {short_type_name(resume)}."
-        raise ConfigurationError(message, "Pass True, or the name of a file.")
+        raise ConfigurationError(
+            f"Invalid type for resume: {short_type_name(resume)}.", "Pass True, or the name of a file."
+        )
     model = options.get("model")
     batch_tokens = options.get("batch_tokens")
     show_text = options.get("show_text", True)
@@ -296,11 +298,16 @@ def validate_pipeline(pipe: object, arguments: Mapping[str, object]) -> Annotati
     from .annotation.pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
-        remedy = "Pass the name of a model, or a pipeline of load_pipeline(). Pass the client of a cluster as client=."
-        raise invalid_type("model", pipe, remedy)
+        raise invalid_type(
+            "model",
+            pipe,
+            "Pass the name of a model, or a pipeline of load_pipeline(). Pass the client of a cluster as client=.",
+        )
     if arguments:
-        message = f"An existing pipeline does not accept {', '.join(sorted(arguments))}."
-        raise ConfigurationError(message, "Pass it to load_pipeline() instead.")
+        raise ConfigurationError(
+            f"An existing pipeline does not accept {', '.join(sorted(arguments))}.",
+            "Pass it to load_pipeline() instead.",
+        )
     return pipe
 
 
@@ -444,8 +451,10 @@ class _AnnotationRun:
         """Read the known results, and use them for equal texts."""
         self._file = file
         if earlier and (changed := changed_settings(self.source.settings, earlier.settings)):
-            message = f"The interrupted run had different settings ({changed})."
-            raise ConfigurationError(message, "Use the original arguments, or remove resume.")
+            raise ConfigurationError(
+                f"The interrupted run had different settings ({changed}).",
+                "Use the original arguments, or remove resume.",
+            )
         if file or earlier:
             known: dict[int, int] = {}
             stored: Iterable[FingerprintedResult] = earlier.results.items() if earlier else ()

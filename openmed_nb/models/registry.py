@@ -97,8 +97,8 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
                 f"{describe_value(text)} is a file.", "Pass the folder with all files of the model."
             )
     if text in ALIASES:
-        return ModelReference(text, ALIASES[text], on_hub=True)
-    if ALIAS_PATTERN.fullmatch(text):
+        location = ALIASES[text]
+    elif ALIAS_PATTERN.fullmatch(text):
         location = openmed_aliases().get(text, "")
     else:
         location = text if "/" in text else f"{default_org}/{text}"

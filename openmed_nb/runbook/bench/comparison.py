@@ -320,9 +320,10 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
     with SESSION.operation():
         if "device" in arguments:
-            message = f"compare() has no option device={describe_value(arguments['device'])}."
-            remedy = f"Pass devices=, a list with names of usable devices: {', '.join(_list_usable())}."
-            raise ConfigurationError(message, remedy)
+            raise ConfigurationError(
+                f"compare() has no option device={describe_value(arguments['device'])}.",
+                f"Pass devices=, a list with names of usable devices: {', '.join(_list_usable())}.",
+            )
         target, device = make_target(model, data, training=training, arguments=arguments, moved=True)
         requested: Iterable[object] = (devices,)
         if devices is None:
@@ -368,7 +369,12 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
     disturbance = find_disturbance()
     if not disturbance:
         trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
-        trials = _time_interleaved(workloads, rounds, trials_deadline, lambda: bool(describe_load(read_load())))
+
+        def is_over(number: int) -> bool:
+            # An interval needs some rounds. On a computer that has become busy, they would take too long.
+            return current_time() > trials_deadline and (number >= MIN_VALUES or bool(describe_load(read_load())))
+
+        trials = _time_interleaved(workloads, rounds, is_over)
         # Rounds are missing only if other programs slowed them down.
         disturbance = find_disturbance(read_load(), 1.0 if len(trials[CPU]) >= MIN_VALUES else 0.0)
     if disturbance:
@@ -440,15 +446,12 @@ def _device_metrics(
 
 
 def _time_interleaved(
-    workloads: Mapping[str, Workload],
-    rounds: int,
-    deadline: float = math.inf,
-    is_busy: Callable[[], bool] = lambda: False,
+    workloads: Mapping[str, Workload], rounds: int, is_over: Callable[[int], bool] = lambda _number: False
 ) -> dict[str, list[float]]:
     """Return the seconds of a step at full speed per device and round, measured in interleaved rounds.
 
-    After ``deadline``, a time of the clock, only the rounds that the confidence interval needs are started, and none if
-    ``is_busy()``. The n-th trial of each device uses the same batches if the loader yields them in the same order.
+    ``is_over`` returns whether the run ends before the round with a number. The n-th trial of each device uses the same
+    batches if the loader yields them in the same order.
     """
     with contextlib.ExitStack() as stack:
         batches = {device: stack.enter_context(workload.open_batches()) for device, workload in workloads.items()}
@@ -463,7 +466,7 @@ def _time_interleaved(
         suffix = "" if len(workloads) > 1 else ", CPU only"
         tracked_rounds = SESSION.track("Comparing", f"{model}{suffix}", range(rounds), "round")
         measures = {device: partial(run_trial, device) for device in workloads}
-        return interleave(measures, tracked_rounds, MIN_VALUES, deadline, is_busy)
+        return interleave(measures, tracked_rounds, is_over)
 
 
 def _warm_up(workload: Workload, batches: Iterator[object]) -> float:

@@ -221,8 +221,10 @@ class Profile(StepReport):
             (0, False)
         """
         if not isinstance(other, Profile):
-            message = f"A profile cannot be compared with {short_type_name(other)}."
-            raise ConfigurationError(message, "Pass a profile from nb.runbook.profile() or Profile.read().")
+            raise ConfigurationError(
+                f"A profile cannot be compared with {short_type_name(other)}.",
+                "Pass a profile from nb.runbook.profile() or Profile.read().",
+            )
         return ProfileDiff(*sorted((self, other), key=attrgetter("created_at")))
 
     def to_report(self) -> Report:
@@ -534,11 +536,13 @@ def _validate_trace_path(trace: str | os.PathLike[str]) -> Path:
     """
     file = check_path(trace, "the trace")
     if not file.name.endswith((".json", ".json.gz")):
-        message = f"A trace cannot be written to {describe_file(file)}."
-        raise ConfigurationError(message, "Use a name that ends in .json or .json.gz.")
+        raise ConfigurationError(
+            f"A trace cannot be written to {describe_file(file)}.", "Use a name that ends in .json or .json.gz."
+        )
     if not file.parent.is_dir():
-        message = f"{describe_file(file)} cannot be written there."
-        raise ConfigurationError(message, "Create the directory, or use another directory.")
+        raise ConfigurationError(
+            f"{describe_file(file)} cannot be written there.", "Create the directory, or use another directory."
+        )
     return file
 
 

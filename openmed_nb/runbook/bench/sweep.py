@@ -352,8 +352,10 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     with SESSION.operation():
         check_bool("training", training)
         if is_token_classifier(model) and not training and data is not None:
-            remedy = "Remove data, and pass length=... if your texts are not about 128 tokens long."
-            raise ConfigurationError("A sweep does not accept texts, because all of its rows have one length.", remedy)
+            raise ConfigurationError(
+                "A sweep does not accept texts, because all of its rows have one length.",
+                "Remove data, and pass length=... if your texts are not about 128 tokens long.",
+            )
         target, device_name = make_target(
             model, data, training=training, length=length, device=device, arguments=arguments
         )
@@ -524,7 +526,7 @@ class SweepMeasurement:
         rounds = SESSION.track("Sweeping", name, range(MAX_ROUNDS), "round")
         visits = {point: partial(self._measure_if_fits, partial(self._visit_size, point.rows)) for point in points}
         # A visit that runs out of memory is ignored. The point keeps its earlier measurement.
-        measured = interleave(visits, rounds, MIN_ROUNDS, self.start + self.time_budget)
+        measured = interleave(visits, rounds, lambda number: number >= MIN_ROUNDS and self.elapsed > self.time_budget)
         seconds = {point: list(itertools.chain(*filter(None, times))) for point, times in measured.items()}
         return [point.with_timings(times) if times else point for point, times in seconds.items()]
 

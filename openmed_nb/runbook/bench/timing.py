@@ -206,8 +206,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     ordered = sorted(values)
     count = len(ordered)
     if count < MIN_VALUES:
-        message = f"a {CONFIDENCE_LEVEL} confidence interval needs at least {MIN_VALUES} values, got {count}"
-        raise ValueError(message)
+        raise ValueError(f"a {CONFIDENCE_LEVEL} confidence interval needs at least {MIN_VALUES} values, got {count}")
     below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
     levels = [1 - 2 * combinations / 2**count for combinations in below]  # By rank, the widest interval first.
     rank = len([level for level in levels if level >= CONFIDENCE_LEVEL])
@@ -217,14 +216,12 @@ def median_interval(values: Sequence[float]) -> Interval:
 def interleave(
     measures: Mapping[Name, Callable[[], Measured]],
     rounds: Iterable[int],
-    min_rounds: int = 0,
-    deadline: float = math.inf,
-    is_busy: Callable[[], bool] = lambda: False,
+    is_over: Callable[[int], bool] = lambda _number: False,
 ) -> dict[Name, list[Measured]]:
     """Run several measurements in interleaved rounds and return the results by name.
 
-    Each round starts with the next measurement in the list. After ``deadline``, a time of the clock, only the first
-    ``min_rounds`` rounds are started, and none of them if ``is_busy()``.
+    Each round starts with the next measurement in the list. ``is_over`` returns whether the run ends before the round with a
+    number.
 
     Example:
         >>> interleave({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
@@ -233,7 +230,7 @@ def interleave(
     names = list(measures)
     measured: dict[Name, list[Measured]] = {name: [] for name in names}
     for number in rounds:
-        if current_time() > deadline and (number >= min_rounds or is_busy()):
+        if is_over(number):
             break
         first = number % len(names)
         for name in names[first:] + names[:first]:

@@ -201,15 +201,8 @@ class Workload:
     @property
     def report_fields(self) -> dict[str, Any]:
         """Values of the fields of :class:`StepReport`."""
-        return {
-            "name": self.name,
-            "task": self.task,
-            "dtype": self.dtype,
-            "workers": self.workers,
-            "row_shape": self.row_shape,
-            "texts": self.texts,
-            "simulated": is_mps_simulated(),
-        }
+        names = ("name", "task", "dtype", "workers", "row_shape", "texts")
+        return {**{name: getattr(self, name) for name in names}, "simulated": is_mps_simulated()}
 
     @contextlib.contextmanager
     def open_batches(self) -> Iterator[Iterator[object]]:
@@ -397,8 +390,10 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
         else:
             target = target_from_files(spec, texts or SYNTHETIC_TEXTS, length)
     elif length is not None:
-        message = f"length={length} has no effect, because the length is that of the batches."
-        raise ConfigurationError(message, "Remove length, and pass batches of that length.")
+        raise ConfigurationError(
+            f"length={length} has no effect, because the length is that of the batches.",
+            "Remove length, and pass batches of that length.",
+        )
     else:
         import torch
 
@@ -407,14 +402,16 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
         elif callable(model) and not isinstance(model, type):  # A step function, whose side effects are not undone.
             name = function_name(model)
             if data is None:
-                remedy = "Pass data=, a function that returns a batch with a given number of rows. Except for a sweep, it may be a list of batches."
-                raise ConfigurationError(f"There are no batches for {name}.", remedy)
+                raise ConfigurationError(
+                    f"There are no batches for {name}.",
+                    "Pass data=, a function that returns a batch with a given number of rows. Except for a sweep, it may be a list of batches.",
+                )
             target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
         else:
-            remedy = (
-                "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data."
+            raise ConfigurationError(
+                f"{kind} cannot be measured.",
+                "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data.",
             )
-            raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     return target, SESSION.device(load_arguments.get("device")).device
 
 
@@ -439,8 +436,10 @@ def is_token_classifier(model: object) -> bool:
 def check_no_arguments(name: str, arguments: Mapping[str, object]) -> None:
     """Raise ``ConfigurationError`` if there are load arguments for a model that is already loaded."""
     if arguments:
-        message = f"{name} does not accept {', '.join(sorted(arguments))}, because it is already loaded."
-        raise ConfigurationError(message, "Pass the name of a model, or remove these arguments.")
+        raise ConfigurationError(
+            f"{name} does not accept {', '.join(sorted(arguments))}, because it is already loaded.",
+            "Pass the name of a model, or remove these arguments.",
+        )
 
 
 def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | None = None) -> BenchmarkTarget:
@@ -596,8 +595,9 @@ class AnnotationBenchmark:
         annotator = self.annotator
         maximum = annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
         if self.length is not None and self.length > maximum:
-            message = f"length={self.length} is above the maximum of the model."
-            raise ConfigurationError(message, f"Use a length of at most {maximum} tokens.")
+            raise ConfigurationError(
+                f"length={self.length} is above the maximum of the model.", f"Use a length of at most {maximum} tokens."
+            )
         return self.length or min(DEFAULT_LENGTH, maximum)
 
 
@@ -629,7 +629,8 @@ class ModelInputs:
 
     def copy(self) -> ModelInputs:
         """Return copies of the tensors on the CPU for a model that may modify them."""
-        return ModelInputs(map_tensors(self.args, _copy_to_cpu), map_tensors(self.kwargs, _copy_to_cpu))
+        copied: ModelInputs = map_tensors(self, lambda tensor: tensor.detach().to("cpu", copy=True))
+        return copied
 
 
 def parse_example_inputs(inputs: object) -> ModelInputs:
@@ -643,14 +644,11 @@ def parse_example_inputs(inputs: object) -> ModelInputs:
     """
     example = model_inputs(inputs)
     if next(named_tensors(example), None) is None:
-        message = f"{short_type_name(inputs)} without a tensor is not a valid example input of a model."
-        remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt', with labels for training."
-        raise ConfigurationError(message, remedy)
+        raise ConfigurationError(
+            f"{short_type_name(inputs)} without a tensor is not a valid example input of a model.",
+            "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt', with labels for training.",
+        )
     return example.copy()
-
-
-def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 def loss_or_mean(output: object) -> torch.Tensor | None:
@@ -710,8 +708,9 @@ def _target_from_module(
                 output = inputs(copied)
                 loss = loss_or_mean(output) if training else output
             if loss is None:
-                message = f"No output of {name} depends on a trainable parameter."
-                raise ConfigurationError(message, "Remove training=True.")
+                raise ConfigurationError(
+                    f"No output of {name} depends on a trainable parameter.", "Remove training=True."
+                )
             return loss
 
         phases: tuple[Phase, ...] = ((TRANSFER, transfer), (FORWARD, forward))
@@ -795,9 +794,10 @@ class BatchBenchmark:
             # Fewer rows would give a wrong throughput. Models that take the sequence first have the rows as second dimension.
             sizes = {size for _, tensor in named_tensors(batch) for size in tensor.shape[:2]}
             if sizes and actual_rows < rows and rows not in sizes:
-                message = f"{function_name(self.make_batch)} returned a batch of {actual_rows} rows instead of {rows}."
-                remedy = f"Return the requested number of rows, or set max_batch_size={actual_rows}."
-                raise ConfigurationError(message, remedy)
+                raise ConfigurationError(
+                    f"{function_name(self.make_batch)} returned a batch of {actual_rows} rows instead of {rows}.",
+                    f"Return the requested number of rows, or set max_batch_size={actual_rows}.",
+                )
         elif self.example is not None:
             example_rows = _batch_size_of(self.example)
             index = torch.arange(rows) % example_rows
@@ -807,8 +807,10 @@ class BatchBenchmark:
 
             batch = map_tensors(self.example, repeat_rows)
         else:
-            message = f"{self.name} has no batch with {rows} rows."
-            raise ConfigurationError(message, "Pass a function that takes a number of rows and returns a batch.")
+            raise ConfigurationError(
+                f"{self.name} has no batch with {rows} rows.",
+                "Pass a function that takes a number of rows and returns a batch.",
+            )
         return self._workload(rows, batch, partial(itertools.repeat, batch))
 
     def data_workload(self, rows: int | None = None) -> Workload:
@@ -875,8 +877,10 @@ def check_batches(name: str, data: object) -> Iterable[object]:
     import torch
 
     if isinstance(data, (torch.Tensor, Mapping, str, Iterator)) or not isinstance(data, Iterable):
-        message = f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}."
-        raise ConfigurationError(message, "Pass a DataLoader, or a list of batches.")
+        raise ConfigurationError(
+            f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}.",
+            "Pass a DataLoader, or a list of batches.",
+        )
     return data
 
 
@@ -892,8 +896,9 @@ def repeat_batches(loader: Iterable[object]) -> Iterator[Any]:
             is_empty = False
             yield batch
         if is_empty:
-            remedy = "Pass a loader with items that can be iterated repeatedly."
-            raise ConfigurationError("The loader yields no batches.", remedy)
+            raise ConfigurationError(
+                "The loader yields no batches.", "Pass a loader with items that can be iterated repeatedly."
+            )
 
 
 def _batch_size_of(batch: object) -> int:

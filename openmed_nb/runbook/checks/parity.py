@@ -111,11 +111,10 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
             pair = pair_from_files(spec, candidate_device, loaded.model if loaded else None)
         else:
             if hasattr(model, "named_parameters"):
-                message = f"{short_type_name(model)} is a torch module, and parity compares the entities of a pipeline."
-                remedy = (
-                    "Use nb.runbook.loss_parity(model, batches), or compare outputs with torch.testing.assert_close."
+                raise ConfigurationError(
+                    f"{short_type_name(model)} is a torch module, and parity compares the entities of a pipeline.",
+                    "Use nb.runbook.loss_parity(model, batches), or compare outputs with torch.testing.assert_close.",
                 )
-                raise ConfigurationError(message, remedy)
             pipe = validate_pipeline(model, options)
             pair = pair_from_files(spec_of_pipeline(pipe), str(pipe.device), pipe.model)
         if gold is None:
@@ -147,14 +146,15 @@ def select_gold(gold: GoldTexts, ids: Sequence[Any] | None, texts: Sequence[Any]
     aligned = align_gold(gold, ids, texts, len(texts))
     remedy = "Pass the gold of the same texts, with the same ids or in the same order."
     if len(texts) != len(aligned):
-        message = f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}."
-        raise ConfigurationError(message, remedy)
+        raise ConfigurationError(
+            f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}.", remedy
+        )
     for text_index, text in enumerate(texts):
         if isinstance(text, str) and any(span.end > len(text) for span in aligned[text_index].spans):
-            message = (
-                f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)})."
+            raise ConfigurationError(
+                f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)}).",
+                remedy,
             )
-            raise ConfigurationError(message, remedy)
     return [aligned[text_index].spans for text_index in range(len(texts))]
 
 
@@ -167,11 +167,10 @@ def _validate_labels(spans: Sequence[Sequence[Span]], candidate: Annotator) -> N
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.
-        message = f"The model does not have the labels of {unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')}."
-        remedy = (
-            f"Use the labels of the model only: {', '.join(sorted(valid_labels))}; labels= renames those of the gold."
+        raise ConfigurationError(
+            f"The model does not have the labels of {unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')}.",
+            f"Use the labels of the model only: {', '.join(sorted(valid_labels))}; labels= renames those of the gold.",
         )
-        raise ConfigurationError(message, remedy)
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,10 @@ def _gradient_difference(pair: ModelPair, tokenized: TokenizedChunk) -> Gradient
     try:
         computed = _compute_gradients(candidate, inputs, labels)
     except RuntimeError as error:
-        message = f"A training step failed on {format_device(str(candidate.device))}: {describe_error(error)}."
-        raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
+        raise DeviceUnavailableError(
+            f"A training step failed on {format_device(str(candidate.device))}: {describe_error(error)}.",
+            "Remove gradients=True, or use another device or dtype.",
+        ) from error
     norms = {name: float(gradient.norm()) for name, gradient in expected.items()}
     min_norm = MIN_GRADIENT_FRACTION * max(norms.values()) or 1.0
     differences = {}
@@ -312,8 +313,10 @@ def run_parity(  # noqa: C901, PLR0912, PLR0915 - one loop over the texts
             expected_logits, expected_results = _predict(pair.reference, tokenized, batches)
             logits, results = _predict(candidate, tokenized, batches)
             if not np.isfinite(expected_logits).all():
-                message = f"The model {describe_value(pair.name)} has non-finite logits on the CPU in float32."
-                raise InvalidModelError(message, "Use another model: this one has no valid reference.")
+                raise InvalidModelError(
+                    f"The model {describe_value(pair.name)} has non-finite logits on the CPU in float32.",
+                    "Use another model: this one has no valid reference.",
+                )
             if gradients and difference is None and len(tokenized.tokens):
                 difference = _gradient_difference(pair, tokenized)
             is_finite = np.isfinite(logits).all(-1)

@@ -106,16 +106,12 @@ def _integer_tensor(*shape: int) -> Tensor:
 
 
 def matmul_long_reduction(rows: Tensor) -> Tensor:
-    return rows.T @ rows  # The matrix product of a weight gradient over many tokens.
+    return rows.mT @ rows  # The matrix product of a weight gradient over many tokens, or a batch of them.
 
 
 def linear_weight_gradient(tokens: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
     output = functional.linear(tokens, weight.requires_grad_())
     return torch.autograd.grad(output, weight, gradient.T.contiguous())[0]
-
-
-def bmm_long_reduction(rows: Tensor) -> Tensor:
-    return rows.transpose(1, 2) @ rows
 
 
 def embedding_index_out_of_range(table: Tensor) -> Tensor:
@@ -130,8 +126,7 @@ def linear_transposed_weight(inputs: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(inputs, weight.T)
 
 
-def linear_with_bias(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return functional.linear(inputs, weight, bias)
+linear_with_bias = functional.linear
 
 
 def linear_input_gradient(rows: Tensor, weight: Tensor) -> Tensor:

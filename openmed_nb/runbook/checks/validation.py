@@ -189,14 +189,17 @@ def validate_precision(
     with SESSION.operation():
         if not is_model_name(model):
             kind = short_type_name(model)
-            message = f"A validation record requires the files of a model, but {kind} is not a model name."
-            raise ConfigurationError(message, "Pass the name or the folder of the model first and then the texts.")
+            raise ConfigurationError(
+                f"A validation record requires the files of a model, but {kind} is not a model name.",
+                "Pass the name or the folder of the model first and then the texts.",
+            )
         notes = read_notes(model, texts)
         text_list = list(iter_texts(notes.texts))
         name = normalize_dtype(dtype)
         if name not in REDUCED_DTYPES:
-            message = f"{describe_value(name)} is not a reduced dtype."
-            raise ConfigurationError(message, f"Use one of {', '.join(REDUCED_DTYPES)}.")
+            raise ConfigurationError(
+                f"{describe_value(name)} is not a reduced dtype.", f"Use one of {', '.join(REDUCED_DTYPES)}."
+            )
         if device is not None:
             arguments["device"] = device
         spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})

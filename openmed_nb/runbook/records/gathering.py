@@ -288,8 +288,10 @@ def _normalize_seeds(seeds: int | Mapping[str, int] | None) -> dict[str, int]:
     for name, seed in named.items():
         is_name = isinstance(name, str) and SEED_NAME_PATTERN.fullmatch(name)
         if not is_name or type(seed) is not int or abs(seed) >= MAX_INTEGER:
-            remedy = "Pass an integer, or integers by short names, such as {'torch': 1, 'numpy': 2}."
-            raise ConfigurationError("A seed is not an integer with a short name, or is too large.", remedy)
+            raise ConfigurationError(
+                "A seed is not an integer with a short name, or is too large.",
+                "Pass an integer, or integers by short names, such as {'torch': 1, 'numpy': 2}.",
+            )
     return named
 
 
@@ -415,8 +417,9 @@ def measure_latency(store: str) -> NetworkLatency:
     address = ADDRESS_PATTERN.fullmatch(str(store))
     port = int(address[2]) if address else 0
     if not address or not 0 < port < 1 << 16:
-        remedy = "Pass a host and a port, such as 'store.example:443'."
-        raise ConfigurationError("The artifact store is not a host with a port.", remedy)
+        raise ConfigurationError(
+            "The artifact store is not a host with a port.", "Pass a host and a port, such as 'store.example:443'."
+        )
     host = address[1]
     seconds = []
     for _ in range(LATENCY_SAMPLES):
@@ -500,15 +503,16 @@ def fingerprint_dataset(data: object) -> Dataset:
             return _fingerprint_folder(path)
         return Dataset("file", file_digest(path, "sha256"), 1, path.stat().st_size)
     except OSError as error:
-        message = f"The dataset cannot be read: {short_type_name(error)}."
-        raise ConfigurationError(message, DATASET_REMEDY) from None
+        raise ConfigurationError(f"The dataset cannot be read: {short_type_name(error)}.", DATASET_REMEDY) from None
 
 
 def _fingerprint_texts(data: object) -> Dataset:
     texts = iter_texts(data)
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
-        message = f"{short_type_name(data)} has no length or no order: it may be endless or readable only once."
-        raise ConfigurationError(message, DATASET_REMEDY)
+        raise ConfigurationError(
+            f"{short_type_name(data)} has no length or no order: it may be endless or readable only once.",
+            DATASET_REMEDY,
+        )
     digest = hashlib.sha256()
     items = 0
     size = 0
@@ -516,8 +520,9 @@ def _fingerprint_texts(data: object) -> Dataset:
         if is_missing(text):
             continue
         if not isinstance(text, (str, list)):
-            message = f"Item {index} of the dataset is {short_type_name(text)}, not a text."
-            raise ConfigurationError(message, DATASET_REMEDY)
+            raise ConfigurationError(
+                f"Item {index} of the dataset is {short_type_name(text)}, not a text.", DATASET_REMEDY
+            )
         content = fingerprint_key(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
         items += 1
@@ -538,8 +543,9 @@ def _fingerprint_folder(folder: Path) -> Dataset:
     for directory, _, names in os.walk(folder, onerror=fail, followlinks=True):
         real_directory = os.path.realpath(directory)
         if real_directory in visited:
-            message = "The folder of the dataset contains a folder twice, through links."
-            raise ConfigurationError(message, "Pass a folder without such links.")
+            raise ConfigurationError(
+                "The folder of the dataset contains a folder twice, through links.", "Pass a folder without such links."
+            )
         visited.add(real_directory)
         paths = (Path(directory, name) for name in names if not name.startswith("."))
         files += [path for path in paths if path.is_file()]
@@ -585,8 +591,10 @@ def validate_hypotheses(hypotheses: object, data: object = None) -> dict[str, st
         raise ConfigurationError("A hypothesis is not a pair of texts.", HYPOTHESES_REMEDY) from None
     longest = max((len(text) for line in lines for text in line), default=0)
     if longest > MAX_HYPOTHESIS_CHARACTERS:
-        remedy = f"Use at most {MAX_HYPOTHESIS_CHARACTERS} characters, and no text from notes."
-        raise ConfigurationError(f"A hypothesis has {longest:,} characters.", remedy)
+        raise ConfigurationError(
+            f"A hypothesis has {longest:,} characters.",
+            f"Use at most {MAX_HYPOTHESIS_CHARACTERS} characters, and no text from notes.",
+        )
     folded = [text.casefold() for line in lines for text in line]
     for item in () if data is None or isinstance(data, (str, os.PathLike)) else iter_texts(data):
         note = collapse_whitespace(fingerprint_key(item)).casefold()

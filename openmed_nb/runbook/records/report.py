@@ -492,8 +492,10 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
         arguments=arguments,
     )
     if not all(isinstance(value, (str, int, float, type(None))) for value in arguments.values()):
-        message = "An argument for loading the model cannot be sent to another process."
-        raise ConfigurationError(message, "Pass texts, numbers, True, False or None.")
+        raise ConfigurationError(
+            "An argument for loading the model cannot be sent to another process.",
+            "Pass texts, numbers, True, False or None.",
+        )
     request = None
     if device is not None:
         request = parse_device_argument(device)
