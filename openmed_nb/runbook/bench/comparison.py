@@ -48,7 +48,6 @@ from .timing import (
 from .workloads import (
     ANNOTATION,
     BATCHES_PER_WORKER,
-    BUILT_IN,
     AnnotationBenchmark,
     StepReport,
     Workload,
@@ -75,7 +74,7 @@ SAMPLE_INTERVAL = 0.5
 MIN_SAMPLES = 5
 
 
-def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: float, like: str = "these") -> str:
+def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: float) -> str:
     """Return the speed of the CPU per hour as a sentence. With fewer digits, a narrow interval would be one number.
 
     Args:
@@ -83,7 +82,6 @@ def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: floa
         rows_per_second: Throughput in notes or rows per second.
         low: Lower end of its confidence interval.
         high: Upper end of its confidence interval.
-        like: The notes or rows that were measured.
 
     Example:
         >>> describe_cpu_speed("annotation", 50.0, 48.0, 53.0)
@@ -91,7 +89,7 @@ def describe_cpu_speed(task: str, rows_per_second: float, low: float, high: floa
     """
     work = "annotates about {} notes" if task == ANNOTATION else "processes about {} rows"
     rates = [f"{float(f'{SECONDS_PER_HOUR * rate:.3g}'):,.0f}" for rate in (rows_per_second, low, high)]
-    return f"The CPU {work.format(rates[0])} like {like} per hour ({rates[1]} to {rates[2]})."
+    return f"The CPU {work.format(rates[0])} like these per hour ({rates[1]} to {rates[2]})."
 
 
 @dataclass(frozen=True)
@@ -221,12 +219,14 @@ class Comparison(StepReport):
         answer: tuple[str, ...] = ()
         speed = self.devices[0].throughput
         if speed and len(self.devices) == 1 and not self.disturbance:
-            like = BUILT_IN if self.rows_source and not self.texts else "these"
-            sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high, like)
-            answer = (sentence, "Only the CPU was measured.")
+            answer = (describe_cpu_speed(self.task, speed.median, speed.low, speed.high),)
         return Report(
             title,
-            (*answer, f"{pluralize(self.devices[0].rows, 'row')} per step{self.rows_source}, in interleaved rounds."),
+            (
+                *answer,
+                f"{pluralize(self.devices[0].rows, 'row')} per step{self.rows_source}, in interleaved rounds.",
+                *(["Only the CPU was measured."] if answer else []),
+            ),
             (findings_table("", self.findings),),
             metrics=(speeds, phases),
             charts=(chart,),

@@ -532,16 +532,14 @@ def _validate_trace_path(trace: str | os.PathLike[str]) -> Path:
         >>> _validate_trace_path("trace.txt")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
+        openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. \
+Use a name that ends in .json or .json.gz, in a directory that exists.
     """
     file = check_path(trace, "the trace")
-    if not file.name.endswith((".json", ".json.gz")):
+    if not (file.name.endswith((".json", ".json.gz")) and file.parent.is_dir()):
         raise ConfigurationError(
-            f"A trace cannot be written to {describe_file(file)}.", "Use a name that ends in .json or .json.gz."
-        )
-    if not file.parent.is_dir():
-        raise ConfigurationError(
-            f"{describe_file(file)} cannot be written there.", "Create the directory, or use another directory."
+            f"A trace cannot be written to {describe_file(file)}.",
+            "Use a name that ends in .json or .json.gz, in a directory that exists.",
         )
     return file
 

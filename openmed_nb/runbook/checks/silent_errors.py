@@ -372,12 +372,10 @@ def run_probes(device: str) -> tuple[ProbeOutcome, ...]:
             if bug.may_abort and can_abort(bug.issue):
                 outcomes.append(probe_in_process(bug.issue, device))
                 continue
-            expected = run_probe(bug, "cpu")
             empty_cache(device)
-            with_empty_cache = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
+            with_empty_cache = find_mismatch(bug, device)
             _fill_freed_memory(device)
-            with_reused_memory = describe_mismatch(expected, run_probe(bug, device), bug.tolerance)
-            outcomes.append(ProbeOutcome(bug.issue, with_empty_cache or with_reused_memory))
+            outcomes.append(ProbeOutcome(bug.issue, with_empty_cache or find_mismatch(bug, device)))
     return tuple(outcomes)
 
 
@@ -396,7 +394,7 @@ def probe_in_this_process(issue: str, device: str, simulated_memory: int | None)
         simulation = simulated_device(simulated_memory, False, {}, issue)
     bug = next(bug for bug in KNOWN_BUGS if bug.issue == issue)
     with simulation:
-        return describe_mismatch(run_probe(bug, "cpu"), run_probe(bug, device), bug.tolerance)
+        return find_mismatch(bug, device)
 
 
 def run_probe(bug: KnownBug, device: str) -> Tensor | BaseException:
@@ -406,6 +404,11 @@ def run_probe(bug: KnownBug, device: str) -> Tensor | BaseException:
         return bug.probe(*inputs).detach().cpu()
     except (RuntimeError, TypeError, IndexError) as error:  # NotImplementedError is a RuntimeError.
         return error
+
+
+def find_mismatch(bug: KnownBug, device: str) -> str:
+    """Run the probe of an error, and return the difference from the CPU, or an empty string if they match."""
+    return describe_mismatch(run_probe(bug, "cpu"), run_probe(bug, device), bug.tolerance)
 
 
 def describe_mismatch(expected: Tensor | BaseException, actual: Tensor | BaseException, tolerance: float) -> str:

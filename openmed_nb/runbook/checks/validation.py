@@ -14,7 +14,8 @@ from ..._events.activity import ProgressEvent
 from ..._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
 from ..._utils.clock import time_call
 from ..._utils.plain import utc_timestamp
-from ..._utils.text import describe_value, model_label, short_type_name
+from ..._utils.text import model_label, short_type_name
+from ..._utils.validation import check_names
 from ...annotation.gold import read_gold
 from ...annotation.references import is_missing, iter_texts
 from ...devices.backend import without_autocast
@@ -183,7 +184,8 @@ def validate_precision(
         >>> validate_precision("bundled_small", ["She has asthma."], dtype="float64")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Use one of bfloat16, float16, int8.
+        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Did you mean 'float16'? \
+Valid values: float16, bfloat16, int8.
     """
     check_options(validate_precision, arguments)
     with SESSION.operation():
@@ -196,10 +198,7 @@ def validate_precision(
         notes = read_notes(model, texts)
         text_list = list(iter_texts(notes.texts))
         name = normalize_dtype(dtype)
-        if name not in REDUCED_DTYPES:
-            raise ConfigurationError(
-                f"{describe_value(name)} is not a reduced dtype.", f"Use one of {', '.join(REDUCED_DTYPES)}."
-            )
+        check_names("a reduced dtype", [name], REDUCED_DTYPES)
         if device is not None:
             arguments["device"] = device
         spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})

@@ -33,7 +33,7 @@ from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import processor_name, read_simulation
 from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
 from ...errors import ConfigurationError, RunInterrupted
-from ...models.registry import check_model_name, find_model
+from ...models.registry import find_model
 from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
 from ..bench.workloads import ANNOTATION, BUILT_IN, validate_texts
@@ -504,18 +504,14 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     return run_report(directory, options, [step for step in STEPS if step.stage], request, bring_up=True)
 
 
-def _check_model(model: object) -> str | None:
+def _check_model(model: Any) -> str | None:
     """Return the name of a model.
 
     Raises:
         ConfigurationError: If it is not a name.
         UnknownModelError: If there is no such model.
     """
-    check_model_name(model)
-    if model is None:
-        return None
-    find_model(str(model))
-    return str(model)
+    return None if model is None else find_model(model).name
 
 
 def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:

@@ -202,8 +202,10 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
 
 def check_entities(golden: Entities, current: Entities) -> Finding:
     """Compare the entities of each text with the golden run."""
-    expected = Counter((index, entity) for index, entities in enumerate(golden) for entity in entities)
-    predicted = Counter((index, entity) for index, entities in enumerate(current) for entity in entities)
+    expected, predicted = (
+        Counter((index, entity) for index, entities in enumerate(run) for entity in entities)
+        for run in (golden, current)
+    )
     missing = expected - predicted
     extra = predicted - expected
     if not missing and not extra:
