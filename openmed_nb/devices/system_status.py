@@ -94,9 +94,8 @@ class SystemStatus(Displayable):
 
     def to_report(self) -> Report:
         """Return the states, the hardware and the current readings."""
-        states = tuple((condition.name, getattr(self, condition.field) or UNKNOWN) for condition in CONDITIONS)
-        if self.background_load:
-            states += ((LOAD, "busy"),)
+        findings = self.findings
+        states = tuple((finding.name, finding.evidence.partition(": ")[0]) for finding in findings)
         gpu = self.gpu
         hardware = (
             ("processor", self.chip or ""),
@@ -108,7 +107,6 @@ class SystemStatus(Displayable):
             ("available memory", format_bytes(self.memory_available)),
             ("swap in use", format_bytes(self.swap_used)),
         )
-        findings = self.findings
         warnings = tuple(
             f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
             for finding in findings

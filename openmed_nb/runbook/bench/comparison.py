@@ -378,9 +378,14 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         # Rounds are missing only if other programs slowed them down.
         disturbance = find_disturbance(read_load(), 1.0 if len(trials[CPU]) >= MIN_VALUES else 0.0)
     if disturbance:
+        steps = []  # A single step of each device, phase by phase.
+        for name, workload in workloads.items():
+            with workload.open_batches() as batches:
+                times = PhaseTimes(workload.time_phases(batches))
+            steps.append(DeviceMetrics(name, sum(times.seconds.values()), workload.rows, times))
         return Comparison(
             **baseline.report_fields,
-            devices=tuple(_measure_step(workload, name) for name, workload in workloads.items()),
+            devices=tuple(steps),
             rounds=0,
             batch_tokens=baseline.batch_tokens,
             disturbance=disturbance,
@@ -414,13 +419,6 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         batch_tokens=baseline.batch_tokens,
         disturbance=disturbance,
     )
-
-
-def _measure_step(workload: Workload, device: str) -> DeviceMetrics:
-    """Return the time of a single step on a device, phase by phase."""
-    with workload.open_batches() as batches:
-        phase_times = PhaseTimes(workload.time_phases(batches))
-    return DeviceMetrics(device, sum(phase_times.seconds.values()), workload.rows, phase_times)
 
 
 def _device_metrics(

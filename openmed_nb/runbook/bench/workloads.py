@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable, pluralize
-from ..._utils.clock import current_time
+from ..._utils.clock import current_time, time_call
 from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
 from ...annotation.references import effective_length, is_missing, iter_texts, read_text
@@ -240,9 +240,7 @@ class Workload:
         """Return the duration of a step at full speed in seconds, without its data, starting on an idle device."""
         with TENSOR_LOCK:
             get_device(self.device).synchronize()
-            start = current_time()
-            self.run(batch)
-            return current_time() - start
+            return time_call(partial(self.run, batch))
 
     def time_steps(self, batches: Iterator[object], steps: int = 1) -> float:
         """Return the mean duration of consecutive steps at full speed in seconds, including their data."""
