@@ -279,8 +279,10 @@ def parse_device_argument(value: object) -> str:
     if isinstance(device, str):
         return device
     if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
-        message = f"{short_type_name(value)} objects have no 'device' attribute."
-        raise ConfigurationError(message, "Pass a name such as 'cpu', or an Accelerator.")
+        raise ConfigurationError(
+            f"{short_type_name(value)} objects have no 'device' attribute.",
+            "Pass a name such as 'cpu', or an Accelerator.",
+        )
     return normalize_device(str(device))
 
 

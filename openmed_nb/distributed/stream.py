@@ -184,8 +184,10 @@ def cluster_source(
     """
     client = validate_client(client)
     if not is_model_name(model):
-        message = f"model must be the name or the folder of a model for workers, not {short_type_name(model)}."
-        raise ConfigurationError(message, "Pass the name or the folder of its model, and its arguments to annotate().")
+        raise ConfigurationError(
+            f"model must be the name or the folder of a model for workers, not {short_type_name(model)}.",
+            "Pass the name or the folder of its model, and its arguments to annotate().",
+        )
     name = "bundled" if model is None else str(model)
     references = to_references(texts, client)  # Checked before workers load the model.
     # A local directory is passed as an absolute path, because workers have other working directories. As in the model

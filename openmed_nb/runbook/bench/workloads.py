@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..._annotate import resolve_notes
 from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable, pluralize
 from ..._utils.clock import current_time, time_call
@@ -466,7 +467,6 @@ def validate_texts(data: object) -> list[str] | None:
         ConfigurationError: If there are no texts.
         InvalidTextError: If a value is not a text. The error names its index.
     """
-    from ..._annotate import resolve_notes
     from ...annotation.stream import text_error
 
     if data is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..._annotate import length_or_none, resolve_notes, validate_pipeline
 from ..._events.activity import ProgressEvent
 from ..._render.display import pluralize
 from ..._utils.text import describe_error, describe_value, short_type_name
@@ -97,8 +98,6 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
         (2, 0, 'all logits are finite')
     """
-    from ..._annotate import validate_pipeline
-
     options = {"device": device, "dtype": dtype, **arguments}
     options = {name: value for name, value in options.items() if value is not None}
     check_options(parity, arguments)
@@ -129,8 +128,6 @@ def read_notes(model: object, texts: object) -> NoteInputs:
 
     Raise ``ConfigurationError`` if ``texts`` is not an iterable of texts, or is swapped with ``model``.
     """
-    from ..._annotate import resolve_notes
-
     if texts is None or (is_token_classifier(texts) and not is_token_classifier(model)):
         message = NO_TEXTS if texts is None else f"{short_type_name(model)} is not a model."
         raise ConfigurationError(message, TEXTS_REMEDY)
@@ -283,7 +280,6 @@ def run_parity(  # noqa: C901, PLR0912, PLR0915 - one loop over the texts
     """
     import numpy as np
 
-    from ..._annotate import length_or_none
     from ...annotation.results import entity_span
     from ...annotation.stream import chunk_characters, iter_chunks
 
