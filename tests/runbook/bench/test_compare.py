@@ -163,7 +163,7 @@ class TestCompare:
             ({"devices": ["mps"]}, DeviceError, "'mps'"),
             ({"devices": 0.5}, ConfigurationError, "float"),
             ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
-            ({"data": [None, 5], "devices": "cpu"}, InvalidTextError, "Text 1 must be a string, not int"),
+            ({"data": [None, ["asthma"]], "devices": "cpu"}, InvalidTextError, "Text 1 must be a string, not list"),
         ],
     )
     def test_compare_rejects_invalid_arguments(self, options, error, value):

@@ -2,19 +2,16 @@
 
 import itertools
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.processes import busy_processes
 from helpers.sample_reports import COMPARISON, PROFILE, SWEEP
 from openmed_nb._render.display import OK, WARNING
 from openmed_nb.devices.system_status import LOAD, SystemStatus
-from openmed_nb.runbook.bench import comparison as comparison_module
 from openmed_nb.runbook.bench import timing
 from openmed_nb.runbook.verdict.metrics import Evidence
 
@@ -51,18 +48,16 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
 
 
 def test_compare_ends_if_the_computer_becomes_busy(clock, set_conditions):
-    batches = []
+    """After three steps of warm-up and one round, only one step is timed phase by phase."""
+    loads = [0.1, 0.1, 0.1, *[0.6] * 9]
 
-    def step(batch):
-        batches.append(batch)
+    def step(_batch):
         clock.advance(1)
-        if len(batches) > comparison_module.WARM_UP_STEPS:
-            set_conditions(load=0.6)
+        set_conditions(load=loads.pop(0))
 
     comparison = nb.compare(step, [ROWS], devices="cpu", seconds=1)
 
-    assert (comparison.rounds, "busy" in comparison.disturbance) == (0, True)
-    assert len(batches) == comparison_module.WARM_UP_STEPS + 2
+    assert (comparison.rounds, len(loads), "busy" in comparison.disturbance) == (0, 7, True)
 
 
 @pytest.mark.usefixtures("clock")
@@ -150,16 +145,11 @@ def test_verdict_has_the_conditions_of_all_reports():
 @pytest.mark.slow
 @pytest.mark.real_computer
 def test_real_load_is_detected(monkeypatch):
-    """Every processor core computes for a process that is not a child of this process."""
+    """Every processor core computes for another process."""
     monkeypatch.setenv(timing.CHECK_VARIABLE, "1")
-    command = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    processes = [int(subprocess.check_output(["/bin/sh", "-c", command])) for _ in range(os.cpu_count() or 1)]
-    try:
+    with busy_processes(os.cpu_count() or 1):
         sweep = nb.sweep(LAYER, ROWS, device="cpu", seconds=2, max_batch_size=4)
         comparison = nb.compare(LAYER, ROWS, devices="cpu", seconds=1)
-    finally:
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
 
     assert "busy" in sweep.disturbance
     assert "busy" in comparison.disturbance

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, InvalidTextError
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.workloads import make_target
 from openmed_nb.session import SESSION
 
@@ -142,10 +142,6 @@ class TestAnnotation:
         assert nb.runbook.profile(model, texts, device="cpu", steps=1).texts == 2
         assert nb.runbook.validate_precision(model, texts, device="cpu").parity.texts == 2
         assert nb.logbook(dataset=list(texts.values())).dataset.items == 2
-
-    def test_invalid_text_raises_error(self, keyword_model):
-        with pytest.raises(InvalidTextError, match="' '"):
-            build(str(keyword_model), [["asthma"]])
 
 
 class TestModule:

@@ -4,10 +4,8 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -17,6 +15,7 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.processes import busy_processes
 from openmed_nb.devices.system_status import BackgroundLoadReader
 from openmed_nb.runbook.records.gathering import (
     LATENCY_SAMPLES,
@@ -134,13 +133,8 @@ def test_read_code_returns_unknown_without_git_or_repository(tmp_path, tmp_path_
 
 @pytest.mark.real_computer
 def test_logbook_counts_busy_processes():
-    """The busy process is not a child of this process."""
-    command = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    process_id = int(subprocess.check_output(["/bin/sh", "-c", command]))
-    try:
+    with busy_processes():
         book = nb.logbook(applications=True)
-    finally:
-        os.kill(process_id, signal.SIGKILL)
 
     assert book.background.busy_processes >= 1
     assert 0 < book.background.cpu_fraction <= 1
