@@ -20,7 +20,6 @@ TEXTS = [
     "seen . " * 90 + "asthma was seen and hypertension .",
 ]
 EXAMPLE = torch.tensor([[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]])
-BATCH = torch.ones(4, 8)
 IDENTITY = torch.nn.Identity()
 
 

@@ -170,10 +170,6 @@ class TestGradients:
         assert report.gradients.largest == pytest.approx(999, rel=1e-3)
         assert report.findings[-1].status == "failed"
 
-    def test_int8_has_no_gradients(self, keyword_model):
-        with pytest.raises(ConfigurationError, match="do not support gradients"):
-            compare(keyword_model, [NOTE], dtype="int8", gradients=True)
-
 
 class TestArguments:
     """Texts, gold entities and models."""
@@ -221,6 +217,7 @@ class TestArguments:
         cases = [
             (str(keyword_model), {"dtype": "float64"}, "'float64' is not a valid dtype"),
             (str(keyword_model), {"dtype": "int8", "device": "mps"}, "mps"),
+            (str(keyword_model), {"dtype": "int8", "device": "cpu", "gradients": True}, "do not support gradients"),
             (str(keyword_model), {"stride": 8}, "'stride' is not an option"),
             (pipe, {"dtype": "bfloat16"}, "does not accept dtype"),
             ([NOTE], {}, "Pass the name of a model, or a pipeline"),
