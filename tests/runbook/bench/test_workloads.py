@@ -135,12 +135,12 @@ class TestAnnotation:
     def test_missing_texts_are_not_measured(self, keyword_model):
         """A missing text is not in the number of texts, as in annotate()."""
         model = str(keyword_model)
-        texts = {"a": "asthma", "b": None, "c": "fever", "d": float("nan")}
+        texts = ["asthma", None, "fever", float("nan")]
 
         assert nb.compare(model, texts, devices="cpu", seconds=1e-6).texts == 2
         assert nb.runbook.profile(model, texts, device="cpu", steps=1).texts == 2
         assert nb.runbook.validate_precision(model, texts, device="cpu").parity.texts == 2
-        assert nb.logbook(dataset=list(texts.values())).dataset.items == 2
+        assert nb.logbook(dataset=texts).dataset.items == 2
 
 
 class TestModule:

@@ -26,11 +26,6 @@ def is_healthy(model):
     return [finding.status for finding in model_findings("model", model)] == [OK]
 
 
-def double(model):
-    """Convert one layer to float64."""
-    model.classifier.cpu().double()
-
-
 def not_a_number(model):
     """Set one weight to NaN."""
     with torch.no_grad():
@@ -47,7 +42,7 @@ def test_weights_with_nan_fail(tagger):
 
 @pytest.mark.real_computer
 def test_float64_weights_fail_on_mps_and_warn_elsewhere(tagger):
-    double(tagger)
+    tagger.classifier.cpu().double()
     for device, status in (("mps", FAILED), ("cpu", WARNING), ("cuda:0", WARNING)):
         finding = model_findings("tagger", tagger, device=device)[0]
         assert (finding.name, finding.status) == ("tagger: float64", status), device
