@@ -28,7 +28,6 @@ from .annotation.matching import warn_if_not_unique
 from .annotation.references import (
     MISSING_FINGERPRINT,
     TextReference,
-    check_iterable,
     effective_length,
     file_name_remedy,
     iter_texts,
@@ -180,8 +179,9 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
     if resume is True:
         earlier = session.interrupted_run
         if earlier is None:
-            message = "This kernel has no interrupted run."
-            raise ConfigurationError(message, 'Pass the file of the run, as in resume="file.jsonl".')
+            raise ConfigurationError(
+                "This kernel has no interrupted run.", 'Pass the file of the run, as in resume="file.jsonl".'
+            )
         if "model" not in options:  # Options of one model may not apply to another one.
             arguments = {**earlier.arguments, **arguments}
         options = {**earlier.options, **options}
@@ -189,8 +189,9 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
     elif isinstance(resume, (str, os.PathLike)):
         path = os.fspath(resume)
     elif resume is not None:
-        message = f"Invalid type for resume: {short_type_name(resume)}."
-        raise ConfigurationError(message, "Pass True, or the name of a file.")
+        raise ConfigurationError(
+            f"Invalid type for resume: {short_type_name(resume)}.", "Pass True, or the name of a file."
+        )
     model = options.get("model")
     batch_tokens = options.get("batch_tokens")
     show_text = options.get("show_text", True)
@@ -271,7 +272,6 @@ def _local_source(
     from .distributed.columns import to_references
 
     references = to_references(texts)
-    check_iterable(references)
     if is_model_name(model):
         name = "bundled" if model is None else str(model)
         pipe = create_pipeline(session, name, OpenMedConfig(), **arguments)
@@ -288,16 +288,30 @@ def _local_source(
     return name, references, source
 
 
+def resolve_notes(texts: object) -> NoteInputs:
+    """Return the texts and ids of an argument ``texts``, with references to the texts of files, as :func:`annotate` reads them."""
+    from .distributed.columns import to_references
+
+    notes = read_inputs(texts)
+    references = to_references(notes.texts)
+    return replace(notes, texts=references, ids=notes.resolve_ids(references))
+
+
 def validate_pipeline(pipe: object, arguments: Mapping[str, object]) -> AnnotationPipeline:
     """Validate and return a pipeline that was passed instead of a model name."""
     from .annotation.pipeline import AnnotationPipeline
 
     if not isinstance(pipe, AnnotationPipeline):
-        remedy = "Pass the name of a model, or a pipeline of load_pipeline(). Pass the client of a cluster as client=."
-        raise invalid_type("model", pipe, remedy)
+        raise invalid_type(
+            "model",
+            pipe,
+            "Pass the name of a model, or a pipeline of load_pipeline(). Pass the client of a cluster as client=.",
+        )
     if arguments:
-        message = f"An existing pipeline does not accept {', '.join(sorted(arguments))}."
-        raise ConfigurationError(message, "Pass it to load_pipeline() instead.")
+        raise ConfigurationError(
+            f"An existing pipeline does not accept {', '.join(sorted(arguments))}.",
+            "Pass it to load_pipeline() instead.",
+        )
     return pipe
 
 
@@ -446,8 +460,10 @@ class _AnnotationRun:
         """Read the known results, and use them for equal texts."""
         self._file = file
         if earlier and (changed := changed_settings(self.source.settings, earlier.settings)):
-            message = f"The interrupted run had different settings ({changed})."
-            raise ConfigurationError(message, "Use the original arguments, or remove resume.")
+            raise ConfigurationError(
+                f"The interrupted run had different settings ({changed}).",
+                "Use the original arguments, or remove resume.",
+            )
         if file or earlier:
             known: dict[int, int] = {}
             stored: Iterable[FingerprintedResult] = earlier.results.items() if earlier else ()

@@ -357,8 +357,9 @@ class Session:
             if self._simulation is None:
                 return
             if threading.get_ident() != self._simulation.thread_id:
-                message = "The simulated MPS device was started in another thread."
-                raise DeviceUnavailableError(message, "Stop the simulation in that thread.")
+                raise DeviceUnavailableError(
+                    "The simulated MPS device was started in another thread.", "Stop the simulation in that thread."
+                )
             self._simulation.undo.close()
 
     @contextlib.contextmanager

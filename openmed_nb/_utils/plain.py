@@ -228,8 +228,9 @@ def save_text(file: Path, text: str) -> None:
         atomic_write(file, text)
     except (OSError, UnicodeEncodeError) as error:  # UnicodeEncodeError for an unpaired surrogate.
         reason = getattr(error, "strerror", None) or describe_error(error)
-        message = f"{describe_file(file)} cannot be written: {reason}."
-        raise ConfigurationError(message, "Use an existing directory with write permission.") from None
+        raise ConfigurationError(
+            f"{describe_file(file)} cannot be written: {reason}.", "Use an existing directory with write permission."
+        ) from None
 
 
 def save_files(folder: Path, texts: Mapping[str, str], description: str) -> None:

@@ -162,8 +162,10 @@ def check_context_values(columns: Iterable[str], values: Mapping[str, object]) -
     check_names("a context of entities", values, CONTEXT_COLUMNS, "Contexts")
     for name, value in values.items():
         if name not in columns:
-            message = f"The entities do not have the context {name!r}."
-            raise ConfigurationError(message, "Add the context first, with found.with_context('all').")
+            raise ConfigurationError(
+                f"The entities do not have the context {name!r}.",
+                "Add the context first, with found.with_context('all').",
+            )
         if False in CONTEXT_VALUES[name]:
             check_bool(name, value)
         else:
@@ -487,14 +489,15 @@ def _create_openmed_finder(selected: Sequence[str], language: str) -> ContextFin
         from openmed.clinical.context import assert_context
         from openmed.clinical.lexicons import available_clinical_cue_languages
     except ImportError as error:
-        remedy = "Install it: python -m pip install 'openmed_nb[context]'."
         raise ConfigurationError(
-            f"The context in the language {describe_value(language)} needs openmed.", remedy
+            f"The context in the language {describe_value(language)} needs openmed.",
+            "Install it: python -m pip install 'openmed_nb[context]'.",
         ) from error
     languages = available_clinical_cue_languages()
     if language not in languages:
-        message = f"No context rules for the language {describe_value(language)}."
-        raise ConfigurationError(message, f"Pass one of {', '.join(languages)}.")
+        raise ConfigurationError(
+            f"No context rules for the language {describe_value(language)}.", f"Pass one of {', '.join(languages)}."
+        )
 
     def find_context(text: str, entities: _Entities) -> dict[str, list[Any]]:
         context: dict[str, list[Any]] = {name: [] for name in selected}

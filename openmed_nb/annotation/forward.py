@@ -204,8 +204,10 @@ class TokenClassifier:
         num_outputs = logits.shape[-1]
         num_labels = self.model.config.num_labels
         if num_outputs > num_labels:
-            message = f"The model outputs {num_outputs} labels, but id2label defines {num_labels}."
-            raise InvalidModelError(message, "Correct model.config.id2label.")
+            raise InvalidModelError(
+                f"The model outputs {num_outputs} labels, but id2label defines {num_labels}.",
+                "Correct model.config.id2label.",
+            )
         probabilities = logits.float().softmax(-1)
         if self.return_all_probabilities or probabilities.numel() <= MAX_PROBABILITIES_TO_COPY:
             return (probabilities,)
@@ -365,9 +367,10 @@ class ForwardRun:
             raise self.error
         if self.error is not None:
             device = self.network.device
-            message = f"The model could not run on {device}: {describe_error(self.error)}."
-            remedy = f"Restart the kernel, or use {get_device(device).alternative_devices}."
-            raise DeviceUnavailableError(message, remedy) from self.error
+            raise DeviceUnavailableError(
+                f"The model could not run on {device}: {describe_error(self.error)}.",
+                f"Restart the kernel, or use {get_device(device).alternative_devices}.",
+            ) from self.error
 
     def predictions(self) -> tuple[Predictions, dict[int, OpenMedError]]:
         """Return the predictions in token order, and the errors of failed texts by text index.

@@ -204,8 +204,9 @@ def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
     has_positions = NOTE_COLUMN in names
     has_columns = (id_key or has_positions) and {"start", "end"} <= {*names} and not {*LABEL_KEYS}.isdisjoint(names)
     if not has_columns or len({*names}) < len(names):
-        message = "The table of gold entities does not have the required columns, or has two of the same name."
-        raise ConfigurationError(message, TABLE_REMEDY)
+        raise ConfigurationError(
+            "The table of gold entities does not have the required columns, or has two of the same name.", TABLE_REMEDY
+        )
     spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
     span_texts: dict[tuple[Any, int | None], list[SpanText]] = {}
     for row, values in enumerate(frame.itertuples(index=False, name=None)):
@@ -244,12 +245,14 @@ def _parse_texts(gold: Any) -> Iterator[GoldText]:
             yield entities
             continue
         if not _is_iterable(entities):
-            message = f"{short_type_name(entities)} is not a valid type for the gold of text {number}."
-            raise ConfigurationError(message, GOLD_REMEDY)
+            raise ConfigurationError(
+                f"{short_type_name(entities)} is not a valid type for the gold of text {number}.", GOLD_REMEDY
+            )
         spans = [parse_span(entity) for entity in entities]
         if None in spans:
-            message = f"The gold of text {number} has an invalid entity at index {spans.index(None)}."
-            raise ConfigurationError(message, GOLD_REMEDY)
+            raise ConfigurationError(
+                f"The gold of text {number} has an invalid entity at index {spans.index(None)}.", GOLD_REMEDY
+            )
         yield GoldText(note_id, None, tuple(span for span in spans if span))
 
 

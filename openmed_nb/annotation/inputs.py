@@ -153,8 +153,10 @@ def _select_column(table: Any, argument: str, name: Any, other_name: Any) -> Any
     # Arrow tables and datasets have column_names.
     columns = getattr(table, "column_names", getattr(table, "columns", None))
     if columns is None:
-        message = f"{argument} requires a table, not {short_type_name(table)}."
-        raise ConfigurationError(message, "Pass a DataFrame, an Arrow table or a datasets.Dataset.")
+        raise ConfigurationError(
+            f"{argument} requires a table, not {short_type_name(table)}.",
+            "Pass a DataFrame, an Arrow table or a datasets.Dataset.",
+        )
     if name not in columns:
         message = f"The table does not have the column {describe_value(name)} of {argument}."
         names = [str(column) for column in columns if column != other_name]
@@ -179,8 +181,9 @@ def _validate_ids(ids: Any) -> Any:
     if not is_ordered or getattr(ids, "ndim", 1) != 1:
         raise invalid_type("ids", ids, _IDS_REMEDY)
     if type(ids).__module__.partition(".")[0] == "dask":
-        message = "The column of ids is not in memory."
-        raise ConfigurationError(message, "Make the ids the index of the table, with set_index.")
+        raise ConfigurationError(
+            "The column of ids is not in memory.", "Make the ids the index of the table, with set_index."
+        )
     if _is_arrow(ids):
         ids = ids.to_pylist()
     elif hasattr(ids, "tolist"):  # NumPy scalars become Python scalars.
@@ -188,8 +191,10 @@ def _validate_ids(ids: Any) -> Any:
     values = list(ids)
     for position, value in enumerate(values):
         if not is_hashable(value):
-            message = f"The id at index {position} is {short_type_name(value)}, which cannot be looked up."
-            raise ConfigurationError(message, "Pass strings or integers as ids.")
+            raise ConfigurationError(
+                f"The id at index {position} is {short_type_name(value)}, which cannot be looked up.",
+                "Pass strings or integers as ids.",
+            )
     return values
 
 

@@ -345,8 +345,10 @@ def find_rule_spans(text: str, rules: Iterable[MaskingRule]) -> list[LabeledSpan
         except (TimeoutError, MemoryError):
             is_expensive = True
         if is_expensive:
-            message = f"Rule {position} takes more than {RULE_TIMEOUT_SECONDS:g} s or too much memory for this text."
-            raise ConfigurationError(message, "Simplify its pattern, such as nested repetitions.")
+            raise ConfigurationError(
+                f"Rule {position} takes more than {RULE_TIMEOUT_SECONDS:g} s or too much memory for this text.",
+                "Simplify its pattern, such as nested repetitions.",
+            )
         spans += [LabeledSpan(match.start(), match.end(), rule.label, source=RULE) for match in matches]
     return spans
 

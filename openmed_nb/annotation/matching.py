@@ -110,8 +110,11 @@ def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, rem
         else:
             failures.append(index)
     if failures:
-        message = f"Not exactly one partner: {len(failures):,} of the {len(wanted):,} {subject}, at {list_positions(failures)}."
-        raise UnmatchedIdsError(message, remedy, [wanted[index] for index in failures[:MAX_NAMED_IDS]])
+        raise UnmatchedIdsError(
+            f"Not exactly one partner: {len(failures):,} of the {len(wanted):,} {subject}, at {list_positions(failures)}.",
+            remedy,
+            [wanted[index] for index in failures[:MAX_NAMED_IDS]],
+        )
     return partners
 
 
@@ -201,8 +204,10 @@ class NoteKeys:
             # An index that numbers the rows says nothing after the table was sorted.
             is_certain = not are_positions(notes) or self._has_texts(table) or table.index.is_(notes)
         if not is_certain:
-            message = f"The {len(table):,} rows of the table cannot be matched with the {count:,} notes."
-            raise UnmatchedIdsError(message, "Pass the table with the column of the texts or of the ids.")
+            raise UnmatchedIdsError(
+                f"The {len(table):,} rows of the table cannot be matched with the {count:,} notes.",
+                "Pass the table with the column of the texts or of the ids.",
+            )
         return table.index, notes
 
     def _has_texts(self, table: pd.DataFrame) -> bool:
@@ -219,5 +224,7 @@ class NoteKeys:
             if text_fingerprint(texts[row]) != self.fingerprints[note]
         ]
         if different:
-            message = f"Of the {len(texts):,} rows of the table, {len(different):,} have another text than the note with the same id or index, at {list_positions(different)}."
-            raise UnmatchedIdsError(message, TABLE_REMEDY)
+            raise UnmatchedIdsError(
+                f"Of the {len(texts):,} rows of the table, {len(different):,} have another text than the note with the same id or index, at {list_positions(different)}.",
+                TABLE_REMEDY,
+            )

@@ -169,8 +169,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
             labels = postprocess["ignore_labels"]
             is_collection = isinstance(labels, Collection) and not isinstance(labels, str)
             if not is_collection or not all(isinstance(label, str) for label in labels):
-                message = f"Invalid value for ignore_labels: {describe_value(labels)}."
-                raise ConfigurationError(message, "Use a list of labels.")
+                raise ConfigurationError(
+                    f"Invalid value for ignore_labels: {describe_value(labels)}.", "Use a list of labels."
+                )
             postprocess["ignore_labels"] = tuple(sorted({*labels}))  # Equal sets of labels are equal settings.
         if batch_tokens is not None:
             forward["batch_tokens"] = check_integer("batch_tokens", batch_tokens)
@@ -218,8 +219,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
             batch_tokens: Maximum number of tokens per batch. If ``None``, use the value of the pipeline.
         """
         if options := _transformers_options(self._preprocess_params):
-            message = f"{', '.join(options)} cannot be used here, because only transformers supports it."
-            raise ConfigurationError(message, "Pass it in a call of the pipeline.")
+            raise ConfigurationError(
+                f"{', '.join(options)} cannot be used here, because only transformers supports it.",
+                "Pass it in a call of the pipeline.",
+            )
         forward = {**self._forward_params, **self._sanitize_parameters(batch_tokens)[1]}
         return self.build_annotator(self._preprocess_params, forward, self._postprocess_params)
 
@@ -230,8 +233,10 @@ class AnnotationPipeline(TokenClassificationPipeline):
         model = self.model
         special_tokens = self.special_tokens
         if special_tokens is None:
-            message = f"The tokenizer of {short_type_name(model)} does not return offset mappings."
-            raise ConfigurationError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
+            raise ConfigurationError(
+                f"The tokenizer of {short_type_name(model)} does not return offset mappings.",
+                "Use a model with a fast tokenizer (a tokenizer.json).",
+            )
         strategy = postprocess_params.get("aggregation_strategy")
         ignored = postprocess_params.get("ignore_labels")
         settings = AnnotationSettings(
@@ -308,6 +313,7 @@ def build_pipeline(loaded: LoadedModel, strategy: str, options: Parameters) -> A
     except ConfigurationError:
         raise
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        message = f"The pipeline does not take these options: {describe_error(error)}."
-        raise ConfigurationError(message, OPTIONS_REMEDY) from None
+        raise ConfigurationError(
+            f"The pipeline does not take these options: {describe_error(error)}.", OPTIONS_REMEDY
+        ) from None
     return pipe

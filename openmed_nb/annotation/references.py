@@ -150,6 +150,8 @@ def is_missing(value: Any) -> bool:
     """
     if isinstance(value, str):
         return not value.strip()
+    if isinstance(value, TextReference):
+        return value.fingerprint() == MISSING_FINGERPRINT
     if isinstance(value, Decimal):  # A signaling NaN cannot be compared.
         return value.is_nan()
     library = type(value).__module__.partition(".")[0]
@@ -346,9 +348,9 @@ def check_iterable(texts: Any) -> None:
     dimensions = getattr(texts, "ndim", 2)  # A lazily computed object may have an ``ndim`` that is not a number.
     has_columns = hasattr(texts, "columns") or hasattr(texts, "column_names")
     if has_columns and isinstance(dimensions, int) and dimensions > 1:
-        message = f"{short_type_name(texts)} is a table, not a sequence of texts."
         raise ConfigurationError(
-            message, "Pass its column of texts, such as notes['text'], or text_column='text' to annotate()."
+            f"{short_type_name(texts)} is a table, not a sequence of texts.",
+            "Pass its column of texts, such as notes['text'], or text_column='text' to annotate().",
         )
     # Some sequences have no __iter__, such as KeyDataset of transformers.
     is_iterable = hasattr(type(texts), "__iter__") or hasattr(type(texts), "__getitem__")

@@ -93,8 +93,10 @@ class Review(LiveNotes):
         if not found.show_text:
             raise ConfigurationError("The texts are hidden.", "Annotate with show_text=True to review the notes.")
         if found.texts is None and len(found.preview_texts) < len(found):
-            message = f"The texts came from a generator; only the first {len(found.preview_texts)} were stored."
-            raise ConfigurationError(message, "Annotate a list of the texts to review them.")
+            raise ConfigurationError(
+                f"The texts came from a generator; only the first {len(found.preview_texts)} were stored.",
+                "Annotate a list of the texts to review them.",
+            )
         candidates = np.delete(np.arange(len(found)), [*found.errors, *found.missing])
         positions: list[int] = np.random.default_rng(self.seed).permutation(candidates)[:sample].tolist()
         if not positions:
@@ -223,8 +225,9 @@ class Review(LiveNotes):
     def gold_of(self, found: Any) -> GoldTexts:
         """Return the true entities if results belong to the same notes, of which at least one is reviewed."""
         if found.results.text_fingerprint() != self.found.results.text_fingerprint():
-            message = "The review belongs to other notes."
-            raise ConfigurationError(message, "Pass a review of the same notes, in the same order.")
+            raise ConfigurationError(
+                "The review belongs to other notes.", "Pass a review of the same notes, in the same order."
+            )
         if not self.num_reviewed:
             raise ConfigurationError("No note is reviewed.", "Mark at least one note as reviewed.")
         # The notes are the same, in the same order.
@@ -264,8 +267,10 @@ class Review(LiveNotes):
         span = parse_span((start, end, label))
         text = next(self.found.iter_note_texts(position))
         if span is None or (text is not None and span.end > len(text)):
-            message = "The mark is not a span of the note."
-            raise ConfigurationError(message, "Pass its start and its end, exclusive, in characters of the text.")
+            raise ConfigurationError(
+                "The mark is not a span of the note.",
+                "Pass its start and its end, exclusive, in characters of the text.",
+            )
         if right is not None:
             check_bool("right", right)
             check_choice("label", span.label, self.labels)
@@ -312,8 +317,10 @@ class Review(LiveNotes):
         position, previous, changed = self._history[-1]
         note = self.note_at(position)
         if self.note_marks(note) != changed:
-            message = f"The note at position {position} was changed elsewhere since."
-            raise ConfigurationError(message, "Undo the change there, or correct the marks of the note.")
+            raise ConfigurationError(
+                f"The note at position {position} was changed elsewhere since.",
+                "Undo the change there, or correct the marks of the note.",
+            )
         self._save(position, previous)
         self._history.pop()
         return note
@@ -332,8 +339,10 @@ class Review(LiveNotes):
         check_bool("finished", finished)
         self._read_file()
         if finished and (unmarked := self.unmarked_spans(note)):
-            message = f"{pluralize(len(unmarked), 'entity is', 'entities are')} not marked."
-            raise ConfigurationError(message, "Mark each of them as right or wrong.")
+            raise ConfigurationError(
+                f"{pluralize(len(unmarked), 'entity is', 'entities are')} not marked.",
+                "Mark each of them as right or wrong.",
+            )
         self._change(note, self.note_marks(note)._replace(finished=finished))
 
     def is_reviewed(self, note: object) -> bool:

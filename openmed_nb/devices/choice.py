@@ -190,8 +190,9 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
     reasons = rejected[0].reason
     if len(rejected) > 1:
         reasons = "; ".join(f"{rejection.device}: {rejection.reason}" for rejection in rejected)
-    message = f"{value!r} is not available (requested by {source}): {reasons}."
-    raise DeviceUnavailableError(message, rejected[-1].remedy or USE_AUTO_REMEDY)
+    raise DeviceUnavailableError(
+        f"{value!r} is not available (requested by {source}): {reasons}.", rejected[-1].remedy or USE_AUTO_REMEDY
+    )
 
 
 @dataclass(frozen=True)

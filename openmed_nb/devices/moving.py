@@ -253,8 +253,10 @@ class TensorMover:
         if isinstance(value, torch.nn.Module):
             raise ConfigurationError(f"The module {type_name} is inside another value.", "Pass the module separately.")
         if isinstance(value, torch.optim.Optimizer):
-            remedy = "Move the model first, then create the optimizer from its parameters."
-            raise ConfigurationError(f"The optimizer {type_name} cannot be moved.", remedy)
+            raise ConfigurationError(
+                f"The optimizer {type_name} cannot be moved.",
+                "Move the model first, then create the optimizer from its parameters.",
+            )
         children = _get_children(value)
         if not children:
             return value
@@ -310,8 +312,10 @@ class TensorMover:
         if num_overflows:
             values = f"{name or 'The tensor'} has {pluralize(num_overflows, 'value')} in {before}"
             overflow = "overflows" if num_overflows == 1 else "overflow"
-            message = f"{values} that {overflow} {after}, the widest dtype supported on {self.device.type}."
-            raise DtypeOverflowError(message, "Scale or clamp the values below 3.4e38, or use the CPU.")
+            raise DtypeOverflowError(
+                f"{values} that {overflow} {after}, the widest dtype supported on {self.device.type}.",
+                "Scale or clamp the values below 3.4e38, or use the CPU.",
+            )
         self.converted[name] = (before, after)
         return narrow
 
@@ -348,8 +352,10 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
     tensors = [*inner.parameters(), *inner.buffers()]
     num_meta = sum(tensor.is_meta for tensor in tensors)
     if num_meta:
-        message = f"{name} has {pluralize(num_meta, 'tensor')} with a shape but no memory (device meta)."
-        raise ConfigurationError(message, "Load the weights or create real inputs, then try again.")
+        raise ConfigurationError(
+            f"{name} has {pluralize(num_meta, 'tensor')} with a shape but no memory (device meta).",
+            "Load the weights or create real inputs, then try again.",
+        )
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     for unsupported in sorted(dtypes.intersection(get_device(device).dtype_fallbacks)):
         message = f"{name} has tensors in {unsupported}, which MPS does not support (pytorch#122602)."
@@ -368,8 +374,9 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
             copied: torch.nn.Module = copy.deepcopy(inner, copies).to("cpu")
     except Exception as error:
         # A model can have any attribute, and each type raises a different error: a lock, a file, a tensor with a graph.
-        message = f"{name} cannot be copied: {describe_error(error)}."
-        raise ConfigurationError(message, "Remove the attribute that cannot be copied.") from error
+        raise ConfigurationError(
+            f"{name} cannot be copied: {describe_error(error)}.", "Remove the attribute that cannot be copied."
+        ) from error
     for copied_weight, weight in zip(copied.parameters(), inner.parameters(), strict=True):
         if copied_weight.requires_grad != weight.requires_grad:  # An uninitialized weight rejects the call.
             copied_weight.requires_grad_(weight.requires_grad)

@@ -162,8 +162,10 @@ def capture_name(name: object) -> str:
     """
     stem = name.removesuffix(CAPTURE_SUFFIX) if isinstance(name, str) else ""
     if not stem or Path(stem).name != stem:
-        message = f"{describe_value(name)} is not a valid name for a Metal capture."
-        raise ConfigurationError(message, "Pass a name without a directory, such as 'step'.")
+        raise ConfigurationError(
+            f"{describe_value(name)} is not a valid name for a Metal capture.",
+            "Pass a name without a directory, such as 'step'.",
+        )
     return stem
 
 
@@ -185,11 +187,14 @@ def check_profiling(device: str, signposts: bool, metal_capture: str | None) -> 
         return
     torch = import_torch()
     if not hasattr(torch.mps.profiler, "metal_capture"):
-        message = f"torch {torch.__version__} does not have torch.mps.profiler.metal_capture."
-        raise ConfigurationError(message, "Install torch 2.7 or newer.")
+        raise ConfigurationError(
+            f"torch {torch.__version__} does not have torch.mps.profiler.metal_capture.", "Install torch 2.7 or newer."
+        )
     if not torch.mps.profiler.is_metal_capture_enabled():
-        message = "Metal captures are disabled in this process."
-        raise ConfigurationError(message, "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.")
+        raise ConfigurationError(
+            "Metal captures are disabled in this process.",
+            "Set MTL_CAPTURE_ENABLED=1 in the environment before Python starts.",
+        )
 
 
 def signposts() -> contextlib.AbstractContextManager[None]:

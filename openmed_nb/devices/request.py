@@ -151,6 +151,8 @@ Use 'cuda:1'; accepted values are auto, default, cpu, cuda, cuda:N, mps, mps:0, 
         if INDEXED_PATTERN.fullmatch(f"{suggestion}:{index}"):
             suggestion = f"{suggestion}:{index}"
         remedy = f"Use {suggestion!r}; accepted values are {accepted}." if suggestion else f"Use one of {accepted}."
+        if word == "mlx":
+            remedy = "Use 'mps' for the GPU of a Mac: openmed_nb runs PyTorch models. docs/explanation/recommendations.md compares both."
         raise UnknownDeviceError(message, remedy)
 
 
@@ -277,8 +279,10 @@ def parse_device_argument(value: object) -> str:
     if isinstance(device, str):
         return device
     if not (isinstance(getattr(device, "type", None), str) and hasattr(device, "index")):
-        message = f"{short_type_name(value)} objects have no 'device' attribute."
-        raise ConfigurationError(message, "Pass a name such as 'cpu', or an Accelerator.")
+        raise ConfigurationError(
+            f"{short_type_name(value)} objects have no 'device' attribute.",
+            "Pass a name such as 'cpu', or an Accelerator.",
+        )
     return normalize_device(str(device))
 
 

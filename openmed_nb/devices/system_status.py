@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -93,9 +94,8 @@ class SystemStatus(Displayable):
 
     def to_report(self) -> Report:
         """Return the states, the hardware and the current readings."""
-        states = tuple((condition.name, getattr(self, condition.field) or UNKNOWN) for condition in CONDITIONS)
-        if self.background_load:
-            states += ((LOAD, "busy"),)
+        findings = self.findings
+        states = tuple((finding.name, finding.evidence.partition(": ")[0]) for finding in findings)
         gpu = self.gpu
         hardware = (
             ("processor", self.chip or ""),
@@ -107,7 +107,6 @@ class SystemStatus(Displayable):
             ("available memory", format_bytes(self.memory_available)),
             ("swap in use", format_bytes(self.swap_used)),
         )
-        findings = self.findings
         warnings = tuple(
             f"{finding.name.capitalize()}: {finding.evidence.partition(': ')[2]}. {finding.remedy}"
             for finding in findings
@@ -375,6 +374,16 @@ class BackgroundLoadReader:
     def __call__(self) -> float | None:
         """Return the fraction in [0, 1], or ``None`` if it is unknown."""
         return busy_fraction(self._before, _cpu_times(), _own_cpu_seconds() - self._own_seconds)
+
+
+LOAD_SECONDS = 0.4  # Duration of a sample of the load.
+
+
+def sample_background_load() -> float | None:
+    """Return the fraction of all processor cores that other processes use now, in [0, 1], or ``None`` if it is unknown."""
+    read_load = BackgroundLoadReader()
+    time.sleep(LOAD_SECONDS)
+    return read_load()
 
 
 def _own_cpu_seconds() -> float:

@@ -55,8 +55,10 @@ def require_extra(name: str, requirement: str) -> None:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        remedy = "Install it: python -m pip install 'dask[distributed]' asyncssh."
-        raise ConfigurationError(f"{requirement}: {describe_error(error)}.", remedy) from error
+        raise ConfigurationError(
+            f"{requirement}: {describe_error(error)}.",
+            "Install it: python -m pip install 'dask[distributed]' asyncssh.",
+        ) from error
 
 
 def validate_client(client: object) -> Client:
@@ -70,8 +72,10 @@ def validate_client(client: object) -> Client:
     from distributed import Client
 
     if not isinstance(client, Client):
-        remedy = "Pass a dask.distributed.Client, such as nb.cluster().client."
-        raise ConfigurationError(f"client must be a Dask client, not {short_type_name(client)}.", remedy)
+        raise ConfigurationError(
+            f"client must be a Dask client, not {short_type_name(client)}.",
+            "Pass a dask.distributed.Client, such as nb.cluster().client.",
+        )
     if client.asynchronous:
         raise ConfigurationError(
             "The client is asynchronous.", "Pass a client that was created without asynchronous=True."
@@ -95,8 +99,9 @@ def translate_dask_errors(client: Client) -> Iterator[None]:
         yield
     except (threads.CancelledError, asyncio.CancelledError):
         if client.status == "running":
-            message = "The task was cancelled because the cluster was closed or restarted."
-            raise ClusterUnavailableError(message, RESTART_REMEDY) from None
+            raise ClusterUnavailableError(
+                "The task was cancelled because the cluster was closed or restarted.", RESTART_REMEDY
+            ) from None
         raise client_closed_error(client) from None
     except OpenMedError:
         raise
@@ -156,8 +161,9 @@ def wait_for_workers(client: Client, call: Callable[[], Awaitable[Result]]) -> R
             is_any_running = any(map(is_running, _running_workers(client).values()))
             remaining = WORKER_TIMEOUT if is_any_running else remaining - interval
             if remaining <= 0:
-                message = f"The cluster had no running worker for {WORKER_TIMEOUT:g} s."
-                raise ClusterUnavailableError(message, RESTART_REMEDY)
+                raise ClusterUnavailableError(
+                    f"The cluster had no running worker for {WORKER_TIMEOUT:g} s.", RESTART_REMEDY
+                )
         return pending.result()
 
 
@@ -405,8 +411,12 @@ def check_worker_matches(worker: ReadyWorker, expected: Mapping[str, object]) ->
     key = worker.compatibility_key
     for name in PACKAGES:
         if key[name] != expected[name]:
-            message = f"The worker on {worker.info.host} has {name} {key[name]}, but {expected[name]} is required."
-            raise WorkerMismatchError(message, "Install the same version on every host.")
+            raise WorkerMismatchError(
+                f"The worker on {worker.info.host} has {name} {key[name]}, but {expected[name]} is required.",
+                "Install the same version on every host.",
+            )
     if changed := changed_settings(expected, key):
-        message = f"The worker on {worker.info.host} has a different model or different settings ({changed})."
-        raise WorkerMismatchError(message, "Copy the same files to every host.")
+        raise WorkerMismatchError(
+            f"The worker on {worker.info.host} has a different model or different settings ({changed}).",
+            "Copy the same files to every host.",
+        )

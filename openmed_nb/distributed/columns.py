@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..annotation.references import (
     TextReference,
+    check_iterable,
     describe_read_error,
     expand_globs,
     raise_if_error,
@@ -151,6 +152,8 @@ def _read_partition(partition: Partition) -> tuple[list[str | None], pd.Index]:
 def to_references(texts: Any, client: Client | None = None) -> Any:
     """Return references to the texts of a column, or to files for a path or a list of paths. Return other texts unchanged.
 
+    Raises an error if they are not an iterable of texts.
+
     Args:
         texts: Texts to annotate.
         client: Client whose workers count rows and search files. If ``None``, this process does.
@@ -159,9 +162,12 @@ def to_references(texts: Any, client: Client | None = None) -> Any:
     if is_dask and hasattr(type(texts), "to_frame") and texts.ndim == 1:
         return column_references(texts, client)
     if client is None:
-        return resolve_paths(texts, expand_globs)
-    with translate_killed_worker():
-        return resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
+        references = resolve_paths(texts, expand_globs)
+    else:
+        with translate_killed_worker():
+            references = resolve_paths(texts, lambda paths: fetch_result(client, submit(client, expand_globs, paths)))
+    check_iterable(references)
+    return references
 
 
 def column_references(column: Series, client: Client | None = None) -> ColumnTexts:

@@ -112,8 +112,9 @@ def cluster(n: int | None = None, hosts: Iterable[str] | None = None, *, device:
         if hosts is None:
             return _start_on_this_machine(n, device)
         if n is not None:
-            remedy = "Remove n. A host that is named twice gets two workers."
-            raise ConfigurationError("n can only be used without hosts.", remedy)
+            raise ConfigurationError(
+                "n can only be used without hosts.", "Remove n. A host that is named twice gets two workers."
+            )
         names = _validate_hosts(hosts)
         requested = None if device is None else DeviceRequest.parse(device, "argument").value
         require_extra("asyncssh", "A cluster over SSH needs asyncssh")
@@ -193,8 +194,9 @@ def _create_ssh_cluster(hosts: Sequence[str], options: Mapping[str, object]) -> 
         remedy = f"Install openmed-nb[cluster] in {sys.executable} on each host."
         if isinstance(cause, (asyncssh.Error, OSError)):
             remedy = f"Check that ssh connects to each host without a prompt. {SSH_SETTINGS}."
-        message = f"The cluster failed to start on {', '.join(hosts)}: {describe_error(cause)}."
-        raise ClusterUnavailableError(message, remedy) from error
+        raise ClusterUnavailableError(
+            f"The cluster failed to start on {', '.join(hosts)}: {describe_error(cause)}.", remedy
+        ) from error
 
     async def discard_output() -> None:
         for process in (cluster.scheduler, *cluster.workers.values()):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._utils.text import short_type_name
 from .._utils.warning import warn
-from ..annotation.references import TextReference, absolute_path, check_iterable
+from ..annotation.references import TextReference, absolute_path
 from ..annotation.results import ResultStore
 from ..annotation.stream import END_OF_STREAM, AnnotationSource, Chunk, iter_chunks, text_error
 from ..errors import ConfigurationError, WorkerKilledError
@@ -184,11 +184,12 @@ def cluster_source(
     """
     client = validate_client(client)
     if not is_model_name(model):
-        message = f"model must be the name or the folder of a model for workers, not {short_type_name(model)}."
-        raise ConfigurationError(message, "Pass the name or the folder of its model, and its arguments to annotate().")
+        raise ConfigurationError(
+            f"model must be the name or the folder of a model for workers, not {short_type_name(model)}.",
+            "Pass the name or the folder of its model, and its arguments to annotate().",
+        )
     name = "bundled" if model is None else str(model)
-    references = to_references(texts, client)
-    check_iterable(references)  # This check runs before workers load the model.
+    references = to_references(texts, client)  # Checked before workers load the model.
     # A local directory is passed as an absolute path, because workers have other working directories. As in the model
     # registry, the name of a bundled model is not a directory. A path with ~ is unchanged, because each worker expands it.
     is_folder = name not in BUNDLED and os.path.isdir(name)  # noqa: PTH112 - for Path, "" is the working directory

@@ -167,8 +167,10 @@ Use 'hf', or the openmed package.
         # A comparison with an array has no truth value.
         if not isinstance(self.backend, str | None) or self.backend not in (BACKEND, None):
             backend = describe_value(str(self.backend))
-            message = f"{backend} is not a backend of openmed_nb, which runs PyTorch models."
-            raise ConfigurationError(message, f"Use {BACKEND!r}, or the openmed package.")
+            raise ConfigurationError(
+                f"{backend} is not a backend of openmed_nb, which runs PyTorch models.",
+                f"Use {BACKEND!r}, or the openmed package.",
+            )
         if self.device is not None:
             object.__setattr__(self, "device", parse_device_argument(self.device))
             DeviceRequest.parse(str(self.device), "OpenMedConfig")

@@ -169,8 +169,10 @@ def read_config(folder: Path, name: str) -> JsonObject:
     ):
         # transformers would initialize the classification head randomly.
         kind = describe_names([str(architectures[0])])
-        message = f"The model {describe_value(name)} is a {kind}, which is not a token-classification model."
-        raise InvalidModelError(message, OTHER_MODEL_REMEDY)
+        raise InvalidModelError(
+            f"The model {describe_value(name)} is a {kind}, which is not a token-classification model.",
+            OTHER_MODEL_REMEDY,
+        )
     return config
 
 
@@ -197,16 +199,20 @@ def check_labels(settings: JsonObject, config: PreTrainedConfig, name: str) -> N
     )
     if is_replaced or not is_complete or not labels:
         count = config.num_labels
-        message = f"The id2label of {describe_value(name)} does not have one string for each of its {count} labels."
-        raise InvalidModelError(message, "Correct id2label in its config.json.")
+        raise InvalidModelError(
+            f"The id2label of {describe_value(name)} does not have one string for each of its {count} labels.",
+            "Correct id2label in its config.json.",
+        )
 
 
 def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     """Check that a directory has weights that may be loaded, and return whether transformers loads them as safetensors."""
     if any(folder.glob("shard-*-model-*-of-*.safetensors")):
         # transformers would load them instead of the other weights, and would not report unused tensors.
-        message = f"The weights of {describe_value(name)} are a distributed checkpoint."
-        raise InvalidModelError(message, "Save the model with save_pretrained() in one process.")
+        raise InvalidModelError(
+            f"The weights of {describe_value(name)} are a distributed checkpoint.",
+            "Save the model with save_pretrained() in one process.",
+        )
     has_disguised_pickle = any(
         not shard.endswith(".safetensors") for shard in _shard_files(folder / SAFETENSORS_FILES[1])
     )
@@ -215,14 +221,15 @@ def check_weights(folder: Path, name: str, allow_pickle: bool) -> bool:
     if has_safetensors and not has_disguised_pickle:
         return True
     if not has_disguised_pickle and not has_pickle:
-        remedy = "Use a model with a model.safetensors, or pass allow_pickle=True if you trust its pickle file."
-        raise InvalidModelError(f"The model {describe_value(name)} does not have weights in safetensors.", remedy)
-    if not allow_pickle:
-        message = (
-            f"The weights of {describe_value(name)} are stored in a pickle file, which can execute arbitrary code."
+        raise InvalidModelError(
+            f"The model {describe_value(name)} does not have weights in safetensors.",
+            "Use a model with a model.safetensors, or pass allow_pickle=True if you trust its pickle file.",
         )
-        remedy = "Convert them to safetensors, or pass allow_pickle=True if you trust their source."
-        raise UntrustedModelError(message, remedy)
+    if not allow_pickle:
+        raise UntrustedModelError(
+            f"The weights of {describe_value(name)} are stored in a pickle file, which can execute arbitrary code.",
+            "Convert them to safetensors, or pass allow_pickle=True if you trust their source.",
+        )
     return has_disguised_pickle
 
 
@@ -279,8 +286,10 @@ def _hash_files(files: Iterable[Path]) -> str:
         try:
             content = file_digest(path)
         except OSError as error:
-            message = f"The file {describe_file(path)} of the model cannot be read: {describe_error(error)}."
-            raise InvalidModelError(message, "Check it, or download the model again.") from error
+            raise InvalidModelError(
+                f"The file {describe_file(path)} of the model cannot be read: {describe_error(error)}.",
+                "Check it, or download the model again.",
+            ) from error
         digest.update(f"{path.name}\0{content}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
@@ -307,14 +316,18 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:  # Such a token raises an IndexError on the CPU and silently becomes a zero vector on MPS.
-        message = f"The tokenizer of {describe_value(name)} has token id {largest}, but the model has embeddings for {rows} tokens only."
-        raise InvalidModelError(message, "Call resize_token_embeddings on the model, and save both together.")
+        raise InvalidModelError(
+            f"The tokenizer of {describe_value(name)} has token id {largest}, but the model has embeddings for {rows} tokens only.",
+            "Call resize_token_embeddings on the model, and save both together.",
+        )
     try:
         with panics_as_errors():
             tokenizer(RARE_CHARACTERS)
     except Exception as error:  # The tokenizers library raises plain Exceptions.
-        message = f"The tokenizer of {describe_value(name)} cannot encode characters outside its vocabulary: {describe_error(error)}."
-        raise InvalidModelError(message, "Add its unknown token to the vocabulary, or use another model.") from error
+        raise InvalidModelError(
+            f"The tokenizer of {describe_value(name)} cannot encode characters outside its vocabulary: {describe_error(error)}.",
+            "Add its unknown token to the vocabulary, or use another model.",
+        ) from error
 
 
 def max_positions(model: torch.nn.Module) -> int | None:
@@ -411,25 +424,29 @@ def check_remote_code(config: JsonObject, reference: ModelReference, trusted: bo
 
         needed = str(config.get("model_type")) not in CONFIG_MAPPING_NAMES
     if (requested or needed) and not trusted:
-        message = f"The model {describe_value(reference.name)} requires executing remote code."
-        raise UntrustedModelError(message, f"If you trust it, {_trust_remedy(reference)}")
+        raise UntrustedModelError(
+            f"The model {describe_value(reference.name)} requires executing remote code.",
+            f"If you trust it, {_trust_remedy(reference)}",
+        )
     return requested or needed
 
 
 def check_references(config: JsonObject, name: str) -> None:
     """Raise an error for settings that name other files, which are neither checked nor hashed, also of a trusted model."""
     if names := [key for key in ("transformers_weights", "configuration_files") if config.get(key)]:
-        message = (
-            f"The setting {describe_names(names)} in the config.json of {describe_value(name)} refers to other files."
+        raise UntrustedModelError(
+            f"The setting {describe_names(names)} in the config.json of {describe_value(name)} refers to other files.",
+            "Remove it.",
         )
-        raise UntrustedModelError(message, "Remove it.")
 
 
 def check_settings(folder: Path, config: JsonObject, reference: ModelReference) -> None:
     """Raise an error for settings that make transformers import, download or open anything outside the directory."""
     for part in _unsafe_parts(folder, config):
-        message = f"{part} of {describe_value(reference.name)} refers to code or files outside its folder."
-        raise UntrustedModelError(message, f"Remove it or, if you trust the model, {_trust_remedy(reference)}")
+        raise UntrustedModelError(
+            f"{part} of {describe_value(reference.name)} refers to code or files outside its folder.",
+            f"Remove it or, if you trust the model, {_trust_remedy(reference)}",
+        )
 
 
 def _unsafe_parts(folder: Path, config: JsonObject) -> Iterator[str]:
@@ -496,21 +513,25 @@ def check_file_locations(folder: Path, name: str) -> None:
         if templates.is_dir():
             paths += sorted(templates.iterdir())
     except OSError as error:
-        message = f"The folder of {describe_value(name)} cannot be read: {error.strerror}."
-        raise InvalidModelError(message, "Check its permissions, or use another folder.") from error
+        raise InvalidModelError(
+            f"The folder of {describe_value(name)} cannot be read: {error.strerror}.",
+            "Check its permissions, or use another folder.",
+        ) from error
     roots = _allowed_roots(folder)
     for path in paths:
         check_file(path, name)
         if path.is_symlink() and (path.is_file() or path == templates) and not _is_within(path, roots):
-            message = (
-                f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder."
+            raise UntrustedModelError(
+                f"The file {describe_file(path)} of {describe_value(name)} is a link to a file outside its folder.",
+                "Replace the link with the file.",
             )
-            raise UntrustedModelError(message, "Replace the link with the file.")
     for index in (SAFETENSORS_FILES[1], PICKLE_FILES[1]):
         for part in map(Path, _shard_files(folder / index)):
             if part.is_absolute() or ".." in part.parts or not _is_within(folder / part, roots):
-                message = f"The index of the weights of {describe_value(name)} refers to a file outside its folder."
-                raise UntrustedModelError(message, "Move all files into one folder, and use their names in the index.")
+                raise UntrustedModelError(
+                    f"The index of the weights of {describe_value(name)} refers to a file outside its folder.",
+                    "Move all files into one folder, and use their names in the index.",
+                )
             check_file(folder / part, name)
 
 

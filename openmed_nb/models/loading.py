@@ -137,8 +137,10 @@ def snapshot_files(folder: str) -> tuple[tuple[str, int, int], ...]:
                     if entry.is_file():
                         snapshot.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
     except OSError as error:
-        message = f"The folder {describe_value(folder)} cannot be read: {error.strerror}."
-        raise InvalidModelError(message, "Check its permissions, or use another folder.") from error
+        raise InvalidModelError(
+            f"The folder {describe_value(folder)} cannot be read: {error.strerror}.",
+            "Check its permissions, or use another folder.",
+        ) from error
     return tuple(sorted(snapshot))
 
 
@@ -175,16 +177,20 @@ class LoadedModel:
 def import_transformers() -> None:
     """Import torch and the parts of transformers that every load needs; interrupts are deferred during the import."""
     if sys.flags.optimize > 1:  # auto_docstring of transformers reads docstrings during the import.
-        message = "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires."
-        raise ModelError(message, "Run Python without that option, or with -O.")
+        raise ModelError(
+            "Python runs without docstrings (-OO or PYTHONOPTIMIZE=2), which transformers requires.",
+            "Run Python without that option, or with -O.",
+        )
     import_torch()
     try:
         with defer_interrupts():
             import_model_code()
     except Exception as error:
         # A damaged installation or an earlier interrupted import can raise any error.
-        message = f"transformers cannot be imported: {describe_error(error)}."
-        raise ModelError(message, "Restart the kernel; if it fails again, reinstall transformers.") from error
+        raise ModelError(
+            f"transformers cannot be imported: {describe_error(error)}.",
+            "Restart the kernel; if it fails again, reinstall transformers.",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -243,8 +249,10 @@ def _translate_load_errors(component: str, name: str, folder: Path) -> Iterator[
     except (MemoryError, InvalidModelError):
         raise
     except Exception as error:
-        message = f"The {component} of {describe_value(name)} cannot be loaded: {describe_error(error)}."
-        raise InvalidModelError(message, f"Check or download the files in {describe_file(folder)} again.") from error
+        raise InvalidModelError(
+            f"The {component} of {describe_value(name)} cannot be loaded: {describe_error(error)}.",
+            f"Check or download the files in {describe_file(folder)} again.",
+        ) from error
 
 
 def load_from_spec(spec: LoadSpec, device: str) -> LoadedModel:
@@ -314,11 +322,15 @@ def _load_tokenizer(folder: Path, name: str, **options: object) -> PreTrainedTok
     vocab_files = tokenizer.vocab_files_names.values()
     if vocab_files and not any((folder / file).is_file() for file in vocab_files):
         # transformers would continue with an empty vocabulary, in which every word is unknown.
-        message = f"The folder of {describe_value(name)} does not have a tokenizer: {' or '.join(sorted(vocab_files))} is missing."
-        raise InvalidModelError(message, f"Check or download the files in {describe_file(folder)} again.")
+        raise InvalidModelError(
+            f"The folder of {describe_value(name)} does not have a tokenizer: {' or '.join(sorted(vocab_files))} is missing.",
+            f"Check or download the files in {describe_file(folder)} again.",
+        )
     if not tokenizer.is_fast:
-        message = f"The tokenizer of {describe_value(name)} does not return offset mappings, so entities cannot be located in the text."
-        raise InvalidModelError(message, "Use a model with a fast tokenizer (a tokenizer.json).")
+        raise InvalidModelError(
+            f"The tokenizer of {describe_value(name)} does not return offset mappings, so entities cannot be located in the text.",
+            "Use a model with a fast tokenizer (a tokenizer.json).",
+        )
     if tokenizer.pad_token is None:
         # The windows of a long text are padded to one length. Padding is masked, so any token is suitable.
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
@@ -348,8 +360,10 @@ def move_model(model: PreTrainedModel, device: str, name: str) -> None:
             if not isinstance(error, (RuntimeError, AssertionError)):
                 raise
             # torch raises an AssertionError if it was built without the device.
-            message = f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}."
-            raise DeviceUnavailableError(message, get_device(device).unload_remedy) from error
+            raise DeviceUnavailableError(
+                f"The model {describe_value(name)} could not be moved to {device}: {describe_error(error)}.",
+                get_device(device).unload_remedy,
+            ) from error
 
 
 def _stored_shapes(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
@@ -372,8 +386,10 @@ def _check_counts(settings: files.JsonObject, shapes: Shapes, name: str) -> None
         count = max(_iter_integers(value), default=0)
         if COUNT_PATTERN.search(key) and count > limit:
             setting = f"{describe_names([key])} = {shorten(f'{count:,}')}"
-            message = f"The config.json of {describe_value(name)} specifies {setting}, which its weights do not have."
-            raise InvalidModelError(message, "Correct its config.json.")
+            raise InvalidModelError(
+                f"The config.json of {describe_value(name)} specifies {setting}, which its weights do not have.",
+                "Correct its config.json.",
+            )
 
 
 def check_size(settings: files.JsonObject, config: PreTrainedConfig, shapes: Shapes, name: str) -> None:
@@ -393,8 +409,10 @@ def check_size(settings: files.JsonObject, config: PreTrainedConfig, shapes: Sha
     described = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     saved = sum(map(math.prod, shapes.values()))
     if described > 4 * saved + MAX_EXTRA_ELEMENTS:
-        message = f"The config.json of {describe_value(name)} describes a model of {described:,} elements, but its weights have {saved:,}."
-        raise InvalidModelError(message, "Correct its config.json.")
+        raise InvalidModelError(
+            f"The config.json of {describe_value(name)} describes a model of {described:,} elements, but its weights have {saved:,}.",
+            "Correct its config.json.",
+        )
 
 
 def _largest_size(shapes: Shapes) -> int:
@@ -424,18 +442,20 @@ def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], name: str) ->
     subject = f"The weights of {describe_value(name)}"
     missing = sorted({*info["missing_keys"], *(key for key, *_shapes in info["mismatched_keys"])})
     if missing:  # transformers initializes them randomly.
-        message = (
-            f"{subject} lack {pluralize(len(missing), 'tensor')} that its config.json requires, such as {missing[0]}."
+        raise InvalidModelError(
+            f"{subject} lack {pluralize(len(missing), 'tensor')} that its config.json requires, such as {missing[0]}.",
+            "Check or download its files again.",
         )
-        raise InvalidModelError(message, "Check or download its files again.")
     computed = {key for key, _ in model.named_buffers()}
     unexpected = set(info["unexpected_keys"])
     unused = sorted(key for key in unexpected - computed if not UNUSED_WEIGHTS_PATTERN.search(key))
     children = {child for child, _ in model.named_children()}
     extra = [key for key in unused if key.partition(".")[0] in children]
     if extra:
-        message = f"{subject} have {pluralize(len(extra), 'tensor')} that the model in its config.json does not have, such as {extra[0]}."
-        raise InvalidModelError(message, "Correct its config.json, or check or download its files again.")
+        raise InvalidModelError(
+            f"{subject} have {pluralize(len(extra), 'tensor')} that the model in its config.json does not have, such as {extra[0]}.",
+            "Correct its config.json, or check or download its files again.",
+        )
     heads = [key for key in unused if not PRETRAINING_HEADS_PATTERN.match(key)]
     if heads:
         message = (
@@ -447,8 +467,9 @@ def _check_loaded(model: PreTrainedModel, info: Mapping[str, Any], name: str) ->
 def check_int8(dtype: str, device: str) -> None:
     """Raise an error for int8 on a device other than the CPU."""
     if dtype == INT8 and not get_device(device).has_int8:
-        message = f"int8 is supported on the CPU only, not on {device}."
-        raise ConfigurationError(message, "Pass device='cpu', or dtype='float32'.")
+        raise ConfigurationError(
+            f"int8 is supported on the CPU only, not on {device}.", "Pass device='cpu', or dtype='float32'."
+        )
 
 
 def quantize(model: PreTrainedModel) -> PreTrainedModel:
@@ -461,8 +482,10 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
         try:
             return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=True)
         except (RuntimeError, AttributeError) as error:
-            message = f"torch {torch.__version__} cannot quantize: {describe_error(error)}."
-            raise ConfigurationError(message, "Use dtype='bfloat16', or 'float32'.") from error
+            raise ConfigurationError(
+                f"torch {torch.__version__} cannot quantize: {describe_error(error)}.",
+                "Use dtype='bfloat16', or 'float32'.",
+            ) from error
 
 
 def packed_layers(model: PreTrainedModel) -> list[tuple[str, torch.nn.quantized.dynamic.Linear]]:

@@ -247,8 +247,10 @@ class RecordStore:
         try:
             yield
         except OSError as error:
-            message = f"Validation records cannot be stored in {str(self.folder)!r}: {describe_error(error)}."
-            raise ConfigurationError(message, f"Set {DATA_VARIABLE} to a writable directory.") from error
+            raise ConfigurationError(
+                f"Validation records cannot be stored in {str(self.folder)!r}: {describe_error(error)}.",
+                f"Set {DATA_VARIABLE} to a writable directory.",
+            ) from error
 
 
 def _read(file: Path, kind: type[Record]) -> Record | None:

@@ -97,8 +97,8 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
                 f"{describe_value(text)} is a file.", "Pass the folder with all files of the model."
             )
     if text in ALIASES:
-        return ModelReference(text, ALIASES[text], on_hub=True)
-    if ALIAS_PATTERN.fullmatch(text):
+        location = ALIASES[text]
+    elif ALIAS_PATTERN.fullmatch(text):
         location = openmed_aliases().get(text, "")
     else:
         location = text if "/" in text else f"{default_org}/{text}"
@@ -109,10 +109,17 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
 
 def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
     """Return the error for an unknown name, with an optional hint and the most similar name or folder."""
-    aliases = all_aliases()
-    suggestion = suggest_one(name, [*BUNDLED, *aliases, *aliases.values()]) or suggest_folder(name)
     message = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
-    return UnknownModelError(message, collapse_whitespace(f"{hint} {suggestion} Use 'bundled', which works offline."))
+    remedy = f"{hint} {_suggest_model(name)} Use 'bundled', which works offline."
+    return UnknownModelError(message, collapse_whitespace(remedy))
+
+
+def _suggest_model(name: str) -> str:
+    """Return a question with the most similar name or folder, or an empty string if none is similar or the Hub id is known."""
+    aliases = all_aliases()
+    if name in aliases.values():
+        return ""
+    return suggest_one(name, [*BUNDLED, *aliases, *aliases.values()]) or suggest_folder(name)
 
 
 def all_aliases() -> dict[str, str]:
@@ -195,7 +202,7 @@ def _hub_error(error: Exception, repo_id: str, revision: str | None, offline: st
         return unknown_model_error(repo_id, "If it is private, run: hf auth login.")
     if offline:
         message = f"The model {describe_value(repo_id)} is neither a folder nor in the cache, and {offline}."
-        return ModelDownloadError(message, OFFLINE_REMEDY)
+        return ModelDownloadError(message, f"{_suggest_model(repo_id)} {OFFLINE_REMEDY}".lstrip())
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__

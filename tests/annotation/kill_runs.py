@@ -59,7 +59,7 @@ def run(pipe: Any, texts: Any, file: Path, outcome: Path) -> None:
     os._exit(0)
 
 
-def main(model: str, folder: str, num_signals: int) -> None:
+def main(model: str, folder: str, num_signals: int) -> None:  # noqa: C901 - one loop over the children
     """Kill or interrupt children, and then let one finish."""
     import torch
 

@@ -72,6 +72,11 @@ def test_parse_suggests_closest_name(spelling, suggestion):
     assert caught.value.remedy == offer
 
 
+def test_parse_names_the_guide_to_mlx():
+    with pytest.raises(UnknownDeviceError, match=r"Use 'mps' .*PyTorch models\. docs/explanation/recommendations\.md"):
+        DeviceRequest.parse("mlx", "use()")
+
+
 @given(st.text(max_size=80) | st.from_regex(r"(cuda|cdua|mps|cpu) ?: ?[0-9]{0,6}", fullmatch=True))
 def test_parse_any_text(spelling):
     accepted = re.fullmatch(r"\s*(cuda:[0-9]{1,4})\s*", spelling.lower())

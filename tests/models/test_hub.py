@@ -191,6 +191,8 @@ def test_offline_mode(load, tmp_path):
         loader.unload()
     with pytest.raises(ModelDownloadError, match="HF_HUB_OFFLINE disables network access"):
         nb.load_model(ID, cache_dir=str(tmp_path / "another cache"))
+    with pytest.raises(ModelDownloadError, match="Did you mean 'bundled_small'"):
+        nb.load_model("bundled-small")
 
 
 def test_cache_that_cannot_be_written(load, tmp_path):

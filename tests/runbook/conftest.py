@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from helpers.clock import use_clock
+from openmed_nb.devices import system_status
 from openmed_nb.devices.system_status import BackgroundLoadReader, SystemStatus
 from openmed_nb.runbook.bench import timing
 
@@ -42,6 +43,7 @@ def clock() -> Iterator[FakeClock]:
 def set_conditions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Function that sets the load and the thermal state that measurements read."""
     monkeypatch.setenv(timing.CHECK_VARIABLE, "1")
+    monkeypatch.setattr(system_status, "LOAD_SECONDS", 0)
 
     def set_conditions(load: float | None = 0.1, thermal_state: str = "nominal") -> None:
         monkeypatch.setattr(BackgroundLoadReader, "__call__", lambda _reader: load)

@@ -86,8 +86,9 @@ def import_library(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        message = f"This format needs {package}."
-        raise ConfigurationError(message, f"Install it: python -m pip install {package}.") from error
+        raise ConfigurationError(
+            f"This format needs {package}.", f"Install it: python -m pip install {package}."
+        ) from error
 
 
 def save_jsonl(path: Path, found: Any) -> None:
@@ -149,8 +150,9 @@ def _parse_record(record: Mapping[str, Any], is_predicted: bool) -> RawNote:
     if "entities" in record:
         version = Version(create_entities(record["entities"]), is_prediction=is_predicted)
         return RawNote(record.get("text"), [version], **read_key(record, "id"))
-    message = "has none of the keys 'entities', 'label' and 'data'"
-    raise InvalidNoteError(message, "Pass a file that one of the supported tools exported.")
+    raise InvalidNoteError(
+        "has none of the keys 'entities', 'label' and 'data'", "Pass a file that one of the supported tools exported."
+    )
 
 
 def _parse_task(task: Mapping[str, Any]) -> RawNote:

@@ -192,8 +192,9 @@ def select_version(versions: Sequence[Version], annotator: str | int | None, pre
     if annotator is not None:
         candidates = [version for version in candidates if str(annotator) in map(str, version.annotators)]
     if len(candidates) > 1:
-        remedy = "Select an annotator with annotator=, or keep one annotation of each note."
-        raise InvalidNoteError("has several annotations", remedy)
+        raise InvalidNoteError(
+            "has several annotations", "Select an annotator with annotator=, or keep one annotation of each note."
+        )
     return candidates[0] if candidates else None
 
 
@@ -218,8 +219,9 @@ def create_gold_text(note: RawNote, version: Version, counts: Counter[str]) -> G
             break
         problem = problem or converted
     else:
-        remedy = "Export the entities again with the texts that were annotated."
-        raise InvalidNoteError(f"{problem} in all units of the tool", remedy)
+        raise InvalidNoteError(
+            f"{problem} in all units of the tool", "Export the entities again with the texts that were annotated."
+        )
     if note.units != ("characters",):
         for span, entity in zip(converted, version.entities, strict=True):
             if entity.surface is None:

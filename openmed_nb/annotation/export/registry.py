@@ -97,8 +97,10 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
             cannot be written.
     """
     if path is None:
-        message = f"export() needs a format and a path, and got only {describe_value(name)}."
-        raise ConfigurationError(message, "Pass both, as in found.export('label-studio', 'tasks.json').")
+        raise ConfigurationError(
+            f"export() needs a format and a path, and got only {describe_value(name)}.",
+            "Pass both, as in found.export('label-studio', 'tasks.json').",
+        )
     writers = {key: form.write for key, form in FORMATS.items() if form.write}
     check_choice("format", name, writers)
     target = check_path(path, "path")
@@ -120,8 +122,10 @@ def save_annotations(path: Any, found: Any) -> None:
     savers = {suffix: form.save for form in FORMATS.values() if form.save for suffix in form.suffixes}
     suffix = target.suffix.lower()
     if suffix not in savers:
-        message = f"The suffix {describe_value(suffix)} of the file is not a format of save()."
-        raise ConfigurationError(message, suggest(suffix, savers, "Suffixes"))
+        raise ConfigurationError(
+            f"The suffix {describe_value(suffix)} of the file is not a format of save().",
+            suggest(suffix, savers, "Suffixes"),
+        )
     _write_atomically(target, savers[suffix], found)
 
 
@@ -186,15 +190,17 @@ def read_annotations(
     source = check_path(path, "path")
     check_bool("predictions", predictions)
     if not source.exists():
-        message = f"The file of annotations {describe_file(source)} does not exist."
-        raise ConfigurationError(message, "Pass the path of an existing file.")
+        raise ConfigurationError(
+            f"The file of annotations {describe_file(source)} does not exist.", "Pass the path of an existing file."
+        )
     if format is not None:
         check_choice("format", format, _READABLE)
     counts: Counter[str] = Counter()
     gold = _read_file(source, format, annotator, predictions, counts)
     if annotator is not None and not gold:
-        message = "The file has no annotation by the annotator."
-        raise ConfigurationError(message, "Pass an annotator whom the file names, or omit annotator.")
+        raise ConfigurationError(
+            "The file has no annotation by the annotator.", "Pass an annotator whom the file names, or omit annotator."
+        )
     for description, count in (+counts).items():
         warn(f"{count:,} {description}.")
     if not any(text.spans for text in gold):
@@ -247,9 +253,10 @@ def _detect_format(source: Path, name: str | None) -> str:
     elif name is None:
         name = _NAMES.get(source.suffix.lower())
     if name not in _READABLE:
-        message = "The suffix of the file does not select a format of annotations."
-        remedy = f"Pass format, one of {', '.join(_READABLE)}. For a table, pass a DataFrame to score()."
-        raise ConfigurationError(message, remedy)
+        raise ConfigurationError(
+            "The suffix of the file does not select a format of annotations.",
+            f"Pass format, one of {', '.join(_READABLE)}. For a table, pass a DataFrame to score().",
+        )
     if source.is_dir() != (name == "brat"):
         raise ConfigurationError(
             "Annotations of brat are in a folder, others in a file.", "Pass another path or format."

@@ -30,7 +30,7 @@ from ..._utils.text import describe_value
 from ..._utils.validation import check_number, check_optional_integer
 from ...devices.registry import get_device
 from ...devices.request import normalize_device
-from ...devices.system_status import UtilizationReader, make_utilization_reader
+from ...devices.system_status import BackgroundLoadReader, UtilizationReader, make_utilization_reader
 from ...errors import ConfigurationError, DeviceUnavailableError
 from ...session import SESSION, check_options
 from .timing import (
@@ -38,7 +38,8 @@ from .timing import (
     TRANSFER,
     Interval,
     PhaseTimes,
-    ReliabilityCheck,
+    describe_load,
+    find_disturbance,
     format_rate,
     interleave,
     median_interval,
@@ -230,9 +231,10 @@ class Comparison(StepReport):
         if speed and len(bars) == 1 and not answer:
             sentence = describe_cpu_speed(self.task, speed.median, speed.low, speed.high)
             answer = f"{sentence} Only the CPU was measured."
+        rows = f"{pluralize(self.devices[0].rows, 'row')} per step{self.rows_source}, in interleaved rounds."
         return Report(
             f"Comparison of {subject}{': not measured' if self.disturbance else ''}",
-            tuple(filter(None, (answer, f"{pluralize(self.devices[0].rows, 'row')} per step, in interleaved rounds."))),
+            tuple(filter(None, (answer, rows))),
             (findings_table("", self.findings),),
             metrics=self.select_reliable(speeds, phases),
             charts=self.select_reliable(chart),
@@ -324,14 +326,16 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
     start = current_time()
     batch_size = check_optional_integer("batch_size", batch_size)
     seconds = check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}")
-    if "device" in arguments:
-        raise ConfigurationError("compare() has no option device.", "Pass a list of devices, such as devices=['cpu'].")
     with SESSION.operation():
+        if "device" in arguments:
+            raise ConfigurationError(
+                f"compare() has no option device={describe_value(arguments['device'])}.",
+                f"Pass devices=, a list with names of usable devices: {', '.join(_list_usable())}.",
+            )
         target, device = make_target(model, data, training=training, arguments=arguments, moved=True)
         requested: Iterable[object] = (devices,)
         if devices is None:
-            usable = [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
-            requested = (device, *usable)
+            requested = (device, *_list_usable())
         elif isinstance(devices, Iterable) and not isinstance(devices, str):
             requested = devices
         # The CPU is the baseline. Each other device is compared once.
@@ -357,15 +361,43 @@ def compare(  # noqa: PLR0913 - each parameter is an independent option of the p
             return _run_comparison(workloads, rounds, start + seconds)
 
 
+def _list_usable() -> list[str]:
+    """Return the names of the usable devices. Listing them probes each device."""
+    return [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
+
+
 def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf) -> Comparison:
     """Measure workloads: interleaved rounds, then phases, then the utilization of each device.
 
-    The measurement ends at about ``deadline``, a time of the clock.
+    The measurement ends at about ``deadline``, a time of the clock. It ends after one step per device on a busy or hot computer,
+    where a step can take ten times as long.
     """
-    check = ReliabilityCheck()
-    trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
-    trials = _time_interleaved(workloads, rounds, trials_deadline)
     baseline = workloads[CPU]
+    read_load = BackgroundLoadReader()
+    disturbance = find_disturbance()
+    if not disturbance:
+        trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
+
+        def is_over(number: int) -> bool:
+            # An interval needs some rounds. On a computer that has become busy, they would take too long.
+            return current_time() > trials_deadline and (number >= MIN_VALUES or bool(describe_load(read_load())))
+
+        trials = _time_interleaved(workloads, rounds, is_over)
+        # Rounds are missing only if other programs slowed them down.
+        disturbance = find_disturbance(read_load(), 1.0 if len(trials[CPU]) >= MIN_VALUES else 0.0)
+    if disturbance:
+        steps = []  # A single step of each device, phase by phase.
+        for name, workload in workloads.items():
+            with workload.open_batches() as batches:
+                times = PhaseTimes(workload.time_phases(batches))
+            steps.append(DeviceMetrics(name, sum(times.seconds.values()), workload.rows, times))
+        return Comparison(
+            **baseline.report_fields,
+            devices=tuple(steps),
+            rounds=0,
+            batch_tokens=baseline.batch_tokens,
+            disturbance=disturbance,
+        )
     # Phases are timed in consecutive steps, as loaders that prefetch need them.
     phase_times = {}
     for name in SESSION.track("Comparing", f"{baseline.name}, phase by phase", workloads, "device"):
@@ -383,7 +415,7 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
         for name, workload in workloads.items()
     )
     spread = max(device.throughput.high / device.throughput.low for device in metrics if device.throughput)
-    disturbance = check.find_disturbance(varies=spread > MAX_INTERVAL_RATIO)
+    disturbance = find_disturbance(read_load(), varies=spread > MAX_INTERVAL_RATIO)
     for speedup in filter(None, (device.speedup for device in metrics)):
         # Even if the check is off, no device is faster by less than the times vary.
         if not speedup.low <= 1 <= speedup.high and max(speedup.median, 1 / speedup.median) < spread:
@@ -420,12 +452,12 @@ def _device_metrics(
 
 
 def _time_interleaved(
-    workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf
+    workloads: Mapping[str, Workload], rounds: int, is_over: Callable[[int], bool] = lambda _number: False
 ) -> dict[str, list[float]]:
     """Return the seconds of a step at full speed per device and round, measured in interleaved rounds.
 
-    After ``deadline``, a time of the clock, only the rounds that the confidence interval needs are started. The n-th trial of
-    each device uses the same batches if the loader yields them in the same order.
+    ``is_over`` returns whether the run ends before the round with a number. The n-th trial of each device uses the same
+    batches if the loader yields them in the same order.
     """
     with contextlib.ExitStack() as stack:
         batches = {device: stack.enter_context(workload.open_batches()) for device, workload in workloads.items()}
@@ -439,7 +471,7 @@ def _time_interleaved(
         suffix = "" if len(workloads) > 1 else ", CPU only"
         tracked_rounds = SESSION.track("Comparing", f"{workloads[CPU].name}{suffix}", range(rounds), "round")
         measures = {device: partial(run_trial, device) for device in workloads}
-        return interleave(measures, tracked_rounds, MIN_VALUES, deadline)
+        return interleave(measures, tracked_rounds, is_over)
 
 
 def _warm_up(workload: Workload, batches: Iterator[object]) -> float:

@@ -150,8 +150,10 @@ def fallbacks(*arguments: object) -> AbstractContextManager[FallbackLog]:
         ('aten::mode', 1)
     """
     if arguments:
-        message = f"fallbacks() is a context manager and does not accept {short_type_name(arguments[0])}."
-        raise ConfigurationError(message, "Run the model in its block: with nb.runbook.fallbacks() as log: model(x)")
+        raise ConfigurationError(
+            f"fallbacks() is a context manager and does not accept {short_type_name(arguments[0])}.",
+            "Run the model in its block: with nb.runbook.fallbacks() as log: model(x)",
+        )
     return _record_fallbacks()
 
 

@@ -34,6 +34,7 @@ from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_bool, check_integer, check_optional_integer, check_path
 from ...devices import profilers
 from ...devices.registry import get_device
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError
 from ...session import SESSION, check_options
 from .fallbacks import Fallback, fallbacks
@@ -44,8 +45,8 @@ from .timing import (
     OperatorTime,
     PhaseTimes,
     Reason,
-    ReliabilityCheck,
     Synchronization,
+    find_disturbance,
     repeat_measurement,
 )
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
@@ -221,8 +222,10 @@ class Profile(StepReport):
             (0, False)
         """
         if not isinstance(other, Profile):
-            message = f"A profile cannot be compared with {short_type_name(other)}."
-            raise ConfigurationError(message, "Pass a profile from nb.runbook.profile() or Profile.read().")
+            raise ConfigurationError(
+                f"A profile cannot be compared with {short_type_name(other)}.",
+                "Pass a profile from nb.runbook.profile() or Profile.read().",
+            )
         return ProfileDiff(*sorted((self, other), key=attrgetter("created_at")))
 
     def to_report(self) -> Report:
@@ -260,7 +263,7 @@ class Profile(StepReport):
             start += seconds
         return Report(
             title,
-            (step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}."),
+            (step_time, f"{pluralize(self.steps, 'step')} of {pluralize(self.rows, 'row')}{self.rows_source}."),
             (
                 findings_table("", self.findings),
                 Table("Calls that wait for the device", ("call", "location", "calls per step"), waits),
@@ -458,7 +461,7 @@ def profile(  # noqa: PLR0913 - each parameter is an independent option of the p
         data: Texts for a name or a pipeline. Example inputs or a ``DataLoader`` for a module or for training. Batches for a
             function, or a function that builds a batch with a given number of rows. If ``None``, use synthetic texts.
         steps: Number of steps under torch's profiler, and maximum number of steps in each timed series. Series of slow steps
-            are shorter.
+            are shorter, and those on a busy computer have one step.
         training: Whether to profile training steps (forward, backward and AdamW) on a copy of the model.
         device: Device to profile. If ``None``, use the active device.
         batch_size: Number of texts or rows per step. If ``None``, use at least 32 texts, or the number of rows of the example
@@ -523,15 +526,15 @@ def _validate_trace_path(trace: str | os.PathLike[str]) -> Path:
         >>> _validate_trace_path("trace.txt")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. Use a name that ends in .json or .json.gz.
+        openmed_nb.errors.ConfigurationError: A trace cannot be written to 'trace.txt'. \
+Use a name that ends in .json or .json.gz, in a directory that exists.
     """
     file = check_path(trace, "the trace")
-    if not file.name.endswith((".json", ".json.gz")):
-        message = f"A trace cannot be written to {describe_file(file)}."
-        raise ConfigurationError(message, "Use a name that ends in .json or .json.gz.")
-    if not file.parent.is_dir():
-        message = f"{describe_file(file)} cannot be written there."
-        raise ConfigurationError(message, "Create the directory, or use another directory.")
+    if not (file.name.endswith((".json", ".json.gz")) and file.parent.is_dir()):
+        raise ConfigurationError(
+            f"A trace cannot be written to {describe_file(file)}.",
+            "Use a name that ends in .json or .json.gz, in a directory that exists.",
+        )
     return file
 
 
@@ -547,7 +550,10 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     from .profile_watch import MAX_TRACED_STEPS, measure_launch_seconds, profile_operators, trace_steps
 
     SESSION.notify(ProgressEvent("Profiling", workload.name))
-    check = ReliabilityCheck()
+    disturbance = find_disturbance()
+    if disturbance:
+        steps = 1
+    read_load = BackgroundLoadReader()
     parsed_device = get_device(device)
     with workload.open_batches() as batches:
         batch = next(batches)
@@ -588,5 +594,5 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
         fallbacks=entries,
         fallbacks_per_step=sum(entry.count for entry in entries) / MAX_TRACED_STEPS,
         batch_tokens=workload.batch_tokens,
-        disturbance=check.find_disturbance(),
+        disturbance=disturbance or find_disturbance(read_load()),
     )

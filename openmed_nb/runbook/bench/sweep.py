@@ -27,6 +27,7 @@ from ...devices.machine import import_psutil
 from ...devices.profilers import is_profiler_active, iter_memory_changes, profile_device
 from ...devices.registry import empty_cache, get_device, is_out_of_memory
 from ...devices.request import normalize_device
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError
 from ...session import SESSION, check_options
 from ...training.curve import memory_exponent
@@ -34,7 +35,7 @@ from .timing import (
     MAX_RATIO,
     Measured,
     Quartiles,
-    ReliabilityCheck,
+    find_disturbance,
     format_rate,
     interleave,
     quartiles,
@@ -139,7 +140,7 @@ class SweepReport(StepReport):
 
     Attributes:
         device: Name of the device.
-        points: All measured sizes, sorted, including those that ran out of memory.
+        points: All measured sizes, sorted, including those that ran out of memory. Empty if the computer was busy at the start.
         knee: Batch size over which no larger size gains more than 3%. ``None`` if not even one row fits, if only one size
             was measured although larger sizes may fit, or if the times are not reliable.
         stop_code: Why no larger batch was measured: ``"throughput"`` (no improvement), ``"memory"`` (expected to come near the
@@ -197,10 +198,10 @@ class SweepReport(StepReport):
     @property
     def reason(self) -> str:
         """Sentence that explains the knee, or why there is none."""
-        if not select_fitting(self.points):
-            return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
         if self.disturbance:
             return self.not_measured
+        if not select_fitting(self.points):
+            return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
         stop_reason = STOP_REASONS[self.stop_code]
         if not self.knee:
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
@@ -351,8 +352,10 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
     with SESSION.operation():
         if is_token_classifier(model) and not training and data is not None:
-            remedy = "Remove data, and pass length=... if your texts are not about 128 tokens long."
-            raise ConfigurationError("A sweep does not accept texts, because all of its rows have one length.", remedy)
+            raise ConfigurationError(
+                "A sweep does not accept texts, because all of its rows have one length.",
+                "Remove data, and pass length=... if your texts are not about 128 tokens long.",
+            )
         target, device_name = make_target(
             model, data, training=training, length=length, device=device, arguments=arguments
         )
@@ -374,8 +377,19 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     device = normalize_device(benchmark.device)
     release_memory(device)
     limit = memory_limit(device, SESSION.device_manager.memory_fraction(device))
+    workload = benchmark.fixed_shape_workload(min_rows)
+    report = SweepReport(
+        **workload.report_fields,
+        device=device,
+        points=(),
+        limit=limit,
+        length=workload.length,
+        disturbance=find_disturbance(),
+    )
+    if report.disturbance:
+        return report
     measurement = SweepMeasurement(benchmark, seconds, limit, start)
-    check = ReliabilityCheck()
+    read_load = BackgroundLoadReader()
     points, stop_code = search_sizes(measurement, max_rows, min_rows)
     # The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect
     # all sizes alike, so only these measurements are compared.
@@ -386,19 +400,15 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     # The ratio of the size whose speed changed most since the search.
     largest_change = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
     varies = any(point.spread and point.spread.high > MAX_RATIO * point.spread.low for point in remeasured)
-    disturbance = check.find_disturbance(largest_change, varies)
+    disturbance = find_disturbance(read_load(), largest_change, varies)
     knee = _find_knee(remeasured)
     if disturbance or (len(points) == 1 and stop_code in {"largest", "time"}):
         knee = None
-    workload = benchmark.fixed_shape_workload(min_rows)
-    return SweepReport(
-        **workload.report_fields,
-        device=device,
+    return replace(
+        report,
         points=_replace_points(points, remeasured),
         knee=knee.rows if knee else None,
         stop_code=stop_code,
-        limit=limit,
-        length=workload.length,
         disturbance=disturbance,
     )
 
@@ -511,7 +521,8 @@ class SweepMeasurement:
         rounds = SESSION.track("Sweeping", name, range(MAX_ROUNDS), "round")
         visits = {point: partial(self._measure_if_fits, partial(self._visit_size, point.rows)) for point in points}
         # A visit that runs out of memory is ignored. The point keeps its earlier measurement.
-        measured = interleave(visits, rounds, MIN_ROUNDS, self.start + self.time_budget)
+        end = self.start + self.time_budget
+        measured = interleave(visits, rounds, lambda number: number >= MIN_ROUNDS and current_time() > end)
         seconds = {point: list(itertools.chain(*filter(None, times))) for point, times in measured.items()}
         return [point.with_timings(times) if times else point for point, times in seconds.items()]
 

@@ -13,7 +13,7 @@ from ..._events.progress import is_disabled
 from ..._render.display import OK, WARNING, Finding, JsonMixin, format_milliseconds, format_percent
 from ..._utils.clock import current_time
 from ...devices.machine import import_psutil
-from ...devices.system_status import BackgroundLoadReader, read_system_status
+from ...devices.system_status import read_system_status, sample_background_load
 from ...session import SESSION
 
 Name = TypeVar("Name")
@@ -206,8 +206,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     ordered = sorted(values)
     count = len(ordered)
     if count < MIN_VALUES:
-        message = f"a {CONFIDENCE_LEVEL} confidence interval needs at least {MIN_VALUES} values, got {count}"
-        raise ValueError(message)
+        raise ValueError(f"a {CONFIDENCE_LEVEL} confidence interval needs at least {MIN_VALUES} values, got {count}")
     below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
     levels = [1 - 2 * combinations / 2**count for combinations in below]  # By rank, the widest interval first.
     rank = len([level for level in levels if level >= CONFIDENCE_LEVEL])
@@ -217,13 +216,12 @@ def median_interval(values: Sequence[float]) -> Interval:
 def interleave(
     measures: Mapping[Name, Callable[[], Measured]],
     rounds: Iterable[int],
-    min_rounds: int = 0,
-    deadline: float = math.inf,
+    is_over: Callable[[int], bool] = lambda _number: False,
 ) -> dict[Name, list[Measured]]:
     """Run several measurements in interleaved rounds and return the results by name.
 
-    Each round starts with the next measurement in the list. After ``deadline``, a time of the clock, only the first
-    ``min_rounds`` rounds are started.
+    Each round starts with the next measurement in the list. ``is_over`` returns whether the run ends before the round with a
+    number.
 
     Example:
         >>> interleave({"cpu": lambda: 2.0, "mps": lambda: 1.0}, range(3))
@@ -232,7 +230,7 @@ def interleave(
     names = list(measures)
     measured: dict[Name, list[Measured]] = {name: [] for name in names}
     for number in rounds:
-        if number >= min_rounds and current_time() > deadline:
+        if is_over(number):
             break
         first = number % len(names)
         for name in names[first:] + names[:first]:
@@ -246,8 +244,6 @@ CHECK_VARIABLE = "OPENMED_NB_CHECK_LOAD"
 # Other processes may use this fraction of the processor cores. One process for each core takes at least half of them.
 MAX_BACKGROUND_FRACTION = 0.25
 
-LOAD_SECONDS = 0.4  # Duration of a sample of the load.
-
 # Maximum ratio of the quartiles of steps of one shape, and of a repeated speed to the first one. Sizes are compared by medians of
 # many steps, which tolerate the variation of a quiet computer. Sharing a processor core doubles a time.
 MAX_RATIO = 1.5
@@ -255,39 +251,40 @@ MAX_RATIO = 1.5
 REPEAT_REMEDY = "Close other programs, and measure again."
 
 
-class ReliabilityCheck:
-    """Check of the conditions of a measurement, from its creation to the end of the measurement."""
+def describe_load(load: float | None = None) -> str:
+    """Return the load of other programs as a clause if times cannot be measured because of it, or an empty string.
 
-    def __init__(self) -> None:
-        self._read_load = BackgroundLoadReader()
+    The stated load is sampled while this process waits. During a measurement, it is lower, because both compete for the cores.
 
-    def describe_load(self) -> str:
-        """Return the load of other programs as a clause if it is too high, or an empty string."""
-        load = self._read_load() or 0.0
-        if is_disabled(CHECK_VARIABLE, SESSION.environ) or load <= MAX_BACKGROUND_FRACTION:
-            return ""
-        cores = import_psutil().cpu_count() or 1
-        return f"other programs use {load * cores:.1f} of {cores} processor cores"
-
-    def find_disturbance(self, speed_ratio: float = 1.0, varies: bool = False) -> str:
-        """Return the reason why the times are not reliable, as a clause, or an empty string if none is known.
-
-        Args:
-            speed_ratio: Ratio of a repeated speed to the first one, of the option that changed most.
-            varies: Whether repeated times vary by more than the options that are compared.
-        """
-        if is_disabled(CHECK_VARIABLE, SESSION.environ):
-            return ""
-        manager = SESSION.device_manager
-        if load := self.describe_load():
-            return f"the computer is busy ({load})"
-        if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
-            return "the computer is hot and has reduced its speed until it cools down"
-        if not 1 / MAX_RATIO <= speed_ratio <= MAX_RATIO:
-            return f"the computer became {'faster' if speed_ratio > 1 else 'slower'} during the measurement"
-        if varies:
-            return "the times of the same step vary too much"
+    Args:
+        load: Load during a measurement, as a fraction of all processor cores, or ``None`` if there was no measurement.
+    """
+    if is_disabled(CHECK_VARIABLE, SESSION.environ):
         return ""
+    if load is None or load > MAX_BACKGROUND_FRACTION:
+        load = max(load or 0.0, sample_background_load() or 0.0)
+    cores = import_psutil().cpu_count() or 1
+    return f"other programs use {load * cores:.1f} of {cores} processor cores" if load > MAX_BACKGROUND_FRACTION else ""
+
+
+def find_disturbance(load: float | None = None, speed_ratio: float = 1.0, varies: bool = False) -> str:
+    """Return the reason why times are not reliable, as a clause, or an empty string if none is known.
+
+    Args:
+        load: Load of other programs during the measurement, or ``None`` before it.
+        speed_ratio: Ratio of a repeated speed to the first one, of the option that changed most.
+        varies: Whether repeated times vary by more than the options that are compared.
+    """
+    if is_disabled(CHECK_VARIABLE, SESSION.environ):
+        return ""
+    manager = SESSION.device_manager
+    if described_load := describe_load(load):
+        return f"the computer is busy ({described_load})"
+    if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
+        return "the computer is hot and has reduced its speed until it cools down"
+    if not 1 / MAX_RATIO <= speed_ratio <= MAX_RATIO:
+        return f"the computer became {'faster' if speed_ratio > 1 else 'slower'} during the measurement"
+    return "the times of the same step vary too much" if varies else ""
 
 
 class Quartiles(NamedTuple):

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..._annotate import resolve_notes
 from ..._events.activity import LOADING, ProgressEvent
-from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable
-from ..._utils.clock import current_time
+from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable, pluralize
+from ..._utils.clock import current_time, time_call
 from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
+from ...annotation.references import effective_length, is_missing, iter_texts, read_text
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.moving import copy_model, map_tensors, named_tensors, to_device, to_numpy
@@ -86,6 +88,8 @@ SYNTHETIC_TEXTS = (
     "She denies fever, chills and night sweats; her rheumatoid arthritis is stable.",
 )
 
+BUILT_IN = "the built-in sentences"  # Name of these texts.
+
 # Remedy for annotation that waits for its data.
 TOKENIZATION_REMEDY = (
     "Tokenize on more cores: nb.cluster(...) distributes texts over several computers. "
@@ -103,6 +107,7 @@ class StepReport(Displayable):
         dtype: Data type of the model, or ``None`` for a function and for a model without parameters.
         workers: Number of loader workers.
         row_shape: Shape of a row, such as ``"3x224x224"``, or ``None`` for texts and for rows without a shape.
+        texts: Number of your texts, which the steps repeat. ``None`` for built-in sentences and for other tasks.
         simulated: Whether MPS was simulated. Measurements on ``"mps"`` then do not represent real MPS hardware.
         disturbance: Why the times are not reliable, such as ``"the computer is busy (...)"``. They are not shown, and nothing
             is concluded from them. Empty if they are reliable.
@@ -113,6 +118,7 @@ class StepReport(Displayable):
     dtype: str | None = field(default=None, kw_only=True)
     workers: int = field(default=0, kw_only=True)
     row_shape: str | None = field(default=None, kw_only=True)
+    texts: int | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
     disturbance: str = field(default="", kw_only=True)
 
@@ -125,6 +131,13 @@ class StepReport(Displayable):
         if self.simulated and get_device(device).can_be_simulated:
             return f"{device}{SIMULATED_SUFFIX}"
         return device
+
+    @property
+    def rows_source(self) -> str:
+        """Source of the rows of an annotation as the end of a phrase, such as ``" from 20 texts"``, or an empty string."""
+        if self.texts:
+            return f" from {pluralize(self.texts, 'text')}"
+        return f" from {BUILT_IN}" if self.task == ANNOTATION else ""
 
     @property
     def reliability_status(self) -> str:
@@ -162,6 +175,7 @@ class Workload:
         dtype: Data type of the model, or ``None`` if it is unknown.
         batch_tokens: Maximum number of tokens per batch of texts on the device, or ``None`` for other tasks.
         row_shape: Shape of a row, as in :class:`StepReport`.
+        texts: Number of texts, as in :class:`StepReport`.
     """
 
     name: str
@@ -175,6 +189,7 @@ class Workload:
     dtype: str | None = None
     batch_tokens: int | None = None
     row_shape: str | None = None
+    texts: int | None = None
 
     @property
     def workers(self) -> int:
@@ -193,14 +208,8 @@ class Workload:
     @property
     def report_fields(self) -> dict[str, Any]:
         """Values of the fields of :class:`StepReport`."""
-        return {
-            "name": self.name,
-            "task": self.task,
-            "dtype": self.dtype,
-            "workers": self.workers,
-            "row_shape": self.row_shape,
-            "simulated": is_mps_simulated(),
-        }
+        names = ("name", "task", "dtype", "workers", "row_shape", "texts")
+        return {**{name: getattr(self, name) for name in names}, "simulated": is_mps_simulated()}
 
     @contextlib.contextmanager
     def open_batches(self) -> Iterator[Iterator[object]]:
@@ -238,9 +247,7 @@ class Workload:
         """Return the duration of a step at full speed in seconds, without its data, starting on an idle device."""
         with TENSOR_LOCK:
             get_device(self.device).synchronize()
-            start = current_time()
-            self.run(batch)
-            return current_time() - start
+            return time_call(partial(self.run, batch))
 
     def time_steps(self, batches: Iterator[object], steps: int = 1) -> float:
         """Return the mean duration of consecutive steps at full speed in seconds, including their data."""
@@ -388,8 +395,10 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
         else:
             target = target_from_files(spec, texts or SYNTHETIC_TEXTS, length)
     elif length is not None:
-        message = f"length={length} has no effect, because the length is that of the batches."
-        raise ConfigurationError(message, "Remove length, and pass batches of that length.")
+        raise ConfigurationError(
+            f"length={length} has no effect, because the length is that of the batches.",
+            "Remove length, and pass batches of that length.",
+        )
     else:
         import torch
 
@@ -397,12 +406,17 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
             target = _target_from_module(model, data, training, type(model).__name__)
         elif callable(model) and not isinstance(model, type):  # A step function, whose side effects are not undone.
             name = function_name(model)
+            if data is None:
+                raise ConfigurationError(
+                    f"There are no batches for {name}.",
+                    "Pass data=, a function that returns a batch with a given number of rows. Except for a sweep, it may be a list of batches.",
+                )
             target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
         else:
-            remedy = (
-                "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data."
+            raise ConfigurationError(
+                f"{kind} cannot be measured.",
+                "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data.",
             )
-            raise ConfigurationError(f"{kind} cannot be measured.", remedy)
     return target, SESSION.device(load_arguments.get("device")).device
 
 
@@ -427,8 +441,10 @@ def is_token_classifier(model: object) -> bool:
 def check_no_arguments(name: str, arguments: Mapping[str, object]) -> None:
     """Raise ``ConfigurationError`` if there are load arguments for a model that is already loaded."""
     if arguments:
-        message = f"{name} does not accept {', '.join(sorted(arguments))}, because it is already loaded."
-        raise ConfigurationError(message, "Pass the name of a model, or remove these arguments.")
+        raise ConfigurationError(
+            f"{name} does not accept {', '.join(sorted(arguments))}, because it is already loaded.",
+            "Pass the name of a model, or remove these arguments.",
+        )
 
 
 def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | None = None) -> BenchmarkTarget:
@@ -450,17 +466,25 @@ def pipeline_from_files(spec: LoadSpec, device: str = "cpu") -> AnnotationPipeli
     return build_pipeline(load_from_spec(spec, device), DEFAULT_STRATEGY, {})
 
 
-def validate_texts(data: object) -> list[Any] | None:
-    """Validate texts and return them as a list, or ``None`` if ``data`` is ``None``.
+def validate_texts(data: object) -> list[str] | None:
+    """Read texts as :func:`annotate` does, and return them without missing values, or ``None`` if ``data`` is ``None``.
 
     Raises:
         ConfigurationError: If there are no texts.
+        InvalidTextError: If a value is not a text. The error names its index.
     """
-    from ...annotation.references import iter_texts
+    from ...annotation.stream import text_error
 
     if data is None:
         return None
-    texts = list(iter_texts(data))
+    texts = []
+    for index, item in enumerate(iter_texts(resolve_notes(data).texts)):
+        text = read_text(item, index)
+        if is_missing(text):
+            continue
+        if error := text_error(text, index):
+            raise error
+        texts.append(text)
     if not texts:
         raise ConfigurationError("The benchmark has no texts.", "Pass at least one text.")
     return texts
@@ -519,7 +543,6 @@ class AnnotationBenchmark:
         Texts of similar length then form one batch. If ``None``, the budget of the annotator applies, as in
         :func:`annotate`, and a step has enough texts for a batch of full rows.
         """
-        from ...annotation.references import effective_length
         from ...annotation.stream import CHARACTERS_PER_TOKEN, Chunk
 
         annotator = self.annotator
@@ -563,6 +586,7 @@ class AnnotationBenchmark:
             phases,
             dtype=dtype_of(annotator.network.model),
             batch_tokens=budget.max_tokens,
+            texts=None if self.texts is SYNTHETIC_TEXTS else len(self.texts),
         )
 
     @property
@@ -575,8 +599,9 @@ class AnnotationBenchmark:
         annotator = self.annotator
         maximum = annotator.settings.max_tokens + annotator.network.special_tokens.num_special_tokens
         if self.length is not None and self.length > maximum:
-            message = f"length={self.length} is above the maximum of the model."
-            raise ConfigurationError(message, f"Use a length of at most {maximum} tokens.")
+            raise ConfigurationError(
+                f"length={self.length} is above the maximum of the model.", f"Use a length of at most {maximum} tokens."
+            )
         return self.length or min(DEFAULT_LENGTH, maximum)
 
 
@@ -608,7 +633,8 @@ class ModelInputs:
 
     def copy(self) -> ModelInputs:
         """Return copies of the tensors on the CPU for a model that may modify them."""
-        return ModelInputs(map_tensors(self.args, _copy_to_cpu), map_tensors(self.kwargs, _copy_to_cpu))
+        copied: ModelInputs = map_tensors(self, lambda tensor: tensor.detach().to("cpu", copy=True))
+        return copied
 
 
 def parse_example_inputs(inputs: object) -> ModelInputs:
@@ -622,14 +648,11 @@ def parse_example_inputs(inputs: object) -> ModelInputs:
     """
     example = model_inputs(inputs)
     if next(named_tensors(example), None) is None:
-        message = f"{short_type_name(inputs)} without a tensor is not a valid example input of a model."
-        remedy = "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt', with labels for training."
-        raise ConfigurationError(message, remedy)
+        raise ConfigurationError(
+            f"{short_type_name(inputs)} without a tensor is not a valid example input of a model.",
+            "Pass a tensor, a tuple of tensors, or a mapping, such as the output of a tokenizer with return_tensors='pt', with labels for training.",
+        )
     return example.copy()
-
-
-def _copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 def loss_or_mean(output: object) -> torch.Tensor | None:
@@ -672,7 +695,7 @@ def _target_from_module(
     elif make_example is not None:
         example = make_example()
     else:
-        raise ConfigurationError(f"There are no inputs for {name}.", "Pass a batch or a DataLoader.")
+        raise ConfigurationError(f"There are no inputs for {name}.", "Pass data=, a batch or a DataLoader.")
     if not _batch_size_of(example):
         raise ConfigurationError(f"The batch for {name} has no rows.", "Pass a batch with at least one row.")
 
@@ -689,8 +712,9 @@ def _target_from_module(
                 output = inputs(copied)
                 loss = loss_or_mean(output) if training else output
             if loss is None:
-                message = f"No output of {name} depends on a trainable parameter."
-                raise ConfigurationError(message, "Remove training=True.")
+                raise ConfigurationError(
+                    f"No output of {name} depends on a trainable parameter.", "Remove training=True."
+                )
             return loss
 
         phases: tuple[Phase, ...] = ((TRANSFER, transfer), (FORWARD, forward))
@@ -774,9 +798,10 @@ class BatchBenchmark:
             # Fewer rows would give a wrong throughput. Models that take the sequence first have the rows as second dimension.
             sizes = {size for _, tensor in named_tensors(batch) for size in tensor.shape[:2]}
             if sizes and actual_rows < rows and rows not in sizes:
-                message = f"{function_name(self.make_batch)} returned a batch of {actual_rows} rows instead of {rows}."
-                remedy = f"Return the requested number of rows, or set max_batch_size={actual_rows}."
-                raise ConfigurationError(message, remedy)
+                raise ConfigurationError(
+                    f"{function_name(self.make_batch)} returned a batch of {actual_rows} rows instead of {rows}.",
+                    f"Return the requested number of rows, or set max_batch_size={actual_rows}.",
+                )
         elif self.example is not None:
             example_rows = _batch_size_of(self.example)
             index = torch.arange(rows) % example_rows
@@ -786,8 +811,10 @@ class BatchBenchmark:
 
             batch = map_tensors(self.example, repeat_rows)
         else:
-            message = f"{self.name} has no batch with {rows} rows."
-            raise ConfigurationError(message, "Pass a function that takes a number of rows and returns a batch.")
+            raise ConfigurationError(
+                f"{self.name} has no batch with {rows} rows.",
+                "Pass a function that takes a number of rows and returns a batch.",
+            )
         return self._workload(rows, batch, partial(itertools.repeat, batch))
 
     def data_workload(self, rows: int | None = None) -> Workload:
@@ -854,8 +881,10 @@ def check_batches(name: str, data: object) -> Iterable[object]:
     import torch
 
     if isinstance(data, (torch.Tensor, Mapping, str, Iterator)) or not isinstance(data, Iterable):
-        message = f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}."
-        raise ConfigurationError(message, "Pass a DataLoader, or a list of batches.")
+        raise ConfigurationError(
+            f"{short_type_name(data)} cannot be iterated repeatedly for the batches of {name}.",
+            "Pass a DataLoader, or a list of batches.",
+        )
     return data
 
 
@@ -871,8 +900,9 @@ def repeat_batches(loader: Iterable[object]) -> Iterator[Any]:
             is_empty = False
             yield batch
         if is_empty:
-            remedy = "Pass a loader with items that can be iterated repeatedly."
-            raise ConfigurationError("The loader yields no batches.", remedy)
+            raise ConfigurationError(
+                "The loader yields no batches.", "Pass a loader with items that can be iterated repeatedly."
+            )
 
 
 def _batch_size_of(batch: object) -> int:

@@ -6,7 +6,6 @@ A missing torch, a failing device or a model that cannot be loaded is a finding,
 from __future__ import annotations
 
 import platform
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from ..._utils.text import describe_error, model_label
 from ...devices import backend
 from ...devices.backend import TorchInfo
 from ...devices.choice import DeviceChoice
+from ...devices.computer import DeviceManager
 from ...devices.device import torch_requirement
 from ...devices.moving import get_module
 from ...devices.system_status import SystemStatus, read_system_status
@@ -36,7 +36,7 @@ from ...errors import DeviceError, InvalidModelError, OpenMedError, TorchImportE
 from ...models.config import OpenMedConfig
 from ...models.registry import is_model_name
 from ...session import SESSION, Session
-from ..bench.timing import LOAD_SECONDS, ReliabilityCheck
+from ..bench.timing import describe_load
 from .doctor_checks import (
     CHECKED_VARIABLES,
     ComputationCheck,
@@ -171,13 +171,13 @@ def system_status() -> SystemStatus:
     with SESSION.lock:
         choice = SESSION.choice_or_error(confirm=False)
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
-        manager = SESSION.device_manager
-        check = ReliabilityCheck()
-        status = read_system_status(manager.machine, device, manager.run)
-    if status.simulated:
-        return status
-    time.sleep(LOAD_SECONDS)
-    return replace(status, background_load=check.describe_load() or None)
+    return _read_status(SESSION.device_manager, device)
+
+
+def _read_status(manager: DeviceManager, device: str) -> SystemStatus:
+    """Return the status of a machine, with the load of other programs unless the machine is simulated."""
+    status = read_system_status(manager.machine, device, manager.run)
+    return status if status.simulated else replace(status, background_load=describe_load() or None)
 
 
 def diagnose(facts: SystemFacts) -> DoctorReport:
@@ -256,7 +256,7 @@ def collect_facts(
             rejected_computation=rejected,
             packages=package_findings(torch_requirement(machine)),
             launch_settings=() if torch_error else accelerate_findings(environ, manager.torch),
-            system_status=read_system_status(machine, device, manager.run),
+            system_status=_read_status(manager, device),
             models=tuple(
                 finding for name, checked_model in models for finding in _check_model(name, checked_model, device)
             ),

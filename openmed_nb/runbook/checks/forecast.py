@@ -154,8 +154,10 @@ def _verified_copy(model: Module, example: ModelInputs) -> Module:
             example.copy()(copied)
     except Exception as error:  # Custom model code can raise any exception.
         problem = f"The forward pass of {short_type_name(copied)} failed on the CPU"
-        message = f"{problem}: {short_type_name(error)}: {describe_error(error)}."
-        raise ConfigurationError(message, "Check example_inputs. The model must run with them.") from error
+        raise ConfigurationError(
+            f"{problem}: {short_type_name(error)}: {describe_error(error)}.",
+            "Check example_inputs. The model must run with them.",
+        ) from error
     return copied
 
 
@@ -351,9 +353,10 @@ def forecast(model: Any = None, example_inputs: Any = None) -> Forecast:
         if example_inputs is not None:
             example = parse_example_inputs(example_inputs)
         elif tokenizer is None or module is model:
-            message = f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them."
-            remedy = "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them."
-            raise ConfigurationError(message, remedy)
+            raise ConfigurationError(
+                f"{short_type_name(model)} requires example inputs, because only a pipeline has a tokenizer to create them.",
+                "Pass example_inputs: a tensor, a tuple of tensors, or a mapping of them.",
+            )
         else:
             example = _synthetic_example(module, tokenizer)
         import torch

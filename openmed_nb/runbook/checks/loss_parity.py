@@ -286,8 +286,9 @@ def _training_target(
         check_no_arguments(name, arguments)
     if batches is None:
         if not hasattr(model, "default_annotator"):
-            message = f"Batches are required to train {name}."
-            raise ConfigurationError(message, "Pass a list of batches, or a DataLoader.")
+            raise ConfigurationError(
+                f"Batches are required to train {name}.", "Pass a list of batches, or a DataLoader."
+            )
         batches = _synthetic_batches(model)
     check_batches(name, batches)
     return get_module(model), batches, name
@@ -323,8 +324,9 @@ class _Replica:
         self.losses: list[float] = []
         parameters = [weight for weight in self.model.parameters() if weight.requires_grad]
         if not parameters:
-            message = f"{name} has no trainable parameters."
-            raise ConfigurationError(message, "Call requires_grad_() on the parameters to train.")
+            raise ConfigurationError(
+                f"{name} has no trainable parameters.", "Call requires_grad_() on the parameters to train."
+            )
         # The fused step hides errors of the operators that other optimizers call, such as pytorch#118115.
         self.optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False, fused=False)
         self.autocast = contextlib.nullcontext if self.is_float64 else precision(dtype, device).autocast
@@ -344,11 +346,14 @@ class _Replica:
             except OpenMedError:
                 raise
             except (AttributeError, LookupError, TypeError, ValueError) as error:
-                message = f"{self.name} cannot be called with a batch of type {short_type_name(batch)}: {describe_error(error)}."
-                raise ConfigurationError(message, "Pass batches in the form that the model is called with.") from error
+                raise ConfigurationError(
+                    f"{self.name} cannot be called with a batch of type {short_type_name(batch)}: {describe_error(error)}.",
+                    "Pass batches in the form that the model is called with.",
+                ) from error
             if loss is None or loss.numel() != 1:
-                message = f"{self.name} returns no loss that can be trained."
-                raise ConfigurationError(message, "Pass batches with labels.")
+                raise ConfigurationError(
+                    f"{self.name} returns no loss that can be trained.", "Pass batches with labels."
+                )
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -367,8 +372,10 @@ def _train(replicas: Sequence[_Replica], batches: Iterator[Batch], steps: int) -
             set_rng_states(states)
             replica.step(batch)
         if not math.isfinite(reference.losses[-1]):
-            message = f"The loss of {reference.name} is not finite on the CPU in step {step + 1}."
-            raise InvalidModelError(message, "Use a lower learning rate, or check the batches for invalid data.")
+            raise InvalidModelError(
+                f"The loss of {reference.name} is not finite on the CPU in step {step + 1}.",
+                "Use a lower learning rate, or check the batches for invalid data.",
+            )
         if not math.isfinite(replicas[-1].losses[-1]):
             break
 

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..._annotate import length_or_none, resolve_notes, validate_pipeline
 from ..._events.activity import ProgressEvent
 from ..._render.display import pluralize
 from ..._utils.text import describe_error, describe_value, short_type_name
 from ..._utils.validation import check_bool
 from ...annotation.gold import align_gold, read_gold
+from ...annotation.references import is_missing, iter_texts, text_fingerprint
 from ...devices.backend import TENSOR_LOCK, without_autocast
 from ...devices.machine import format_device
 from ...devices.moving import to_numpy
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from ...annotation.forward import Batch, Inputs, TokenClassifier
     from ...annotation.gold import GoldTexts
+    from ...annotation.inputs import NoteInputs
     from ...annotation.results import TextResult
     from ...annotation.stream import Annotator, TokenizedChunk
 
@@ -68,12 +71,12 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model. The model of a
             pipeline from :func:`load_pipeline` is compared unmodified, with its files in float32 on the CPU.
-        texts: Any iterable of texts, at least one. With ``gold``, they are stored in memory.
+        texts: At least one text, as for :func:`annotate`. Missing values are skipped. With ``gold``, they are stored in memory.
         device: Device of the candidate. If ``None``, use the device of the session.
         dtype: Dtype of the candidate: ``"float32"`` (the default), ``"float16"``, ``"bfloat16"``, ``"int8"`` on the CPU, or
             ``"auto"``.
-        gold: Gold entities of all texts, as for :meth:`Annotations.score`. The ids of the texts are the index of a Series. Both
-            models are scored against them, with exact boundaries and labels.
+        gold: Gold entities of all texts, as for :meth:`Annotations.score`. The ids of the texts are the index of a Series or the
+            keys of a mapping. Both models are scored against them, with exact boundaries and labels.
         labels: New names for labels of the gold, such as ``{"Disease": "DISEASE"}``.
         gradients: Whether to compare the gradients of one training step as well, without dropout. The labels are the
             predictions of the reference.
@@ -95,43 +98,40 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
         >>> report.spans.exact, report.spans.missing, report.findings[0].evidence
         (2, 0, 'all logits are finite')
     """
-    from ..._annotate import validate_pipeline
-    from ...annotation.references import get_row_index, iter_texts
-
     options = {"device": device, "dtype": dtype, **arguments}
     options = {name: value for name, value in options.items() if value is not None}
     check_options(parity, arguments)
     check_bool("gradients", gradients)
     with SESSION.operation():
-        check_texts(model, texts)
+        notes = read_notes(model, texts)
         if is_model_name(model):
             spec, candidate_device = SESSION.load_spec(model, options)
             loaded = SESSION.models.loaded_on(spec, candidate_device)
             pair = pair_from_files(spec, candidate_device, loaded.model if loaded else None)
         else:
             if hasattr(model, "named_parameters"):
-                message = f"{short_type_name(model)} is a torch module, and parity compares the entities of a pipeline."
-                remedy = (
-                    "Use nb.runbook.loss_parity(model, batches), or compare outputs with torch.testing.assert_close."
+                raise ConfigurationError(
+                    f"{short_type_name(model)} is a torch module, and parity compares the entities of a pipeline.",
+                    "Use nb.runbook.loss_parity(model, batches), or compare outputs with torch.testing.assert_close.",
                 )
-                raise ConfigurationError(message, remedy)
             pipe = validate_pipeline(model, options)
             pair = pair_from_files(spec_of_pipeline(pipe), str(pipe.device), pipe.model)
         if gold is None:
-            return run_parity(pair, texts, None, gradients)
-        text_list = list(iter_texts(texts))
-        spans = select_gold(read_gold(gold, labels), get_row_index(texts), text_list)
+            return run_parity(pair, notes.texts, None, gradients)
+        text_list = list(iter_texts(notes.texts))
+        spans = select_gold(read_gold(gold, labels), notes.ids, text_list)
         return run_parity(pair, text_list, spans, gradients)
 
 
-def check_texts(model: object, texts: object) -> None:
-    """Raise ``ConfigurationError`` if ``texts`` is not an iterable, or is swapped with ``model``, without iterating over it."""
-    from ...annotation.references import check_iterable
+def read_notes(model: object, texts: object) -> NoteInputs:
+    """Return texts and their ids, without iterating over them.
 
+    Raise ``ConfigurationError`` if ``texts`` is not an iterable of texts, or is swapped with ``model``.
+    """
     if texts is None or (is_token_classifier(texts) and not is_token_classifier(model)):
         message = NO_TEXTS if texts is None else f"{short_type_name(model)} is not a model."
         raise ConfigurationError(message, TEXTS_REMEDY)
-    check_iterable(texts)
+    return resolve_notes(texts)
 
 
 NO_TEXTS = "There are no texts to compare."
@@ -143,14 +143,15 @@ def select_gold(gold: GoldTexts, ids: Sequence[Any] | None, texts: Sequence[Any]
     aligned = align_gold(gold, ids, texts, len(texts))
     remedy = "Pass the gold of the same texts, with the same ids or in the same order."
     if len(texts) != len(aligned):
-        message = f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}."
-        raise ConfigurationError(message, remedy)
+        raise ConfigurationError(
+            f"The gold covers {pluralize(len(aligned), 'text')}, but there are {len(texts):,}.", remedy
+        )
     for text_index, text in enumerate(texts):
         if isinstance(text, str) and any(span.end > len(text) for span in aligned[text_index].spans):
-            message = (
-                f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)})."
+            raise ConfigurationError(
+                f"An entity in the gold of text {text_index} ends after the end of the text (character {len(text)}).",
+                remedy,
             )
-            raise ConfigurationError(message, remedy)
     return [aligned[text_index].spans for text_index in range(len(texts))]
 
 
@@ -163,11 +164,10 @@ def _validate_labels(spans: Sequence[Sequence[Span]], candidate: Annotator) -> N
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.
-        message = f"The model does not have the labels of {unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')}."
-        remedy = (
-            f"Use the labels of the model only: {', '.join(sorted(valid_labels))}; labels= renames those of the gold."
+        raise ConfigurationError(
+            f"The model does not have the labels of {unknown:,} of {pluralize(len(labels), 'gold entity', 'gold entities')}.",
+            f"Use the labels of the model only: {', '.join(sorted(valid_labels))}; labels= renames those of the gold.",
         )
-        raise ConfigurationError(message, remedy)
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,10 @@ def _gradient_difference(pair: ModelPair, tokenized: TokenizedChunk) -> Gradient
     try:
         computed = _compute_gradients(candidate, inputs, labels)
     except RuntimeError as error:
-        message = f"A training step failed on {format_device(str(candidate.device))}: {describe_error(error)}."
-        raise DeviceUnavailableError(message, "Remove gradients=True, or use another device or dtype.") from error
+        raise DeviceUnavailableError(
+            f"A training step failed on {format_device(str(candidate.device))}: {describe_error(error)}.",
+            "Remove gradients=True, or use another device or dtype.",
+        ) from error
     norms = {name: float(gradient.norm()) for name, gradient in expected.items()}
     min_norm = MIN_GRADIENT_FRACTION * max(norms.values()) or 1.0
     differences = {}
@@ -262,7 +264,7 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
         }
 
 
-def run_parity(  # noqa: C901, PLR0915 - one loop over the texts
+def run_parity(  # noqa: C901, PLR0912, PLR0915 - one loop over the texts
     pair: ModelPair,
     texts: Iterable[str] | None,
     gold: Sequence[Sequence[Span]] | None = None,
@@ -278,8 +280,6 @@ def run_parity(  # noqa: C901, PLR0915 - one loop over the texts
     """
     import numpy as np
 
-    from ..._annotate import length_or_none
-    from ...annotation.references import iter_texts, text_fingerprint
     from ...annotation.results import entity_span
     from ...annotation.stream import chunk_characters, iter_chunks
 
@@ -302,14 +302,17 @@ def run_parity(  # noqa: C901, PLR0915 - one loop over the texts
             if chunk.error:
                 raise chunk.error
             tokenized = candidate.tokenize(chunk)
-            for failure in tokenized.errors.values():
-                raise failure
+            for position, failure in tokenized.errors.items():
+                if not is_missing(chunk.texts[position]):
+                    raise failure
             batches = candidate.plan_batches(tokenized, candidate.budget)
             expected_logits, expected_results = _predict(pair.reference, tokenized, batches)
             logits, results = _predict(candidate, tokenized, batches)
             if not np.isfinite(expected_logits).all():
-                message = f"The model {describe_value(pair.name)} has non-finite logits on the CPU in float32."
-                raise InvalidModelError(message, "Use another model: this one has no valid reference.")
+                raise InvalidModelError(
+                    f"The model {describe_value(pair.name)} has non-finite logits on the CPU in float32.",
+                    "Use another model: this one has no valid reference.",
+                )
             if gradients and difference is None and len(tokenized.tokens):
                 difference = _gradient_difference(pair, tokenized)
             is_finite = np.isfinite(logits).all(-1)
@@ -321,11 +324,14 @@ def run_parity(  # noqa: C901, PLR0915 - one loop over the texts
             counts["tokens"] += len(tokenized.tokens)
             counts["windows"] += len(tokenized.windows.starts)
             for text_index, sides in enumerate(zip(expected_results, results, strict=True), tokenized.first_index):
+                position = text_index - tokenized.first_index
+                if position in tokenized.errors:  # A missing value.
+                    continue
                 expected, computed = (
                     [] if isinstance(side, OpenMedError) else list(map(entity_span, side)) for side in sides
                 )
                 compared = compare_spans(expected, computed, text_index)
-                fingerprint = text_fingerprint(tokenized.texts[text_index - tokenized.first_index])
+                fingerprint = text_fingerprint(tokenized.texts[position])
                 # A text that repeats is no further evidence, unless its entities differ this time.
                 if fingerprint not in distinct or compared.exact < compared.all:
                     agreement += compared

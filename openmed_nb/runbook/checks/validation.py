@@ -14,10 +14,13 @@ from ..._events.activity import ProgressEvent
 from ..._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
 from ..._utils.clock import time_call
 from ..._utils.plain import utc_timestamp
-from ..._utils.text import describe_value, model_label, short_type_name
+from ..._utils.text import model_label, short_type_name
+from ..._utils.validation import check_names
 from ...annotation.gold import read_gold
+from ...annotation.references import is_missing, iter_texts
 from ...devices.backend import without_autocast
 from ...devices.registry import get_device
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError
 from ...models.config import normalize_dtype
 from ...models.loading import load_from_spec
@@ -33,8 +36,8 @@ from ...models.records import (
 )
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ..bench.timing import REPEAT_REMEDY, ReliabilityCheck, interleave
-from .parity import check_texts, pair_from_files, run_parity, select_gold
+from ..bench.timing import REPEAT_REMEDY, find_disturbance, interleave
+from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
     MIN_ENTITIES,
@@ -163,7 +166,7 @@ def validate_precision(
 
     Args:
         model: An alias, a Hub id, a bare name, a folder, or ``None`` for the bundled model.
-        texts: Any iterable of texts, preferably from the intended application. They are stored in memory.
+        texts: Texts as for :func:`annotate`, preferably from the intended application. They are stored in memory.
         dtype: ``"bfloat16"``, ``"float16"``, or ``"int8"`` on the CPU.
         device: Device to validate. If ``None``, use the device of the session.
         gold: Gold entities as for :func:`parity`, with labels of the model only.
@@ -181,22 +184,21 @@ def validate_precision(
         >>> validate_precision("bundled_small", ["She has asthma."], dtype="float64")
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Use one of bfloat16, float16, int8.
+        openmed_nb.errors.ConfigurationError: 'float64' is not a reduced dtype. Did you mean 'float16'? \
+Valid values: float16, bfloat16, int8.
     """
-    from ...annotation.references import get_row_index, iter_texts
-
     check_options(validate_precision, arguments)
     with SESSION.operation():
         if not is_model_name(model):
             kind = short_type_name(model)
-            message = f"A validation record requires the files of a model, but {kind} is not a model name."
-            raise ConfigurationError(message, "Pass the name or the folder of the model first and then the texts.")
-        check_texts(model, texts)
-        text_list = list(iter_texts(texts))
+            raise ConfigurationError(
+                f"A validation record requires the files of a model, but {kind} is not a model name.",
+                "Pass the name or the folder of the model first and then the texts.",
+            )
+        notes = read_notes(model, texts)
+        text_list = list(iter_texts(notes.texts))
         name = normalize_dtype(dtype)
-        if name not in REDUCED_DTYPES:
-            message = f"{describe_value(name)} is not a reduced dtype."
-            raise ConfigurationError(message, f"Use one of {', '.join(REDUCED_DTYPES)}.")
+        check_names("a reduced dtype", [name], REDUCED_DTYPES)
         if device is not None:
             arguments["device"] = device
         spec, target_device = SESSION.load_spec(model, {**arguments, "dtype": name})
@@ -204,7 +206,7 @@ def validate_precision(
         identity = identify_model(spec, spec.dtype, target_device, SESSION.device_manager)
         SESSION.notify(ProgressEvent("Validating", model_label(spec.reference.name)))
         pair = pair_from_files(spec, target_device)
-        spans = None if gold is None else select_gold(read_gold(gold), get_row_index(texts), text_list)
+        spans = None if gold is None else select_gold(read_gold(gold), notes.ids, text_list)
         unique_texts, unique_spans = _deduplicate_texts(text_list, spans)
         report = run_parity(pair, unique_texts, unique_spans)
         verdict = judge(report, identity)
@@ -214,9 +216,9 @@ def validate_precision(
                 baseline = pair.reference  # Float32 on the device of the candidate.
                 if get_device(target_device).is_accelerator:
                     baseline = pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), target_device).model)
-                check = ReliabilityCheck()
+                read_load = BackgroundLoadReader()
                 speedup: float | None = measure_speedup(baseline, pair.candidate, unique_texts)
-                disturbance = check.find_disturbance()
+                disturbance = find_disturbance(read_load())
             if disturbance:  # An earlier measurement remains valid. Without one, "auto" does not select the dtype.
                 earlier = store.get(identity)
                 speedup = earlier.evidence.speedup if earlier else None
@@ -230,16 +232,17 @@ def validate_precision(
         return verdict
 
 
-def _deduplicate_texts(texts: list[str], gold: Sequence[Any] | None) -> tuple[list[str], Sequence[Any] | None]:
-    """Return the texts without those that repeat the words of an earlier text, and their gold entities.
+def _deduplicate_texts(texts: list[Any], gold: Sequence[Any] | None) -> tuple[list[str], Sequence[Any] | None]:
+    """Return the texts without missing values and those that repeat the words of an earlier text, and their gold entities.
 
     Example:
-        >>> _deduplicate_texts(["1. Asthma.", "Fever.", "2. asthma "], [[1], [], [1]])
+        >>> _deduplicate_texts(["1. Asthma.", None, "Fever.", "2. asthma "], [[1], [], [], [1]])
         (['1. Asthma.', 'Fever.'], [[1], []])
     """
     unique: dict[str, int] = {}
     for index, text in enumerate(texts):
-        unique.setdefault(" ".join(WORD_PATTERN.findall(str(text))).casefold(), index)
+        if not is_missing(text):
+            unique.setdefault(" ".join(WORD_PATTERN.findall(str(text))).casefold(), index)
     return [texts[index] for index in unique.values()], gold and [gold[index] for index in unique.values()]
 
 

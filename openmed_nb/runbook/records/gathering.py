@@ -13,7 +13,6 @@ import re
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..._utils.clock import current_time
 from ..._utils.plain import MAX_INTEGER, utc_timestamp
 from ..._utils.text import collapse_whitespace, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer, check_path
-from ...annotation.references import fingerprint_key, iter_texts
+from ...annotation.references import fingerprint_key, is_missing, iter_texts
 from ...devices.computer import DeviceManager
 from ...devices.machine import (
     RunCommand,
@@ -37,14 +36,13 @@ from ...devices.machine import (
 )
 from ...devices.registry import get_device
 from ...devices.request import MASK, DeviceRequest, home_folder, normalize_device, redact_secrets, sanitize_path
-from ...devices.system_status import BackgroundLoadReader, read_system_status
+from ...devices.system_status import read_system_status, sample_background_load
 from ...errors import ConfigurationError
 from ...models.files import file_digest, hash_model_files
 from ...models.loading import dtype_of, model_folder
 from ...models.registry import check_model_name
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
-from ..bench.timing import LOAD_SECONDS
 from ..verdict.metrics import Run, extract_metrics
 from .logbook import (
     SCHEMA,
@@ -228,7 +226,7 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         randomness=read_randomness(target.uses_cudnn),
         environment=sanitize_environ(device_manager.environ),
         conditions=read_system_status(machine, device, device_manager.run),
-        background=BackgroundLoad() if machine.simulated else sample_background_load(applications),
+        background=BackgroundLoad() if machine.simulated else read_background(applications),
         storage=locate_storage(folders, mounts),
     )
 
@@ -290,8 +288,10 @@ def _normalize_seeds(seeds: int | Mapping[str, int] | None) -> dict[str, int]:
     for name, seed in named.items():
         is_name = isinstance(name, str) and SEED_NAME_PATTERN.fullmatch(name)
         if not is_name or type(seed) is not int or abs(seed) >= MAX_INTEGER:
-            remedy = "Pass an integer, or integers by short names, such as {'torch': 1, 'numpy': 2}."
-            raise ConfigurationError("A seed is not an integer with a short name, or is too large.", remedy)
+            raise ConfigurationError(
+                "A seed is not an integer with a short name, or is too large.",
+                "Pass an integer, or integers by short names, such as {'torch': 1, 'numpy': 2}.",
+            )
     return named
 
 
@@ -316,16 +316,14 @@ MAX_NAMES = 5
 MAX_NAME_CHARACTERS = 40
 
 
-def sample_background_load(names: bool) -> BackgroundLoad:
+def read_background(names: bool) -> BackgroundLoad:
     """Sample the load of other processes, with the names of the busiest processes if ``names`` is true.
 
     Inaccessible processes count only towards the total load.
     """
     psutil = import_psutil()
     list(psutil.process_iter(["cpu_percent"]))  # The first reading of a process starts its measurement.
-    read_load = BackgroundLoadReader()
-    time.sleep(LOAD_SECONDS)
-    cpu_fraction = read_load()
+    cpu_fraction = sample_background_load()
     if cpu_fraction is None:
         return BackgroundLoad()
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
@@ -419,8 +417,9 @@ def measure_latency(store: str) -> NetworkLatency:
     address = ADDRESS_PATTERN.fullmatch(str(store))
     port = int(address[2]) if address else 0
     if not address or not 0 < port < 1 << 16:
-        remedy = "Pass a host and a port, such as 'store.example:443'."
-        raise ConfigurationError("The artifact store is not a host with a port.", remedy)
+        raise ConfigurationError(
+            "The artifact store is not a host with a port.", "Pass a host and a port, such as 'store.example:443'."
+        )
     host = address[1]
     seconds = []
     for _ in range(LATENCY_SAMPLES):
@@ -484,7 +483,7 @@ def fingerprint_dataset(data: object) -> Dataset:
     """Return the fingerprint of a dataset.
 
     Args:
-        data: Reusable sequence of texts, or path of a file or of a directory with shards.
+        data: Reusable sequence of texts, without their missing values, or path of a file or of a directory with shards.
 
     Raises:
         ConfigurationError: If ``data`` is empty, unreadable or of another type. The error does not contain any text.
@@ -504,22 +503,26 @@ def fingerprint_dataset(data: object) -> Dataset:
             return _fingerprint_folder(path)
         return Dataset("file", file_digest(path, "sha256"), 1, path.stat().st_size)
     except OSError as error:
-        message = f"The dataset cannot be read: {short_type_name(error)}."
-        raise ConfigurationError(message, DATASET_REMEDY) from None
+        raise ConfigurationError(f"The dataset cannot be read: {short_type_name(error)}.", DATASET_REMEDY) from None
 
 
 def _fingerprint_texts(data: object) -> Dataset:
     texts = iter_texts(data)
     if not isinstance(data, Sized) or isinstance(data, (set, frozenset)):
-        message = f"{short_type_name(data)} has no length or no order: it may be endless or readable only once."
-        raise ConfigurationError(message, DATASET_REMEDY)
+        raise ConfigurationError(
+            f"{short_type_name(data)} has no length or no order: it may be endless or readable only once.",
+            DATASET_REMEDY,
+        )
     digest = hashlib.sha256()
     items = 0
     size = 0
-    for text in texts:
+    for index, text in enumerate(texts):
+        if is_missing(text):
+            continue
         if not isinstance(text, (str, list)):
-            message = f"Item {items} of the dataset is {short_type_name(text)}, not a text."
-            raise ConfigurationError(message, DATASET_REMEDY)
+            raise ConfigurationError(
+                f"Item {index} of the dataset is {short_type_name(text)}, not a text.", DATASET_REMEDY
+            )
         content = fingerprint_key(text).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "big") + content)
         items += 1
@@ -540,8 +543,9 @@ def _fingerprint_folder(folder: Path) -> Dataset:
     for directory, _, names in os.walk(folder, onerror=fail, followlinks=True):
         real_directory = os.path.realpath(directory)
         if real_directory in visited:
-            message = "The folder of the dataset contains a folder twice, through links."
-            raise ConfigurationError(message, "Pass a folder without such links.")
+            raise ConfigurationError(
+                "The folder of the dataset contains a folder twice, through links.", "Pass a folder without such links."
+            )
         visited.add(real_directory)
         paths = (Path(directory, name) for name in names if not name.startswith("."))
         files += [path for path in paths if path.is_file()]
@@ -587,8 +591,10 @@ def validate_hypotheses(hypotheses: object, data: object = None) -> dict[str, st
         raise ConfigurationError("A hypothesis is not a pair of texts.", HYPOTHESES_REMEDY) from None
     longest = max((len(text) for line in lines for text in line), default=0)
     if longest > MAX_HYPOTHESIS_CHARACTERS:
-        remedy = f"Use at most {MAX_HYPOTHESIS_CHARACTERS} characters, and no text from notes."
-        raise ConfigurationError(f"A hypothesis has {longest:,} characters.", remedy)
+        raise ConfigurationError(
+            f"A hypothesis has {longest:,} characters.",
+            f"Use at most {MAX_HYPOTHESIS_CHARACTERS} characters, and no text from notes.",
+        )
     folded = [text.casefold() for line in lines for text in line]
     for item in () if data is None or isinstance(data, (str, os.PathLike)) else iter_texts(data):
         note = collapse_whitespace(fingerprint_key(item)).casefold()

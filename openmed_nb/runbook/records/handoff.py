@@ -46,8 +46,8 @@ from ...models.registry import BUNDLED, check_model_name
 from ...session import SESSION, check_options
 from ...training.curve import STATUS
 from ..bench.timing import format_rate
+from ..bench.workloads import BUILT_IN, validate_texts
 from ..bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
-from ..bench.workloads import validate_texts
 from .gathering import DISTRIBUTION_NAME, fingerprint_dataset, portable_variables
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
@@ -116,8 +116,9 @@ class Handoff(Displayable):
         )
         disturbance = self.benchmark.disturbance
         rate = f"not measured: {disturbance}" if disturbance else format_rate(self.benchmark.fastest)
+        source = "the dataset" if golden.dataset_copied else BUILT_IN
         rows = (
-            ("texts per second in the fastest round", rate),
+            (f"texts per second in the fastest round, with {source}", rate),
             ("size of all files", format_bytes(sum(self.files.values()))),
         )
         return Report(
@@ -193,18 +194,24 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     with SESSION.operation():
         _check_arguments(model, dataset, copy_dataset, owner)
         if folder in BUNDLED and model not in {None, *BUNDLED}:
-            message = f"The folder {describe_value(folder)} has the name of a model."
-            raise ConfigurationError(message, "Pass the folder of the bundle first and then the model.")
+            raise ConfigurationError(
+                f"The folder {describe_value(folder)} has the name of a model.",
+                "Pass the folder of the bundle first and then the model.",
+            )
         installed = distribution_of(DISTRIBUTION_NAME)
         if installed is None:
-            message = "openmed_nb is not installed, so its dependencies are unknown."
-            raise ConfigurationError(message, "Install it: python -m pip install openmed-nb.")
+            raise ConfigurationError(
+                "openmed_nb is not installed, so its dependencies are unknown.",
+                "Install it: python -m pip install openmed-nb.",
+            )
         files = dict(_package_files(installed))  # Copied files by their name in the bundle.
         if trace is not None:
             trace_file = check_path(trace, "the file of a trace")
             if not trace_file.is_file():
-                message = f"{describe_file(trace_file)} is not a file."
-                raise ConfigurationError(message, "Pass the file of nb.runbook.profile(..., trace='trace.json').")
+                raise ConfigurationError(
+                    f"{describe_file(trace_file)} is not a file.",
+                    "Pass the file of nb.runbook.profile(..., trace='trace.json').",
+                )
             files["trace.json.gz" if trace_file.suffix == ".gz" else "trace.json"] = trace_file
         target = _check_new_folder(folder)
         spec, device = SESSION.load_spec(model, arguments)
@@ -217,9 +224,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         if copy_model:
             files.update(_model_files(spec))
         fingerprint = None if dataset is None else fingerprint_dataset(dataset)
-        texts = list(validate_texts(dataset) or ()) if copy_dataset else list(SYNTHETIC_TEXTS)
-        if not all(isinstance(text, str) for text in texts):
-            raise ConfigurationError("The dataset contains items that are not texts.", "Pass a list of texts.")
+        texts = (validate_texts(dataset) if copy_dataset else None) or list(SYNTHETIC_TEXTS)
         book, benchmark, entities = record_golden_run(device, spec, texts)
         golden = GoldenRun(
             model=portable_name,
@@ -252,8 +257,10 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
                 for item in list(temporary.iterdir()):
                     item.rename(target / item.name)
         except OSError as error:
-            message = f"The bundle {describe_file(target)} cannot be written: {describe_error(error)}."
-            raise ConfigurationError(message, "Pass a folder on a writable disk with free space.") from None
+            raise ConfigurationError(
+                f"The bundle {describe_file(target)} cannot be written: {describe_error(error)}.",
+                "Pass a folder on a writable disk with free space.",
+            ) from None
         written = sorted(file for file in target.rglob("*") if file.is_file())
         sizes = {file.relative_to(target).as_posix(): file.stat().st_size for file in written}
         return Handoff(target, golden, benchmark, sizes)
@@ -264,8 +271,6 @@ def _check_arguments(model: object, dataset: object, copy_dataset: bool, owner: 
     check_model_name(model)
     if owner is not None and not (isinstance(owner, str) and owner.strip() and owner.isprintable()):
         raise ConfigurationError("The owner is not a valid name.", "Pass a name in one line.")
-    if copy_dataset and isinstance(dataset, (str, os.PathLike)):
-        raise ConfigurationError("A dataset in files cannot be copied.", "Pass its texts, or copy the files yourself.")
     if copy_dataset and dataset is None:
         raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or remove copy_dataset.")
 
@@ -314,8 +319,10 @@ def _model_files(spec: LoadSpec) -> Iterator[tuple[str, Path]]:
     folder = model_folder(spec)
     weights = weight_files(folder)
     if any(not file.name.endswith((".safetensors", ".safetensors.index.json")) for file in weights):
-        message = f"The weights of {describe_value(spec.reference.name)} are in a pickle file, which cannot be copied."
-        raise ConfigurationError(message, "Save the model as safetensors, and pass that folder.")
+        raise ConfigurationError(
+            f"The weights of {describe_value(spec.reference.name)} are in a pickle file, which cannot be copied.",
+            "Save the model as safetensors, and pass that folder.",
+        )
     for file in (
         *weights,
         *match_files(folder, (*CONFIG_PATTERNS, *TOKENIZER_PATTERNS, *ADAPTER_PATTERNS, *MODEL_CARD_PATTERNS)),

@@ -332,8 +332,9 @@ class Logbook(Displayable):
                 metrics.append(extract_metrics(report))
         device = report_device(metrics)
         if device not in {None, normalize_device(self.hardware.device)}:
-            message = f"A report is of {device}, but the logbook is of {self.hardware.device}."
-            raise ConfigurationError(message, ONE_DEVICE_REMEDY)
+            raise ConfigurationError(
+                f"A report is of {device}, but the logbook is of {self.hardware.device}.", ONE_DEVICE_REMEDY
+            )
         return replace(
             self,
             run=run,
@@ -351,8 +352,10 @@ class Logbook(Displayable):
             ConfigurationError: If ``other`` is not a logbook.
         """
         if not isinstance(other, Logbook):
-            message = f"A logbook cannot be compared with {short_type_name(other)}."
-            raise ConfigurationError(message, "Pass the result of nb.logbook() or Logbook.read().")
+            raise ConfigurationError(
+                f"A logbook cannot be compared with {short_type_name(other)}.",
+                "Pass the result of nb.logbook() or Logbook.read().",
+            )
         return LogbookDiff(self, other)
 
     def save(self, path: str | os.PathLike[str]) -> str:
@@ -364,15 +367,17 @@ class Logbook(Displayable):
         """
         file = check_path(path, "the file of a logbook")
         if file.suffix.lower() != ".json":
-            message = f"A logbook cannot be written as {file.suffix or 'a file without an extension'!r}."
-            raise ConfigurationError(message, "Use .json.")
+            raise ConfigurationError(
+                f"A logbook cannot be written as {file.suffix or 'a file without an extension'!r}.", "Use .json."
+            )
         if file.exists():
             is_logbook = False
             with contextlib.suppress(OSError, ValueError, RecursionError, LookupError, TypeError):
                 is_logbook = str(json.loads(file.read_text("utf-8-sig"))["schema"]).startswith(SCHEMA_PREFIX)
             if not is_logbook:
-                message = f"{describe_file(file)} already exists and is not a logbook."
-                raise ConfigurationError(message, "Use another name.")
+                raise ConfigurationError(
+                    f"{describe_file(file)} already exists and is not a logbook.", "Use another name."
+                )
         save_text(file, to_json(self))
         return str(file)
 
@@ -386,8 +391,9 @@ class Logbook(Displayable):
         file = check_path(path, "the file of a logbook")
         book = read_json_file(cls, file, "a logbook", LOGBOOK_FILE_REMEDY)
         if not book.environment.keys() <= VARIABLES:
-            message = f"{describe_file(file)} is not a logbook: it has other environment variables."
-            raise ConfigurationError(message, LOGBOOK_FILE_REMEDY)
+            raise ConfigurationError(
+                f"{describe_file(file)} is not a logbook: it has other environment variables.", LOGBOOK_FILE_REMEDY
+            )
         return book
 
     def to_report(self) -> Report:
@@ -628,10 +634,13 @@ class LogbookDiff(Displayable):
     @property
     def differences(self) -> tuple[Difference, ...]:
         """Differences that do not prevent a comparison of the metrics."""
+        return self._other_differences(transient=False)
+
+    def _other_differences(self, transient: bool) -> tuple[Difference, ...]:
         return tuple(
             difference
             for difference in self._differences()
-            if not difference.reason and not _is_below(difference.name, TRANSIENT)
+            if not difference.reason and _is_below(difference.name, TRANSIENT) == transient
         )
 
     @property
@@ -653,11 +662,9 @@ class LogbookDiff(Displayable):
         unknown = (f"Unknown in both: {', '.join(self.unknown_fields)}.",) if self.unknown_fields else ()
         columns = ("name", "first", "second")
         reason_rows = tuple((reason.name, reason.first, reason.second, reason.reason) for reason in reasons)
-        other_rows = tuple((value.name, value.first, value.second) for value in self.differences)
-        transient_rows = tuple(
-            (value.name, value.first, value.second)
-            for value in self._differences()
-            if not value.reason and _is_below(value.name, TRANSIENT)
+        other_rows, transient_rows = (
+            tuple((value.name, value.first, value.second) for value in self._other_differences(transient))
+            for transient in (False, True)
         )
         metric_rows = tuple(metric.row for metric in self.metrics)
         return Report(

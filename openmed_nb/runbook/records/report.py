@@ -33,10 +33,10 @@ from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import processor_name, read_simulation
 from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
 from ...errors import ConfigurationError, RunInterrupted
-from ...models.registry import check_model_name, find_model
+from ...models.registry import find_model
 from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
-from ..bench.workloads import ANNOTATION, validate_texts
+from ..bench.workloads import ANNOTATION, BUILT_IN, validate_texts
 from ..verdict.metrics import TRAINING, Evidence
 from ..verdict.verdict import Verdict, evaluate
 from .gathering import package_version, read_software
@@ -243,7 +243,9 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
         outcome.step for outcome in report.steps if outcome.outcome == DONE and outcome.status in {WARNING, FAILED}
     ]
     review = f"Steps to review: {', '.join(problems)}." if problems else ""
-    sentences = (recommendation, *verdict.answer, verdict.missing_summary, finished, review)
+    built_in = not (report.subject.texts or report.subject.training)
+    texts = f"The notes are {BUILT_IN}." if verdict.answer and built_in else ""
+    sentences = (recommendation, *verdict.answer, texts, verdict.missing_summary, finished, review)
     return " ".join(filter(None, sentences))
 
 
@@ -489,11 +491,11 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
         seconds=check_number("seconds", seconds, above=0, example=f"{DEFAULT_SECONDS:g}"),
         arguments=arguments,
     )
-    if not all(isinstance(text, str) for text in options.texts or ()):
-        raise ConfigurationError("The texts contain items that are not texts.", "Pass a list of texts.")
     if not all(isinstance(value, (str, int, float, type(None))) for value in arguments.values()):
-        message = "An argument for loading the model cannot be sent to another process."
-        raise ConfigurationError(message, "Pass texts, numbers, True, False or None.")
+        raise ConfigurationError(
+            "An argument for loading the model cannot be sent to another process.",
+            "Pass texts, numbers, True, False or None.",
+        )
     request = None
     if device is not None:
         request = parse_device_argument(device)
@@ -502,18 +504,14 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     return run_report(directory, options, [step for step in STEPS if step.stage], request, bring_up=True)
 
 
-def _check_model(model: object) -> str | None:
+def _check_model(model: Any) -> str | None:
     """Return the name of a model.
 
     Raises:
         ConfigurationError: If it is not a name.
         UnknownModelError: If there is no such model.
     """
-    check_model_name(model)
-    if model is None:
-        return None
-    find_model(str(model))
-    return str(model)
+    return None if model is None else find_model(model).name
 
 
 def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:

@@ -28,13 +28,14 @@ from ...annotation.results import entity_span
 from ...devices.machine import format_device, is_marked_simulated
 from ...devices.registry import empty_cache
 from ...devices.request import DeviceRequest
+from ...devices.system_status import BackgroundLoadReader
 from ...errors import ConfigurationError, DeviceUnavailableError, OpenMedError, UnknownModelError
 from ...models.config import OpenMedConfig
 from ...models.files import ModelHashes, hash_model_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import METRIC_LABELS, STATUS, MemoryCurve, take_sample
-from ..bench.timing import ReliabilityCheck
+from ..bench.timing import find_disturbance
 from ..bench.workloads import target_from_files
 from ..verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
 from .gathering import collect_logbook, fingerprint_dataset, model_from_files
@@ -56,10 +57,6 @@ NUM_WARM_UP_STEPS = 2
 # Maximum slowdown of the fastest round against the golden run. The value is a choice that tolerates the noise of an idle
 # machine and detects significant regressions.
 MAX_SLOWDOWN = 0.25
-
-# Maximum fraction of the processors that other processes may use during a speed check. The value is a choice: a step with a
-# fifth less of the machine is slower by about MAX_SLOWDOWN.
-MAX_BACKGROUND_LOAD = 0.2
 
 MAX_LISTED = 5
 
@@ -126,8 +123,10 @@ class GoldenRun(JsonMixin):
         try:
             return LoadSpec.from_name(name, OpenMedConfig(dtype=self.dtype, local_only=True))
         except UnknownModelError as error:
-            message = f"The model {describe_value(self.model)} was not found in the bundle or on this machine."
-            raise ConfigurationError(message, f"Copy its folder into the bundle as {MODEL}.") from error
+            raise ConfigurationError(
+                f"The model {describe_value(self.model)} was not found in the bundle or on this machine.",
+                f"Copy its folder into the bundle as {MODEL}.",
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
 
     workload = benchmark_target.data_workload(BATCH_SIZE)
     batches = workload.batches()
-    check = ReliabilityCheck()
+    read_load = BackgroundLoadReader()
     run_start = current_time()
     for _ in range(NUM_WARM_UP_STEPS):
         workload.run(next(batches))
@@ -197,14 +196,16 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
         gc.collect()
         empty_cache(device)
         curve = curve.append(take_sample(device, number, number * NUM_STEPS, current_time() - run_start))
-    benchmark = SmokeBenchmark(format_device(device), tuple(rates), curve, check.find_disturbance())
+    benchmark = SmokeBenchmark(format_device(device), tuple(rates), curve, find_disturbance(read_load()))
     return book.with_reports(benchmark), benchmark, entities
 
 
 def check_entities(golden: Entities, current: Entities) -> Finding:
     """Compare the entities of each text with the golden run."""
-    expected = Counter((index, entity) for index, entities in enumerate(golden) for entity in entities)
-    predicted = Counter((index, entity) for index, entities in enumerate(current) for entity in entities)
+    expected, predicted = (
+        Counter((index, entity) for index, entities in enumerate(run) for entity in entities)
+        for run in (golden, current)
+    )
     missing = expected - predicted
     extra = predicted - expected
     if not missing and not extra:
@@ -236,9 +237,8 @@ def check_throughput(reference: Logbook, current: Logbook) -> Finding:
     if reasons:
         evidence = f"not checked: this run is not comparable with the golden run ({', '.join(reason.name for reason in reasons)})"
         return Finding(name, NOT_APPLICABLE, evidence)
-    load = max(book.background.cpu_fraction or 0.0 for book in (reference, current))
     expected, rate = (book.metrics[-1].values.get("texts_per_second") for book in (reference, current))
-    if load > MAX_BACKGROUND_LOAD or expected is None or rate is None:
+    if expected is None or rate is None:  # The run was disturbed.
         evidence = "not checked: one of the two machines was busy or hot"
         return Finding(name, WARNING, evidence, "Repeat both runs on idle machines.")
     slowdown = 1 - rate / expected
@@ -266,9 +266,9 @@ def run_smoke_test(bundle: Path) -> tuple[Finding, ...]:
     reference = Logbook.read(bundle / LOGBOOK)
     spec = golden.spec(bundle)
     if hash_model_files(model_folder(spec)) != golden.model_hashes:
-        message = "The model files differ from the golden run."
         raise ConfigurationError(
-            message, "Copy the bundle again, or download the model in the revision of the golden run."
+            "The model files differ from the golden run.",
+            "Copy the bundle again, or download the model in the revision of the golden run.",
         )
     device, device_finding = _select_device(golden.device)
     book, benchmark, entities = record_golden_run(device, spec, list(texts))

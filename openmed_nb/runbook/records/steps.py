@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._render.display import WARNING, Displayable, format_milliseconds, pluralize
 from ...session import SESSION
+from ..bench.comparison import compare
+from ..bench.fallbacks import fallbacks
+from ..bench.profile import profile
+from ..bench.sweep import sweep
+from ..bench.workloads import SYNTHETIC_TEXTS, Benchmark, measure_epoch_memory, open_benchmark
+from ..checks.doctor import doctor
+from ..checks.forecast import forecast
+from ..checks.parity import parity
+from ..checks.parity_report import CPU_ONLY
 from ..verdict.metrics import Area, ReportMetrics
-
-if TYPE_CHECKING:
-    from ..bench.workloads import Benchmark
+from .gathering import logbook
 
 DEFAULT_SECONDS = 30.0
 
@@ -145,16 +152,12 @@ def _device(_options: StepOptions) -> StepResult:
 
 
 def _doctor(options: StepOptions) -> StepResult:
-    from ..checks.doctor import doctor
 
     report = doctor(options.model)
     return StepResult(report, (report,))
 
 
 def _parity(options: StepOptions) -> StepResult:
-    from ..bench.workloads import SYNTHETIC_TEXTS
-    from ..checks.parity import parity
-    from ..checks.parity_report import CPU_ONLY
 
     texts = list(options.texts or SYNTHETIC_TEXTS)
     if options.texts is None and not options.quick:
@@ -168,7 +171,6 @@ def _parity(options: StepOptions) -> StepResult:
 
 
 def _sweep(options: StepOptions) -> StepResult:
-    from ..bench.sweep import sweep
 
     report = sweep(
         options.model,
@@ -184,7 +186,6 @@ def _sweep(options: StepOptions) -> StepResult:
 
 
 def _profile(options: StepOptions) -> StepResult:
-    from ..bench.profile import profile
 
     report = profile(
         options.model,
@@ -201,14 +202,11 @@ def _profile(options: StepOptions) -> StepResult:
 
 def _open_benchmark(options: StepOptions, training: bool) -> AbstractContextManager[Benchmark]:
     """Return a context manager with a benchmark of the model on the device, for annotation or training."""
-    from ..bench.workloads import open_benchmark
-
     data = None if training else options.texts
     return open_benchmark(options.model, data, training=training, device=options.device, arguments=options.arguments)
 
 
 def _memory(options: StepOptions) -> StepResult:
-    from ..bench.workloads import measure_epoch_memory
 
     with _open_benchmark(options, options.training) as benchmark:
         workload = benchmark.data_workload(options.batch_size)
@@ -217,7 +215,6 @@ def _memory(options: StepOptions) -> StepResult:
 
 
 def _compare(options: StepOptions) -> StepResult:
-    from ..bench.comparison import compare
 
     comparison = compare(
         options.model,
@@ -233,8 +230,6 @@ def _compare(options: StepOptions) -> StepResult:
 
 
 def _fallbacks(options: StepOptions) -> StepResult:
-    from ..bench.fallbacks import fallbacks
-    from ..checks.forecast import forecast
 
     prediction = forecast(options.model)
     with _open_benchmark(options, options.backward) as benchmark:
@@ -251,8 +246,6 @@ def _fallbacks(options: StepOptions) -> StepResult:
 
 
 def _logbook(options: StepOptions) -> StepResult:
-    from ..bench.workloads import SYNTHETIC_TEXTS
-    from .gathering import logbook
 
     texts = None if options.training else options.texts or SYNTHETIC_TEXTS
     book = replace(logbook(model=options.model or "bundled", dataset=texts), metrics=options.metrics)

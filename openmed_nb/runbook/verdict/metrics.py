@@ -302,7 +302,7 @@ class Thresholds:
 
     speedup: float = _gate(
         MIN_SPEEDUP_GAIN,
-        "minimum gain in speed over the CPU",
+        "minimum gain in speed over the CPU (30% is 1.3 times as fast)",
         "the runbook: a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
         maximum=10.0,
         is_minimum=True,

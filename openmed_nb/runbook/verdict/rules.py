@@ -603,8 +603,8 @@ def gates(**changed: float) -> Gates:
     """Return the thresholds of :func:`openmed_nb.verdict`, with some of them changed.
 
     Args:
-        changed: New thresholds by name, as fractions: ``speedup=0.3`` requires 30% more speed than the CPU. The names are
-            the attributes of the result. Printing the result shows all thresholds with their reasons, the decision matrix,
+        changed: New thresholds by name, as fractions. ``speedup`` is a gain: ``speedup=0.3`` requires 1.3 times the speed of
+            the CPU, and ``speedup=1.3`` 2.3 times. The names are the attributes of the result. Printing the result shows all thresholds with their reasons, the decision matrix,
             and a table of symptoms with likely causes.
 
     Returns:

@@ -154,12 +154,16 @@ class TestCompare:
     @pytest.mark.parametrize(
         ("options", "error", "value"),
         [
-            ({"device": "cuda"}, ConfigurationError, "'cpu']"),
+            (
+                {"device": "cuda"},
+                ConfigurationError,
+                "device='cuda'. Pass devices=, a list with names of usable devices: cpu",
+            ),
             ({"seconds": 0}, ConfigurationError, 0),
             ({"devices": ["mps"]}, DeviceError, "'mps'"),
             ({"devices": 0.5}, ConfigurationError, "float"),
             ({"model": "no_such_folder/model"}, ModelError, "no_such_folder"),
-            ({"data": [None], "devices": "cpu"}, InvalidTextError, "NoneType"),
+            ({"data": [None, ["asthma"]], "devices": "cpu"}, InvalidTextError, "Text 1 must be a string, not list"),
         ],
     )
     def test_compare_rejects_invalid_arguments(self, options, error, value):

@@ -2,15 +2,13 @@
 
 import itertools
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.processes import busy_processes
 from helpers.sample_reports import COMPARISON, PROFILE, SWEEP
 from openmed_nb._render.display import OK, WARNING
 from openmed_nb.devices.system_status import LOAD, SystemStatus
@@ -42,6 +40,7 @@ def test_busy_or_hot_computer_is_not_measured(set_conditions, conditions, reason
     profile = nb.runbook.profile(LAYER, ROWS, device="cpu", steps=1)
 
     assert not reason or OK not in {finding.status for finding in profile.findings}
+    assert bool(sweep.points) == bool(comparison.rounds) == (not reason)
     for report in (sweep, comparison, profile):
         assert reason in report.disturbance in str(report)
         assert bool(report.disturbance) == bool(reason) == ("ot measured" in str(report))
@@ -64,6 +63,20 @@ def test_disturbed_report_shows_no_times(report, times):
     assert ("160.0 MiB" in str(disturbed)) == (report is SWEEP)
 
 
+def test_compare_ends_if_the_computer_becomes_busy(clock, set_conditions):
+    """After three steps of warm-up and one round, only one step is timed phase by phase."""
+    loads = [0.1, 0.1, 0.1, *[0.6] * 9]
+
+    def step(_batch):
+        clock.advance(1)
+        set_conditions(load=loads.pop(0))
+
+    comparison = nb.compare(step, [ROWS], devices="cpu", seconds=1)
+
+    assert (comparison.rounds, len(loads)) == (0, 7)
+    assert "busy" in comparison.disturbance
+
+
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("load", [0.6, 0.1])
 def test_busy_sweep_stores_nothing(set_conditions, load):
@@ -75,12 +88,13 @@ def test_busy_sweep_stores_nothing(set_conditions, load):
     assert (report.batch_tokens is None) == (load > 0.5)
 
 
-def test_busy_computer_is_in_the_system_status_and_the_handoff(set_conditions, tmp_path):
+def test_busy_computer_is_in_the_system_status_the_doctor_and_the_handoff(set_conditions, tmp_path):
     set_conditions(load=0.6)
     status = nb.system_status()
     handoff = nb.handoff(tmp_path / "bundle", "bundled_small")
 
     assert (status.findings[-1].name, status.findings[-1].status) == (LOAD, WARNING)
+    assert status.findings[-1] in nb.doctor().findings
     assert status.background_load in str(status)
     assert f"not measured: {handoff.benchmark.disturbance}" in str(handoff)
 
@@ -155,16 +169,11 @@ def test_verdict_has_the_conditions_of_all_reports():
 @pytest.mark.slow
 @pytest.mark.real_computer
 def test_real_load_is_detected(monkeypatch):
-    """Every processor core computes for a process that is not a child of this process."""
+    """Every processor core computes for another process."""
     monkeypatch.setenv(timing.CHECK_VARIABLE, "1")
-    command = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    processes = [int(subprocess.check_output(["/bin/sh", "-c", command])) for _ in range(os.cpu_count() or 1)]
-    try:
+    with busy_processes(os.cpu_count() or 1):
         sweep = nb.sweep(LAYER, ROWS, device="cpu", seconds=2, max_batch_size=4)
         comparison = nb.compare(LAYER, ROWS, devices="cpu", seconds=1)
-    finally:
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
 
     assert "busy" in sweep.disturbance
     assert "busy" in comparison.disturbance

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import openmed_nb as nb
-from openmed_nb.errors import ConfigurationError, InvalidTextError
+from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.workloads import make_target
 from openmed_nb.session import SESSION
 
@@ -20,7 +20,6 @@ TEXTS = [
     "seen . " * 90 + "asthma was seen and hypertension .",
 ]
 EXAMPLE = torch.tensor([[1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]])
-BATCH = torch.ones(4, 8)
 IDENTITY = torch.nn.Identity()
 
 
@@ -81,8 +80,9 @@ class TestAnnotation:
     """Workloads that annotate texts."""
 
     def test_results_equal_those_of_pipeline(self, device, keyword_model):
-        """Long and empty texts are included, and texts of a generator are repeated."""
-        expected = list(map(get_spans, nb.load_pipeline(str(keyword_model), device="cpu")(TEXTS)))
+        """Long texts are included and empty ones are not; texts of a generator are repeated."""
+        texts = filter(None, TEXTS)
+        expected = [*map(get_spans, nb.load_pipeline(str(keyword_model), device="cpu")([*texts]))]
         benchmark = build(str(keyword_model), iter(TEXTS), device)
         for rows in (3, 9):
             results = list(itertools.chain.from_iterable(run_steps(benchmark.data_workload(rows), 4)))
@@ -133,10 +133,15 @@ class TestAnnotation:
 
         assert (workload.rows, workload.batch_tokens) == (40, 40 * 64)
 
-    @pytest.mark.parametrize("text", [None, ["asthma"]])
-    def test_invalid_text_raises_error(self, keyword_model, text):
-        with pytest.raises(InvalidTextError):
-            run_steps(build(str(keyword_model), [text]).data_workload(2))
+    def test_missing_texts_are_not_measured(self, keyword_model):
+        """A missing text is not in the number of texts, as in annotate()."""
+        model = str(keyword_model)
+        texts = ["asthma", None, "fever", float("nan")]
+
+        assert nb.compare(model, texts, devices="cpu", seconds=1e-6).texts == 2
+        assert nb.runbook.profile(model, texts, device="cpu", steps=1).texts == 2
+        assert nb.runbook.validate_precision(model, texts, device="cpu").parity.texts == 2
+        assert nb.logbook(dataset=texts).dataset.items == 2
 
 
 class TestModule:
@@ -267,7 +272,7 @@ class TestLoader:
     ("model", "data", "options", "message"),
     [
         (["asthma"], "bundled_small", {}, "list cannot be measured.*first, and then the data"),
-        (IDENTITY, None, {}, "There are no inputs for Identity"),
+        (IDENTITY, None, {}, r"no inputs for Identity\. Pass data="),
         (IDENTITY, 5, {}, "int without a tensor"),
         (IDENTITY, EXAMPLE, {"arguments": {"dtype": "float16"}}, "Identity does not accept dtype"),
         (IDENTITY, torch.ones(0, 8), {}, "has no rows"),
@@ -275,7 +280,8 @@ class TestLoader:
         ("bundled_small", ["asthma"], {"training": True}, "list without a tensor"),
         ("bundled_small", None, {"length": 0}, "length.*0"),
         (IDENTITY, DataLoader(EXAMPLE), {"length": 8}, "length=8 has no effect"),
-        *((sum_batch, data, {}, "cannot be iterated repeatedly") for data in (None, iter([EXAMPLE]), EXAMPLE)),
+        *((sum_batch, data, {}, "cannot be iterated repeatedly") for data in (iter([EXAMPLE]), EXAMPLE)),
+        (sum_batch, None, {}, r"no batches for sum_batch\. Pass data="),
     ],
 )
 def test_make_target_rejects_invalid_arguments(model, data, options, message):

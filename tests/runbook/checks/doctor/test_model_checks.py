@@ -26,11 +26,6 @@ def is_healthy(model):
     return [finding.status for finding in model_findings("model", model)] == [OK]
 
 
-def double(model):
-    """Convert one layer to float64."""
-    model.classifier.cpu().double()
-
-
 def not_a_number(model):
     """Set one weight to NaN."""
     with torch.no_grad():
@@ -47,7 +42,7 @@ def test_weights_with_nan_fail(tagger):
 
 @pytest.mark.real_computer
 def test_float64_weights_fail_on_mps_and_warn_elsewhere(tagger):
-    double(tagger)
+    tagger.classifier.cpu().double()
     for device, status in (("mps", FAILED), ("cpu", WARNING), ("cuda:0", WARNING)):
         finding = model_findings("tagger", tagger, device=device)[0]
         assert (finding.name, finding.status) == ("tagger: float64", status), device
@@ -63,21 +58,17 @@ def test_float64_check_covers_buffers_and_complex128():
     assert "scale, phase" in model_findings("linear", model)[0].evidence
 
 
-def test_healthy_model_has_one_finding(tagger):
-    findings = model_findings("tagger", tagger)
-
-    assert [finding.status for finding in findings] == [OK]
-    assert findings[0].evidence.startswith("float32 on ")
-
-
-def test_plain_and_lazy_modules_are_checked():
+def test_plain_and_lazy_modules_are_checked(tagger):
+    """A healthy model has one finding."""
     modules = [
+        tagger,
         torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.LSTM(2, 2)),
         torch.nn.ReLU(),
         torch.nn.LazyLinear(2),
     ]
 
     assert [module for module in modules if not is_healthy(module)] == []
+    assert model_findings("tagger", tagger)[0].evidence.startswith("float32 on ")
 
 
 @pytest.mark.filterwarnings(

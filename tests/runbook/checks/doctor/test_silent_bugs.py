@@ -28,13 +28,6 @@ ABORTING = {"pytorch#197796", "pytorch#187201"}
 """Errors that end the process."""
 
 
-@pytest.fixture
-def simulated():
-    """A simulated MPS device without defects."""
-    with simulated_device(environ={}) as device:
-        yield device
-
-
 def test_cpu_is_not_probed():
     assert run_probes("cpu") == ()
     assert bug_findings("known silent errors", (), "cpu")[0].status == NOT_APPLICABLE
@@ -49,13 +42,14 @@ def test_probes_of_mps_only():
 
 
 @pytest.mark.real_computer
-def test_probes_do_not_change_global_state(simulated):
+def test_probes_do_not_change_global_state():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
     torch.set_default_dtype(torch.float16)
     try:
         with (
+            simulated_device(environ={}) as simulated,
             torch.inference_mode(),
             torch.autocast("cpu", torch.bfloat16),
             torch.device("mps"),
@@ -64,12 +58,12 @@ def test_probes_do_not_change_global_state(simulated):
             warnings.simplefilter("error")
             outcomes = run_probes("mps")
             assert torch.is_inference_mode_enabled()
+            assert simulated.allocator.allocated == 0
     finally:
         torch.set_default_dtype(torch.float32)
 
     assert outcomes == tuple(ProbeOutcome(bug.issue) for bug in KNOWN_BUGS)
     assert torch.equal(torch.rand(3), expected)
-    assert simulated.allocator.allocated == 0
     assert simulated.allocator.peak < 64 * 2**20
 
 
@@ -121,19 +115,6 @@ def test_real_device_is_probed_in_a_process():
         assert [can_abort(issue) for issue in ("pytorch#187201", "pytorch#197796")] == [True, False]
 
 
-def test_probe_without_result_is_a_warning():
-    outcomes = [
-        ProbeOutcome("pytorch#197796", not_run="its process failed (exit code 1)"),
-        ProbeOutcome("pytorch#92311"),
-    ]
-    problem, good = bug_findings("known silent errors", outcomes, "mps")
-
-    assert (problem.status, problem.evidence) == (WARNING, "not probed: its process failed (exit code 1)")
-    assert problem.remedy
-    assert not problem.details  # The verdict reads findings with details as errors that were found.
-    assert good.evidence.startswith("1 probe agrees")
-
-
 class OnRejectingDevice(torch.Tensor):
     """Tensor on a device that rejects copies in float64 as torch 2.13 and 2.15 do, and bfloat16 as macOS 13 does."""
 
@@ -152,11 +133,16 @@ def test_rejected_dtype_is_no_silent_error():
 
 
 def test_bug_findings_list_mismatches_first():
-    outcomes = [ProbeOutcome(bug.issue, "x") for bug in KNOWN_BUGS[:4]] + [ProbeOutcome("pytorch#92311")]
-    *bad, good = bug_findings("known silent errors", outcomes, "mps")
+    """A probe without a result is a warning."""
+    outcomes = [ProbeOutcome(bug.issue, "x") for bug in KNOWN_BUGS[:4]]
+    outcomes += [ProbeOutcome("pytorch#197796", not_run="its process failed"), ProbeOutcome("pytorch#92311")]
+    *bad, unknown, good = bug_findings("known silent errors", outcomes, "mps")
 
     assert [finding.status for finding in bad] == [FAILED, FAILED, FAILED, WARNING]
     assert all(finding.details and finding.remedy for finding in bad)
+    assert (unknown.status, unknown.evidence) == (WARNING, "not probed: its process failed")
+    assert unknown.remedy
+    assert not unknown.details  # The verdict reads findings with details as errors that were found.
     assert good.status == OK
     assert good.evidence.startswith("1 probe agrees with the CPU")
     assert len(bug_findings("known silent errors", outcomes[:2], "mps")) == 2

@@ -141,16 +141,13 @@ def test_name_and_pipeline_need_no_example_inputs(keyword_model):
     pipe = nb.load_pipeline(str(keyword_model), device="cpu")
     report = forecast(pipe)
 
+    assert forecast("bundled") == forecast()
     assert report == forecast(keyword_model)
     assert report.model == "BertForTokenClassification"
     assert report.verdict == f"All {len(report.operators)} operators run on MPS."
     words = ("Patient", "diabetes", "asthma")
     assert [word for word in words if word not in " ".join(EXAMPLE_SENTENCES)] == []
     assert [word for word in words if word in f"{report}{report.to_dict()}"] == []
-
-
-def test_bundled_model_is_the_default():
-    assert forecast("bundled") == forecast()
 
 
 @pytest.mark.parametrize(
@@ -321,15 +318,6 @@ def test_compiled_model_is_traced_as_inner_module():
     assert count_modules(report, "aten::gelu") == {"blocks.0.2 (GELU)": 1, "blocks.1.2 (GELU)": 1}
 
 
-def get_model_inputs(inputs):
-    """Return the arguments that a model receives for example inputs, positional ones by index."""
-    given: dict[str, Any] = {}
-    model = nn.Identity()
-    model.forward = lambda *args, **kwargs: given.update(enumerate(args), **kwargs)
-    forecast(model, inputs)
-    return given
-
-
 @pytest.mark.parametrize(
     ("inputs", "shapes"),
     [
@@ -341,8 +329,11 @@ def get_model_inputs(inputs):
     ],
 )
 def test_example_inputs_become_arguments(inputs, shapes):
-    """Values that are no tensors are passed unchanged."""
-    given = get_model_inputs(inputs)
+    """Positional arguments have their index. Values that are no tensors are passed unchanged."""
+    given: dict[str, Any] = {}
+    model = nn.Identity()
+    model.forward = lambda *args, **kwargs: given.update(enumerate(args), **kwargs)
+    forecast(model, inputs)
 
     assert {name: tuple(value.shape) if torch.is_tensor(value) else value for name, value in given.items()} == shapes
 

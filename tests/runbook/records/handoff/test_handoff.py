@@ -24,7 +24,6 @@ from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, ModelError, UntrustedModelError
 from openmed_nb.models.files import hash_model_files
 from openmed_nb.runbook.records import handoff as bundles
-from openmed_nb.runbook.records.logbook import BackgroundLoad
 from openmed_nb.runbook.records.smoke import (
     EntitySpan,
     SmokeBenchmark,
@@ -136,12 +135,14 @@ def test_bundle_contains_the_running_package_and_its_license(keyword_handoff):
 def test_handoff_copies_texts_and_omits_path_of_uncopied_model(tmp_path):
     model = tiny.save(tmp_path / "John `Smith` <b>", tiny.keyword_bert())
     (tmp_path / "bundle").mkdir()
-    handoff = nb.handoff(tmp_path / "bundle", model, [NOTE], copy_dataset=True, copy_model=False, device="cpu")
+    texts = [NOTE, None]
+    handoff = nb.handoff(tmp_path / "bundle", model, texts, copy_dataset=True, copy_model=False, device="cpu")
     readme = (handoff.folder / "README.md").read_text("utf-8")
 
     assert json.loads((handoff.folder / "texts.json").read_text("utf-8")) == [NOTE]
     assert [len(entities) for entities in handoff.golden.entities] == [1]
     assert "contains the texts of the dataset" in readme
+    assert "round, with the dataset" in str(handoff)
     assert "Smith" not in str(handoff) + handoff._repr_html_() + json.dumps(handoff.to_dict()["golden"]) + readme
     assert (handoff.golden.model, (handoff.folder / "model").exists()) == ("model", False)
     with pytest.raises(ConfigurationError, match="Copy its folder"):
@@ -348,28 +349,18 @@ def test_check_memory_requires_stable_memory(memory, status):
     assert check_memory(memory).status == status
 
 
-# Logbook of an idle machine without metrics.
-BOOK = replace(
-    COMPLETE, hardware=replace(COMPLETE.hardware, device="cpu"), metrics=(), background=BackgroundLoad(0, 0.0)
+# Logbook without metrics.
+BOOK = replace(COMPLETE, hardware=replace(COMPLETE.hardware, device="cpu"), metrics=())
+
+
+@pytest.mark.parametrize(
+    ("golden_disturbance", "rate", "disturbance", "status"),
+    [("", 80.0, "", OK), ("", 70.0, "", FAILED), ("busy", 80.0, "", WARNING), ("", 70.0, "hot", WARNING)],
 )
-
-# Load of other processes during the golden run and the current run, texts per second, disturbance, and status.
-SPEEDS = [
-    (0.0, 0.0, 80.0, "", OK),
-    (0.0, None, 70.0, "", FAILED),
-    (0.0, 0.2, 70.0, "", FAILED),
-    (0.0, 0.21, 70.0, "", WARNING),
-    (0.9, 0.0, 80.0, "", WARNING),
-    (0.0, 0.0, 70.0, "the computer is hot", WARNING),
-]
-
-
-@pytest.mark.parametrize(("golden_load", "load", "rate", "disturbance", "status"), SPEEDS)
-def test_check_throughput_requires_idle_machines(golden_load, load, rate, disturbance, status):
-    golden = replace(BOOK, background=BackgroundLoad(1, golden_load)).with_reports(BENCHMARK)
-    repeated = replace(BOOK, background=BackgroundLoad(1, load))
+def test_check_throughput_requires_undisturbed_runs(golden_disturbance, rate, disturbance, status):
+    golden = BOOK.with_reports(replace(BENCHMARK, disturbance=golden_disturbance))
     benchmark = replace(BENCHMARK, texts_per_second=(rate,), disturbance=disturbance)
-    finding = check_throughput(golden, repeated.with_reports(benchmark))
+    finding = check_throughput(golden, BOOK.with_reports(benchmark))
 
     assert (finding.status, "not checked" in finding.evidence) == (status, status == WARNING)
 

@@ -4,10 +4,8 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -17,14 +15,15 @@ import pytest
 import torch
 
 import openmed_nb as nb
+from helpers.processes import busy_processes
 from openmed_nb.devices.system_status import BackgroundLoadReader
 from openmed_nb.runbook.records.gathering import (
     LATENCY_SAMPLES,
     locate_storage,
     measure_latency,
+    read_background,
     read_code,
     read_randomness,
-    sample_background_load,
 )
 from openmed_nb.runbook.records.logbook import BackgroundLoad, Code
 
@@ -134,13 +133,8 @@ def test_read_code_returns_unknown_without_git_or_repository(tmp_path, tmp_path_
 
 @pytest.mark.real_computer
 def test_logbook_counts_busy_processes():
-    """The busy process is not a child of this process."""
-    command = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    process_id = int(subprocess.check_output(["/bin/sh", "-c", command]))
-    try:
+    with busy_processes():
         book = nb.logbook(applications=True)
-    finally:
-        os.kill(process_id, signal.SIGKILL)
 
     assert book.background.busy_processes >= 1
     assert 0 < book.background.cpu_fraction <= 1
@@ -164,8 +158,8 @@ def test_background_load_names_the_busiest_other_processes_on_request(monkeypatc
     monkeypatch.setattr(psutil, "process_iter", lambda _attributes: processes)
     monkeypatch.setattr(BackgroundLoadReader, "__call__", lambda _reader: fraction)
 
-    assert sample_background_load(names=False) == load
-    assert sample_background_load(names=True).names == (("***", "mail") if fraction else None)
+    assert read_background(names=False) == load
+    assert read_background(names=True).names == (("***", "mail") if fraction else None)
 
 
 def test_measure_latency_counts_failures():

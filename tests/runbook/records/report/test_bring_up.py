@@ -8,7 +8,7 @@ import openmed_nb as nb
 from openmed_nb.__main__ import main
 from openmed_nb._utils.plain import utc_timestamp
 from openmed_nb.devices.environment import FALLBACK_VARIABLE
-from openmed_nb.errors import ConfigurationError
+from openmed_nb.errors import OpenMedError
 from openmed_nb.runbook.bench.timing import PhaseTimes
 from openmed_nb.runbook.records import report as reports
 from openmed_nb.runbook.records.report import BRING_UP_FOLDER, DeviceReport, run_report, unmet_criterion
@@ -177,14 +177,14 @@ def test_late_variable_stops_at_freeze(bring_up):
     [
         ({"seconds": 0}, "seconds"),
         ({"training": 1}, "training"),
-        ({"texts": [3]}, "not texts"),
+        ({"texts": [3]}, "not int"),
         ({"folder": "/proc/none"}, "cannot be written"),
         ({"model": TEXTS}, "type for model: list"),
         ({"dtype": object()}, "cannot be sent"),
     ],
 )
 def test_invalid_argument_raises_before_any_measurement(tmp_path, arguments, fragment):
-    with pytest.raises(ConfigurationError, match=fragment):
+    with pytest.raises(OpenMedError, match=fragment):
         nb.runbook.bring_up(**{"model": "bundled_small", "folder": tmp_path, **arguments})
 
 

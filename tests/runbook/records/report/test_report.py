@@ -21,11 +21,13 @@ from openmed_nb.errors import ConfigurationError, RunInterrupted
 from openmed_nb.runbook.records.report import (
     SCHEMA_FILE,
     DeviceReport,
+    _summarize_verdict,
     run_report,
 )
 from openmed_nb.runbook.records.running import _describe_result, redact, tail_lines
 from openmed_nb.runbook.records.steps import STEPS, Step, StepOptions, StepResult, _logbook, _memory, _parity
 from openmed_nb.runbook.verdict.metrics import Evidence
+from openmed_nb.runbook.verdict.verdict import evaluate
 from openmed_nb.session import SESSION
 
 HERE = Path(__file__).parent
@@ -192,6 +194,14 @@ def test_other_steps_continue_after_failures(planted_report):
     )
     assert (failure.status, failure.message) == ("failed", "Seen on cpu. Failed: long products.")
     assert failure.report_json["device"] is None
+
+
+def test_verdict_states_that_texts_are_built_in(planted_report):
+    report = replace(planted_report, subject=replace(planted_report.subject, texts=3))
+    verdict = evaluate(Evidence(device="cpu", knee=8))
+
+    assert "The notes are the built-in sentences." in _summarize_verdict(planted_report, verdict)
+    assert "built-in" not in _summarize_verdict(report, verdict)
 
 
 def test_processes_of_a_hanging_step_are_killed(planted_report, home):
