@@ -205,15 +205,10 @@ def read_code(notebook):
     return "\n".join(cell.source for cell in code_cells(notebook) if not cell.source.startswith("%%"))
 
 
-def parse_code(notebook):
-    """Return the syntax tree of a notebook."""
-    return ast.parse(TransformerManager().transform_cell(read_code(notebook)))
-
-
 def imported(notebook):
     """Return the top-level packages that a notebook imports, by import or by %load_ext."""
     names = re.findall(r"^\s*%(?:re)?load_ext +([\w.]+)", read_code(notebook), flags=re.MULTILINE)
-    for node in ast.walk(parse_code(notebook)):
+    for node in ast.walk(ast.parse(TransformerManager().transform_cell(read_code(notebook)))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -36,15 +36,10 @@ for line in sys.stdin:
 """A kernel that runs code in turn, each time with other variables of the shell."""
 
 
-def clean_shell(**variables):
-    """Return the environment of this process with these variables and no other of those that matter here."""
-    return {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES} | variables
-
-
 @pytest.fixture(scope="module")
 def kernel():
     """Runs code in one kernel in which both packages are imported; with the answer to its first code."""
-    environ = clean_shell(**OF_THE_SHELL)
+    environ = {name: value for name, value in os.environ.items() if name not in OUR_VARIABLES} | OF_THE_SHELL
     with subprocess.Popen(
         [sys.executable, "-c", KERNEL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
     ) as kernel:

@@ -39,11 +39,6 @@ def corpora():
     return st.lists(st.tuples(entities(), entities()), min_size=1, max_size=6)
 
 
-def to_nervaluate(spans):
-    """Return entities in the form of nervaluate, whose ends are inclusive."""
-    return [{"label": span.label, "start": span.start, "end": span.end - 1} for span in spans]
-
-
 def to_tags(spans, length=41):
     """Return entities as IOB2 tags of characters."""
     tags = ["O"] * length
@@ -77,7 +72,11 @@ def sum_matches(texts, scheme, label=None):
 @given(corpora())
 def test_counts_equal_nervaluate(texts):
     nervaluate = pytest.importorskip("nervaluate")  # It needs Python 3.11.
-    gold, predicted = ([to_nervaluate(text[side]) for text in texts] for side in (1, 0))
+    # The ends of nervaluate are inclusive.
+    gold, predicted = (
+        [[{"label": span.label, "start": span.start, "end": span.end - 1} for span in text[side]] for text in texts]
+        for side in (1, 0)
+    )
     result = nervaluate.Evaluator(gold, predicted, tags=list(LABELS), loader="dict").evaluate()
     for ours, theirs in NERVALUATE_SCHEMES.items():
         assert_same_counts(sum_matches(texts, ours), result["overall"][theirs])

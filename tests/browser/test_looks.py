@@ -96,7 +96,7 @@ def test_number_and_unit_stay_together(pages):
     front, broken = pages("lab light"), {}
     for width in range(240, 1000, 20):
         front.panel.evaluate("(panel, width) => panel.parentElement.style.cssText = `flex: 0 0 ${width}px`", width)
-        for text in page_measures.broken_apart(front.panel):
+        for text in front.panel.evaluate(page_measures.BROKEN_APART):
             broken.setdefault(text, []).append(width)
     front.panel.evaluate("panel => panel.parentElement.style.cssText = ''")
 

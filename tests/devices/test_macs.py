@@ -69,11 +69,6 @@ def machine_of(cell):
     )
 
 
-def facts_of(torch):
-    """Return the facts of an installed release that is not imported."""
-    return TorchInfo(None if torch == "none" else torch, gpu_build=None if torch == "none" else "")
-
-
 def answer(cell, torch):
     """Return the selected device for a cell and a torch, and the remedy of the error."""
     try:
@@ -97,7 +92,8 @@ def commanded(cell):
 @pytest.mark.parametrize("row", sorted({cell[:3] for cell in CELLS}), ids=" ".join)
 def test_remedy_matches_table(row):
     for cell in (cell for cell in CELLS if cell[:3] == row):
-        device, remedy = answer(cell, facts_of(cell.torch))
+        facts = TorchInfo(None) if cell.torch == "none" else TorchInfo(cell.torch, gpu_build="")
+        device, remedy = answer(cell, facts)
         if cell.helps == cell.device:
             assert (device, remedy) == (cell.device, ""), cell
         else:

@@ -14,11 +14,6 @@ MARGIN = 1e-3
 """Margin of a disease label over the label O, about a hundredth of the resolution of bfloat16 there."""
 
 
-def close_bert() -> Any:
-    """Return a model that finds asthma in float32 by a thousandth of a logit, and not in bfloat16."""
-    return set_margin(tiny.keyword_bert(), NOTE, "asthma", 1)
-
-
 def close_border() -> Any:
     """Return a model that includes mellitus in diabetes mellitus by a thousandth of a logit, and not in bfloat16."""
     model = tiny.keyword_bert()

@@ -84,8 +84,3 @@ def findings(page: Page, selector: str, impacts: Collection[str] = ("minor", "mo
         if violation["impact"] in impacts
         for node in violation["nodes"]
     ]
-
-
-def broken_apart(panel: Locator) -> list[str]:
-    """Return the texts with a line break between a number and its unit."""
-    return list(panel.evaluate(BROKEN_APART))

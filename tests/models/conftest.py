@@ -68,22 +68,19 @@ class HubClient:
 def start_client() -> Iterator[Callable[..., HubClient]]:
     """A function that starts a client process with some environment variables; they all end with the module."""
     processes = []
+    # Without what points to a hub, a cache or a proxy.
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("HF_") and not name.lower().endswith("_proxy")
+    }
 
     def start(**environment: str) -> HubClient:
         command = [sys.executable, FOLDER / "hub_client.py"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        processes.append(subprocess.Popen(command, **pipes, text=True, env={**without_network(), **environment}))
+        processes.append(subprocess.Popen(command, **pipes, text=True, env=environ | environment))
         return HubClient(processes[-1])
 
     yield start
     for process in processes:
         process.communicate(timeout=30)
-
-
-def without_network() -> dict[str, str]:
-    """Return the environment without what points to a hub, a cache or a proxy."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("HF_") and not name.lower().endswith("_proxy")
-    }

@@ -135,7 +135,9 @@ def test_sweep_of_unstable_steps_has_no_knee(clock):
 def test_verdict_of_unreliable_reports_is_to_measure():
     """The reason is a condition of the verdict, stated once, and the memory of a sweep stays known."""
     busy = (replace(report, disturbance=BUSY.replace("1.2", f"1.{n}")) for n, report in enumerate(REPORTS, 2))
-    verdict = nb.verdict(*busy, SystemStatus(background_load="Mail"))
+    status = SystemStatus(background_load="Mail", power_source="battery")
+    verdict = nb.verdict(*busy, status)
+    given = nb.verdict(Evidence(slow_conditions=()), status)
 
     assert verdict.recommendation == "measure first"
     assert f"Condition during the measurement: {BUSY}" in str(verdict)
@@ -144,6 +146,9 @@ def test_verdict_of_unreliable_reports_is_to_measure():
     for name in ("speedup", "texts_per_second", "phase_fractions", "knee", "knee_gain", "tiny_batch"):
         assert verdict.evidence[name] is None, name
     assert verdict.evidence["out_of_memory_at"] == 64
+    assert [BUSY in condition for condition in verdict.evidence["slow_conditions"]] == [True, False]
+    assert "battery" in verdict.evidence["slow_conditions"][1]
+    assert given.evidence["slow_conditions"] == ()
 
 
 @pytest.mark.parametrize("repeated", REPORTS, ids=lambda report: report.COMMAND)
@@ -154,16 +159,6 @@ def test_verdict_discards_only_the_times_of_disturbed_reports(repeated):
     assert verdict.evidence["disturbed_measurements"] == (repeated.COMMAND,)
     assert (verdict.evidence["speedup"] is None) == (repeated is COMPARISON)
     assert (verdict.evidence["knee"] is None) == (repeated is SWEEP)
-
-
-def test_verdict_has_the_conditions_of_all_reports():
-    status = SystemStatus(power_source="battery")
-    verdict = nb.verdict(*(replace(report, disturbance=BUSY) for report in REPORTS), status)
-    given = nb.verdict(Evidence(slow_conditions=()), status)
-
-    assert [BUSY in condition for condition in verdict.evidence["slow_conditions"]] == [True, False]
-    assert "battery" in verdict.evidence["slow_conditions"][1]
-    assert given.evidence["slow_conditions"] == ()
 
 
 @pytest.mark.slow

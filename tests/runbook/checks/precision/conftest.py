@@ -15,7 +15,9 @@ from helpers import tiny_models as tiny
 @pytest.fixture(scope="session")
 def close_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model that finds asthma in float32 but not in 16 bits. Tests do not modify it."""
-    return tiny.save(tmp_path_factory.mktemp("close"), close_models.close_bert())
+    return tiny.save(
+        tmp_path_factory.mktemp("close"), close_models.set_margin(tiny.keyword_bert(), close_models.NOTE, "asthma", 1)
+    )
 
 
 @pytest.fixture(scope="session")
