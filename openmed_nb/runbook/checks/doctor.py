@@ -171,10 +171,10 @@ def system_status() -> SystemStatus:
     with SESSION.lock:
         choice = SESSION.choice_or_error(confirm=False)
         device = "cpu" if isinstance(choice, OpenMedError) else choice.device
-    return _read_status(SESSION.device_manager, device)
+    return _read_status_with_load(SESSION.device_manager, device)
 
 
-def _read_status(manager: DeviceManager, device: str) -> SystemStatus:
+def _read_status_with_load(manager: DeviceManager, device: str) -> SystemStatus:
     """Return the status of a machine, with the load of other programs unless the machine is simulated."""
     status = read_system_status(manager.machine, device, manager.run)
     return status if status.simulated else replace(status, background_load=describe_load() or None)
@@ -256,7 +256,7 @@ def collect_facts(
             rejected_computation=rejected,
             packages=package_findings(torch_requirement(machine)),
             launch_settings=() if torch_error else accelerate_findings(environ, manager.torch),
-            system_status=_read_status(manager, device),
+            system_status=_read_status_with_load(manager, device),
             models=tuple(
                 finding for name, checked_model in models for finding in _check_model(name, checked_model, device)
             ),
