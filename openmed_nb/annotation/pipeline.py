@@ -24,8 +24,9 @@ from ..models.files import max_input_length, max_positions
 from ..models.loading import LoadedModel, is_quantized, move_model
 from .decoding import Decoder, Detokenizer, LabelTables
 from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
+from .references import raise_if_error
 from .results import Entity
-from .stream import AnnotationSettings, Annotator, unwrap_result
+from .stream import AnnotationSettings, Annotator
 from .tokens import SpecialTokens
 from .tuning import fast_linear, is_padding_masked
 
@@ -210,7 +211,7 @@ class AnnotationPipeline(TokenClassificationPipeline):
         annotator = self.build_annotator(preprocess_params, forward_params, postprocess_params)
         chunks = annotator.annotate(inputs, in_memory=isinstance(inputs, Sequence))
         # Unlike a generator, a map continues with the next text after an error.
-        return map(unwrap_result, chain.from_iterable(chunk.outcomes() for chunk in chunks))
+        return map(raise_if_error, chain.from_iterable(chunk.outcomes() for chunk in chunks))
 
     def default_annotator(self, batch_tokens: int | None = None) -> Annotator:
         """Return an annotator with the parameters of the pipeline.

@@ -212,7 +212,7 @@ def describe_read_error(error: Exception) -> str:
 
 
 def raise_if_error(result: ResultT | OpenMedError) -> ResultT:
-    """Return the result of a worker, or raise it if it is an error.
+    """Return the result of a text or a worker, or raise it if it is an error.
 
     Workers return errors as values, because Dask writes exceptions of tasks to the log of the worker.
     """

@@ -27,8 +27,8 @@ from .forward import (
     TokenClassifier,
     plan_batches,
 )
-from .references import effective_length, read_text
-from .results import Entity, ResultStore, TextResult
+from .references import effective_length, raise_if_error, read_text
+from .results import Entity, ResultStore
 from .tokens import Tokens, Windows, plan_windows, tokenize
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ class Annotator:
 
     def entities(self, texts: Iterable[object]) -> list[list[Entity]]:
         """Return the entities of texts, or raise the error of the first failed text."""
-        return [unwrap_result(result) for chunk in self.annotate(texts) for result in chunk.outcomes()]
+        return [raise_if_error(result) for chunk in self.annotate(texts) for result in chunk.outcomes()]
 
     def plan_batches(self, tokenized: TokenizedChunk, budget: TokenBudget) -> list[Batch]:
         """Return the batches of a chunk."""
@@ -388,13 +388,6 @@ class Annotator:
         store = ResultStore.from_results(results, store.key)
         store.dropped = dropped
         return store
-
-
-def unwrap_result(result: TextResult) -> list[Entity]:
-    """Return the entities of a result, or raise its error."""
-    if isinstance(result, OpenMedError):
-        raise result
-    return result
 
 
 @dataclass(frozen=True)

@@ -396,10 +396,15 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     fitting = select_fitting(points)
     remeasured = measurement.measure_interleaved(fitting) if len(fitting) > 1 else fitting
     SESSION.notify(ProgressEvent("Sweeping", benchmark.name))
-    ratios = [after.speed / before.speed for before, after in zip(fitting, remeasured, strict=True)]
+    pairs = list(zip(fitting, remeasured, strict=True))
+    if get_device(device).is_accelerator:
+        # A GPU waits for the CPU in small sizes, whose speed varied by a factor of 1.7 on an H200 without other load. Sizes
+        # that are less than half as fast as the best cannot be the knee.
+        pairs = [pair for pair in pairs if 2 * pair[1].speed >= max(point.speed for point in remeasured)]
+    ratios = [after.speed / before.speed for before, after in pairs]
     # The ratio of the size whose speed changed most since the search.
     largest_change = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=1.0)
-    varies = any(point.spread and point.spread.high > MAX_RATIO * point.spread.low for point in remeasured)
+    varies = any(point.spread and point.spread.high > MAX_RATIO * point.spread.low for _, point in pairs)
     disturbance = find_disturbance(read_load(), largest_change, varies)
     knee = _find_knee(remeasured)
     if disturbance or (len(points) == 1 and stop_code in {"largest", "time"}):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -387,6 +388,8 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
     load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
     if is_token_classifier(model):
         texts = None if training else validate_texts(data)
+        if texts:  # A step then has a random sample of the texts, also if they are sorted. The seed is fixed.
+            random.Random(0).shuffle(texts)  # noqa: S311 - not a secret
         spec = SESSION.load_spec(model, load_arguments)[0] if is_model_name(model) else spec_of_pipeline(model)
         if training:
             pipe = pipeline_from_files(spec)

@@ -24,6 +24,7 @@ from ..._render.display import (
 from ..._utils.clock import current_time
 from ..._utils.plain import read_json_file
 from ..._utils.text import describe_value, short_type_name
+from ...annotation.references import raise_if_error
 from ...annotation.results import entity_span
 from ...devices.machine import format_device, is_marked_simulated
 from ...devices.registry import empty_cache
@@ -167,8 +168,6 @@ class SmokeBenchmark(JsonMixin):
 
 def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Logbook, SmokeBenchmark, Entities]:
     """Annotate texts once to record their entities, then repeatedly to measure throughput and memory."""
-    from ...annotation.stream import unwrap_result  # This module imports numpy.
-
     benchmark_target = target_from_files(spec, texts, None).build(device)
     SESSION.device_manager.load_torch()
     folder = model_folder(spec)
@@ -177,7 +176,7 @@ def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Lo
     entity_workload = benchmark_target.data_workload(len(texts))
     results = entity_workload.run(next(entity_workload.batches()))
     entities = tuple(
-        tuple(EntitySpan(*entity_span(entity)) for entity in unwrap_result(result)) for result in results.outcomes()
+        tuple(EntitySpan(*entity_span(entity)) for entity in raise_if_error(result)) for result in results.outcomes()
     )
 
     workload = benchmark_target.data_workload(BATCH_SIZE)

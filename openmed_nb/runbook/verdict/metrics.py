@@ -225,8 +225,8 @@ def format_value(unit: Unit, value: Any) -> str:
         text = format_percent(_round(value), ",g")
     elif unit == "hours" and value == 1:
         text = "1 hour"
-    elif unit == "hours" and abs(value) < 1:
-        text = f"{_round(60 * value):,g} minutes"
+    elif unit == "hours" and value < 1:
+        text = f"{_round(60 * value):,g} minutes" if 60 * value >= 1 else f"{_round(3600 * value):,g} seconds"
     elif unit in SUFFIXES:
         text = f"{_round(value):,g}{SUFFIXES[unit]}"
     return text

@@ -104,12 +104,6 @@ def done(action, session, source):
     return None
 
 
-def in_thread(function, *arguments):
-    """Return the result of a function in another thread."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(function, *arguments).result(60)
-
-
 def click(panel, verb):
     """Click, and return the error that the panel shows."""
     name, _, argument = verb.partition(" ")
@@ -138,7 +132,8 @@ def test_any_clicks_on_two_panels(watch, kind, requested, steps):
             error = click(panels[number], verb)
             assert error == done(VERBS[verb], twin.session, "the panel")
         else:
-            error = in_thread(done, OTHERS[verb], here.session, "use()")
+            with ThreadPoolExecutor(1) as pool:  # In another thread.
+                error = pool.submit(done, OTHERS[verb], here.session, "use()").result(60)
             assert error == done(OTHERS[verb], twin.session, "use()")
         assert here.state == twin.state
         assert len(here.session._listeners) == 2

@@ -99,14 +99,23 @@ def test_busy_computer_is_in_the_system_status_the_doctor_and_the_handoff(set_co
     assert f"not measured: {handoff.benchmark.disturbance}" in str(handoff)
 
 
+# Seconds after which the speed changes.
+CHANGES = (0.5, 1.2, 2.0, 2.4, 2.8)
 # Rows per second by rows.
 SPEEDS = {1: 89, 2: 151, 3: 200, 4: 251, 5: 310, 6: 364, 7: 385, 8: 410}
 
 
 @pytest.mark.usefixtures("set_conditions")
-@pytest.mark.parametrize(("factor", "reason"), [(1, ""), (1.3, ""), (4.6, "slower"), (0.4, "faster")])
-@pytest.mark.parametrize("seconds", [0.5, 1.2, 2.0, 2.4, 2.8])
-def test_sweep_detects_a_change_of_the_speed(clock, seconds, factor, reason):
+@pytest.mark.parametrize(
+    ("device", "factor", "reason", "seconds"),
+    [
+        *itertools.product(["cpu"], [1, 1.3], [""], CHANGES),
+        *itertools.product(["cpu"], [4.6], ["slower"], CHANGES),
+        *itertools.product(["cpu"], [0.4], ["faster"], CHANGES),
+        ("mps", 0.4, "", 0.5),  # Only 1 row was slower, in which a GPU waits for the CPU.
+    ],
+)
+def test_sweep_detects_a_change_of_the_speed(clock, device, factor, reason, seconds):
     """Regression: the knee was 8 rows although 6 rows had 364 rows per second, and 7 and 8 later had 80 and 91."""
     clock.tick = 1e-6
     change = clock() + seconds
@@ -115,7 +124,8 @@ def test_sweep_detects_a_change_of_the_speed(clock, seconds, factor, reason):
         rows = len(batch)
         clock.advance(rows / SPEEDS[rows] * (factor if clock() > change else 1))
 
-    report = nb.sweep(step, torch.ones, device="cpu", seconds=600, max_batch_size=8)
+    with nb.simulated_mps():
+        report = nb.sweep(step, torch.ones, device=device, seconds=600, max_batch_size=8)
 
     assert reason in report.disturbance
     assert report.knee == (None if reason else 8)

@@ -208,6 +208,7 @@ def test_unknown_metric_is_an_error():
     ("unit", "value", "text"),
     [
         ("count", 0, "none"),
+        ("hours", 0.001, "3.6 seconds"),
         ("hours", 0.5, "30 minutes"),
         ("hours", 1, "1 hour"),
         ("hours", 2, "2 hours"),
