@@ -186,7 +186,7 @@ def test_citation_has_the_facts_of_the_package():
 
 # The size of the code in tokens, and the number of parameters of public functions, 2% above what they were. What needs more
 # raises a limit in a commit of its own, with the reason.
-MAX_TOKENS = {"openmed_nb": 204_500, "tests": 297_100}
+MAX_TOKENS = {"openmed_nb": 204_539, "tests": 297_139}
 MAX_PARAMETERS = 135
 UNCOUNTED_TOKENS = {
     *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT)
