@@ -171,16 +171,22 @@ function render({ model, el }) {
 
   const keyOf = ({ start, end, label }) => `${start} ${end} ${label}`;
   let selected = 0; // Index of the entity that keys change.
+  const isTitleOf = ({ title }, { start, end }) => new RegExp(`characters ${start} to ${end}\\b`).test(title);
   const selectEntity = (index) => {
     selected = Math.max(0, Math.min(index, entities.children.length - 1));
     [...entities.children].forEach((row, number) => { row.ariaCurrent = number === selected; });
     note.querySelectorAll("[title]").forEach((shown) => {
-      const isShown = ({ start, end }) => new RegExp(`characters ${start} to ${end}\\b`).test(shown.title);
-      const found = state.review.entities.filter(isShown);
+      const found = state.review.entities.filter((entity) => isTitleOf(shown, entity));
       shown.classList.toggle("openmed-selected", found.includes(state.review.entities[selected]));
       shown.classList.toggle("openmed-wrong", found.length > 0 && found.every(({ right }) => right === false));
     });
   };
+  // A click on an entity in the note selects it.
+  note.addEventListener("click", ({ target }) => {
+    const shown = target.closest("[title]");
+    const index = shown && state.review ? state.review.entities.findIndex((entity) => isTitleOf(shown, entity)) : -1;
+    if (index >= 0) selectEntity(index);
+  });
   const moveSelection = (step) => {
     selectEntity(selected + step);
     entities.children[selected]?.focus();

@@ -244,8 +244,8 @@ class Review(LiveNotes):
             end: End of the span in characters, exclusive.
             label: Label of the span, one of :attr:`labels`.
             right: ``True`` for a true entity, also for one that the model missed. ``False`` for an entity of the model that is
-                wrong. ``None`` removes the mark. The first mark of a true entity marks those of the model with the same label inside
-                it as wrong.
+                wrong. ``None`` removes the mark. The first mark of a true entity marks those of the model with the same label that
+                overlap it as wrong.
             context: Correct values of columns of the reviewed annotations, such as ``negated=True``. The others remain unchanged. A
                 missed entity has those of the entity that it overlaps, or else not negated, not uncertain, recent and patient.
 
@@ -283,10 +283,10 @@ class Review(LiveNotes):
             marks.pop(span, None)
         else:
             if right and span not in marks:
-                # The boundaries of the found entities inside it are wrong.
+                # The boundaries of the found entities that overlap it are wrong.
                 found = [entity for entity in self.entities[note] if entity.label == span.label]
-                inside = [entity for entity in found if span.start <= entity.start and entity.end <= span.end]
-                marks.update(dict.fromkeys(inside))
+                overlapping = [entity for entity in found if entity.start < span.end and span.start < entity.end]
+                marks.update(dict.fromkeys(overlapping))
             marks[span] = {**self._start_context(note, span, self.contexts(note)), **context} if right else None
         finished = self.is_reviewed(note) and (right is not None or span not in self.entities[note])
         self._change(note, NoteMarks(marks, finished))

@@ -134,10 +134,10 @@ def test_accept_marks_the_rest_as_right_and_undo_restores_each_change(found, pat
         review.undo()
 
 
-def test_added_entity_marks_those_inside_with_its_label_as_wrong():
+def test_added_entity_marks_overlapping_ones_with_its_label_as_wrong():
     review = replace(annotate(["Has asthma today."]), known_labels=("DISEASE", "SYMPTOM")).review()
     (asthma,) = review.entities[0]
-    disease = asthma._replace(end=16)
+    disease = asthma._replace(start=6, end=16)
     symptom = disease._replace(label="SYMPTOM")
     for span in (symptom, disease):
         review.mark(0, *span)

@@ -69,14 +69,6 @@ class SshServer:
         (home / ".ssh" / "config").write_text("".join(lines))
 
 
-def find_free_port() -> int:
-    """Return an unused port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
     """Context manager that runs a server.
@@ -85,7 +77,9 @@ def ssh_server(folder: Path, path: str) -> Iterator[SshServer]:
         folder: Directory of the keys.
         path: ``PYTHONPATH`` of the processes that it starts.
     """
-    port = find_free_port()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]  # It is unused.
     for name in ("host", "user", "stranger"):
         key = asyncssh.generate_private_key("ssh-ed25519")
         key.write_private_key(folder / name)

@@ -122,7 +122,9 @@ evidences = st.fixed_dictionaries({}, optional=metric_values).map(lambda values:
 likely = st.sampled_from(list(SCENARIOS)).map(load_evidence)
 speeds = st.lists(st.floats(0.5, 2), min_size=3, max_size=3).map(sorted)
 near = st.builds(
-    lambda interval, utilization: load_evidence(GOOD, **make_speedup(*interval, utilization=utilization)),
+    lambda interval, utilization: load_evidence(
+        GOOD, **dict(zip(("speedup_low", "speedup", "speedup_high"), interval, strict=True)), utilization=utilization
+    ),
     speeds,
     st.none() | fraction,
 )
@@ -171,11 +173,6 @@ def test_conclusively_kept_device_is_within_its_gates(evidence, limits):
 
 def test_commands_are_calls():
     assert all(re.fullmatch(r"nb(\.\w+)+\([^()]*\)", requirement.command) for requirement in list_requirements(NOTHING))
-
-
-def make_speedup(low, median, high, **metrics):
-    """Return the metrics of a speedup with its interval."""
-    return {"speedup_low": low, "speedup": median, "speedup_high": high, **metrics}
 
 
 @pytest.mark.parametrize("metrics", [{"device": "mps"}, {"device": "cpu", "no_gpu": False}])
