@@ -250,8 +250,8 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             case.on_accelerator and not case.is_correctness_known(),
             is_blocking=task != INFERENCE,
         ),
-        Requirement("free memory", Area.MEMORY, SweepReport.COMMAND, not has_memory),
         Requirement("memory growth", Area.MEMORY, "nb.epochs(...)", task in {None, TRAINING} and not has_growth),
+        Requirement("free memory", Area.MEMORY, SweepReport.COMMAND, not has_memory),
         Requirement("data wait time", Area.DATA, Comparison.COMMAND, evidence["data_fraction"] is None),
         Requirement("gain from the best batch size", Area.BATCH, batch_command, evidence["knee_gain"] is None),
         Requirement(
