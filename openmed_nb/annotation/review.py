@@ -312,7 +312,9 @@ class Review(LiveNotes):
             ConfigurationError: If nothing was changed, if the note was changed elsewhere since, or if the file cannot be written.
         """
         if not self._history:
-            raise ConfigurationError("There is no mark to undo since the review was opened.", "Change a mark in its row.")
+            raise ConfigurationError(
+                "There is no mark to undo since the review was opened.", "Change a mark in its row."
+            )
         self._read_file()
         position, previous, changed = self._history[-1]
         note = self.note_at(position)

@@ -489,7 +489,9 @@ def validate_texts(data: object) -> list[str] | None:
             raise error
         texts.append(text)
     if not texts:
-        raise ConfigurationError("There are no texts to measure with, or all of them are missing.", "Pass at least one text.")
+        raise ConfigurationError(
+            "There are no texts to measure with, or all of them are missing.", "Pass at least one text."
+        )
     return texts
 
 
