@@ -258,7 +258,9 @@ def collect_facts(
             launch_settings=() if torch_error else accelerate_findings(environ, manager.torch),
             system_status=_read_status_with_load(manager, device),
             models=tuple(
-                finding for name, checked_model in models for finding in _check_model(name, checked_model, device)
+                finding
+                for name, checked_model in models
+                for finding in _check_loaded_model(name, checked_model, device)
             ),
         )
 
@@ -277,7 +279,7 @@ def _find_models(session: Session, model: Any) -> list[tuple[str, CheckedModel]]
         return [(name, error)]
 
 
-def _check_model(name: str, model: CheckedModel, device: str) -> tuple[Finding, ...]:
+def _check_loaded_model(name: str, model: CheckedModel, device: str) -> tuple[Finding, ...]:
     if isinstance(model, OpenMedError):
         return (Finding(model_label(name), FAILED, model.message.rstrip("."), model.remedy),)
     return model_findings(name, model, device=device)
