@@ -276,7 +276,7 @@ class TestLoader:
         (IDENTITY, 5, {}, "int without a tensor"),
         (IDENTITY, EXAMPLE, {"arguments": {"dtype": "float16"}}, "Identity does not accept dtype"),
         (IDENTITY, torch.ones(0, 8), {}, "has no rows"),
-        ("bundled_small", [], {}, "has no texts"),
+        ("bundled_small", [], {}, "no texts to measure"),
         ("bundled_small", ["asthma"], {"training": True}, "list without a tensor"),
         ("bundled_small", None, {"length": 0}, "length.*0"),
         (IDENTITY, DataLoader(EXAMPLE), {"length": 8}, "length=8 has no effect"),
