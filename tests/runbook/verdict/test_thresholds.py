@@ -46,7 +46,9 @@ def test_invalid_threshold_raises(changed, message_pattern):
         nb.runbook.gates(**changed)
 
 
-@pytest.mark.parametrize("arguments", [{"gates": {"speedup": 0.3}}, {"task": "dancing"}, {"num_texts": -1}])
+@pytest.mark.parametrize(
+    "arguments", [{"gates": {"speedup": 0.3}}, {"task": "dancing"}, {"num_texts": -1}, {"num_texts": 2**65}]
+)
 def test_verdict_rejects_invalid_arguments(arguments):
     with pytest.raises(ConfigurationError, match=next(iter(arguments))):
         nb.verdict(**arguments)
