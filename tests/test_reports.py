@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 import openmed_nb as nb
 from helpers.html import read
@@ -23,16 +24,25 @@ from openmed_nb.runbook.verdict.metrics import Evidence, ReportMetrics
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
 
-torch = pytest.importorskip("torch")
-
 TEXTS = ["She has asthma.", "No fever, but type 2 diabetes mellitus.", "History of asthma."]
 MODEL = "bundled_small"
 SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
 
 # Reports whose text contains properties of this computer or measurements; the snapshot has only their JSON keys.
 VARYING = {
-    *("devices", "doctor", "explanation", "signals", "logbook", "sweep", "environment", "loader_settings"),
-    *("comparison", "profile", "curve", "release", "simulated_device"),
+    "devices",
+    "doctor",
+    "explanation",
+    "signals",
+    "logbook",
+    "sweep",
+    "environment",
+    "loader_settings",
+    "comparison",
+    "profile",
+    "curve",
+    "release",
+    "simulated_device",
 }
 
 # Reports whose text is the same for all runs, but not the operators and measurements that they compare.
@@ -78,9 +88,11 @@ def extract_keys(value):
     return None
 
 
-def make_reports():
+def make_reports(folder):
     """Return the reports by name, on the CPU."""
     SESSION.unload()
+    found = nb.annotate(TEXTS, MODEL, device="cpu", progress=False)
+    gold = nb.read_annotations(found.export("doccano", folder / "gold.jsonl").path)
     linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 2))
     batch = torch.ones(2, 8)
     sweep = nb.sweep(linear, batch, device="cpu", max_batch_size=1)
@@ -92,6 +104,8 @@ def make_reports():
     loop = nb.epochs(2, "cpu")
     for _ in loop:
         pass
+    with nb.simulated_mps("8 GiB") as mps:
+        pass
     book = nb.logbook(sweep, model=MODEL, dataset=TEXTS, batch_size=2, hypotheses=[("cache", "emptied")])
     return {
         "choice": nb.use("cpu"),
@@ -99,8 +113,10 @@ def make_reports():
         "explanation": SESSION.explain(),
         "environment": SESSION.device_manager.mps_environment("mps"),
         "inventory": (nb.load_pipeline(MODEL, device="cpu"), SESSION.inventory())[1],
-        "annotations": nb.annotate(TEXTS, MODEL, device="cpu", progress=False),
-        "annotations_only": nb.annotate(TEXTS, MODEL, device="cpu", progress=False).filter("disease", min_score=0.5),
+        "annotations": found,
+        "annotations_only": found.filter("disease", min_score=0.5),
+        "scores": found.score(gold),
+        "gold": gold,
         "annotated_text": nb.annotate(TEXTS[1], MODEL, device="cpu"),
         "doctor": nb.doctor(),
         "signals": nb.system_status(),
@@ -126,7 +142,7 @@ def make_reports():
         "memory_limit": MemoryLimit("mps", 0.8, 12 << 30),
         "no_memory_limit": MemoryLimit("mps", 0.0, 12 << 30),
         "members": WorkerList((WorkerInfo("mini", "mps", "It is the best.", dict.fromkeys(PACKAGES, "1")),)),
-        "simulated_device": make_simulated_device(),
+        "simulated_device": mps,
         "precision": nb.training.precision(device="cpu"),
         "dtype_choice": nb.load_pipeline(MODEL, device="cpu", dtype="auto").precision,
     }
@@ -137,12 +153,6 @@ def make_validation_record():
     identity = replace(VALIDATION_RECORD.identity, device_name="Apple M2")
     evidence = replace(VALIDATION_RECORD.evidence, exact=59, moved=1, reference_recall=0.9)
     return replace(VALIDATION_RECORD, identity=identity, evidence=evidence)
-
-
-def make_simulated_device():
-    """Return a simulated MPS device after its simulation ended."""
-    with nb.simulated_mps("8 GiB") as mps:
-        return mps
 
 
 def describe_metrics(table):
@@ -168,7 +178,7 @@ def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENMED_NB_DATA", str(folder / "data"))
-        yield make_reports()
+        yield make_reports(folder)
 
 
 @pytest.mark.real_computer
