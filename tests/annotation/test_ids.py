@@ -8,6 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import dask.dataframe as dd
 import datasets
 import numpy as np
 import pandas as pd
@@ -124,6 +125,8 @@ class TestRejectedInputs:
             pytest.param(NOTES, {"ids": [[1], 2, 3, 4]}, "id at index 0 is list", id="unhashable"),
             pytest.param(NOTES, {"ids": MARKER}, "ids must not be a single string", id="string"),
             pytest.param(NOTES, {"ids": {*IDS}}, "for ids: set", id="set"),
+            pytest.param(NOTES, {"ids": "path"}, "requires files.*Path", id="paths of texts"),
+            pytest.param(NOTES, {"ids": dd.from_pandas(pd.Series(IDS))}, "not in memory", id="Dask"),
             pytest.param(NOTES, {"ids": np.array(5)}, "for ids: ndarray", id="array without dimensions"),
             pytest.param("She has asthma.", {"ids": ["a7"]}, "A single text has no ids", id="single text"),
             pytest.param(

@@ -181,7 +181,7 @@ class TestScores:
         gold = {"y": [], "x": [(8, 14, "Disease")]}
         report = nb.runbook.parity("bundled_small", texts, device="cpu", gold=gold, labels={"Disease": "DISEASE"})
         assert report.gold.recall == 1.0
-        with pytest.raises(UnmatchedIdsError):
+        with pytest.raises(UnmatchedIdsError, match="2 texts cannot"):
             nb.runbook.parity("bundled_small", NOTES[:2], device="cpu", gold=gold, labels={"Disease": "DISEASE"})
 
     def test_files_match_the_names_of_gold(self, tmp_path):
