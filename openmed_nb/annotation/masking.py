@@ -412,6 +412,11 @@ def strip_bio_prefix(label: str) -> str:
     return rest if dash and prefix in set("BIESLU") and rest else label
 
 
+def normalize_label(label: str) -> str:
+    """Return a label without its token prefix and casefolded, such as ``name`` for ``b-Name``."""
+    return strip_bio_prefix(label.upper()).casefold()
+
+
 def mask_text(
     text: str,
     spans: Iterable[tuple[Any, ...]],
@@ -440,7 +445,7 @@ def mask_text(
     """
     # Labels are not case-sensitive, as in Annotations.filter.
     templates = (
-        {label.casefold(): template for label, template in policy.items()} if isinstance(policy, Mapping) else {}
+        {normalize_label(label): template for label, template in policy.items()} if isinstance(policy, Mapping) else {}
     )
     default_template = policy if isinstance(policy, str) else REPLACEMENT
     expanded_spans: list[LabeledSpan] = []
@@ -463,7 +468,7 @@ def mask_text(
         for start, line_end in split_lines(text, span.start, span.end):
             end = start + len(_POSSESSIVE.sub("", text[start:line_end]))
             before = text[position:start]
-            replacement = templates.get(span.label.casefold(), default_template).replace("{label}", span.label)
+            replacement = templates.get(normalize_label(span.label), default_template).replace("{label}", span.label)
             masked_start = length + len(before)
             length = masked_start + len(replacement)
             parts += before, replacement

@@ -10,7 +10,7 @@ import os
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from itertools import chain, islice, pairwise, repeat
@@ -61,6 +61,7 @@ from .masking import (
     find_rule_spans,
     long_text_sentence,
     mask_text,
+    normalize_label,
     strip_bio_prefix,
     validate_policy,
 )
@@ -361,18 +362,18 @@ class ResultStore(Sequence[list[Entity]]):
             **{name: context[start_row:stop_row] for name, context in self.context.items()},
         }
 
-    def filter(self, labels: Collection[str], min_score: float, context: Mapping[str, Any]) -> ResultStore:
+    def filter(self, labels: set[str], min_score: float, context: Mapping[str, Any]) -> ResultStore:
         """Return a copy with the entities that have one of the labels, at least a score, and a context.
 
         Args:
-            labels: Casefolded labels; empty for all labels.
+            labels: Casefolded labels, with or without the prefix of a token; empty for all labels.
             min_score: Minimum score.
             context: Required value of columns of :attr:`context`, or a list of such values.
         """
         import numpy as np
 
         def is_selected(label: str, score: float) -> bool:
-            return score >= min_score and (not labels or label.casefold() in labels)
+            return score >= min_score and (not labels or label.casefold() in labels or normalize_label(label) in labels)
 
         columns = self.columns()
         kept = np.array(list(map(is_selected, columns[self.key], columns["score"])), bool)
@@ -596,18 +597,13 @@ def _group_overlapping(entities: Iterable[Mapping[str, Any]]) -> list[list[Mappi
 
 def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
     """Warn about labels that no entity has and the model does not predict. Without entities, there is no warning."""
-    available = {_normalize_label(label) for label in present}
+    available = {normalize_label(label) for label in present}
     if not available:
         return
-    available |= {_normalize_label(label) for label in known or ()}
+    available |= {normalize_label(label) for label in known or ()}
     for label in labels:
-        if _normalize_label(label) not in available:
+        if normalize_label(label) not in available:
             warn(f"No entity has the label {describe_value(label)}. {suggest(label.casefold(), sorted(available))}")
-
-
-def _normalize_label(label: str) -> str:
-    """Return a label without its token prefix and casefolded, such as ``name`` for ``b-Name``."""
-    return strip_bio_prefix(label.upper()).casefold()
 
 
 @dataclass(frozen=True, repr=False)
@@ -1299,15 +1295,17 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         if known_labels is None:
             _warn_unknown_labels(labels, self.results.labels, None)
         elif labels:
-            selected = [*map(_normalize_label, labels)]
-            available = map(_normalize_label, {*known_labels, *self.results.labels})
+            selected = [*map(normalize_label, labels)]
+            available = map(normalize_label, {*known_labels, *self.results.labels})
             check_names("a label of the model", selected, sorted(available), "Labels")
-            known_labels = tuple(label for label in known_labels if _normalize_label(label) in selected)
+            known_labels = tuple(label for label in known_labels if normalize_label(label) in selected)
         conditions = [f"label {' or '.join(map(shorten, labels))}"] if labels else []
         conditions += [f"{name}={value!r}" for name, value in context.items()]
         conditions += [f"score of at least {min_score:g}"] if min_score else []
         sentence = f"{'Filters' if len(conditions) > 1 else 'Filter'}: {', '.join(conditions)}."
-        results = self.results.filter({label.casefold() for label in labels}, min_score, context)
+        # An entity of several tokens has no prefix, although the labels of its model do.
+        select_by = str.casefold if self.results.key == "entity" else normalize_label
+        results = self.results.filter({*map(select_by, labels)}, min_score, context)
         return replace(self, results=results, known_labels=known_labels, filters=(*self.filters, sentence))
 
     def summary(self) -> Summary:

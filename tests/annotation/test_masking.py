@@ -27,7 +27,7 @@ CASES = [
     ("a b c", [(0, 3, "LONG"), (2, 5, "LATE")], "<{label}>", "<LONG>"),
     ("Jose\u0301 coughs", [(0, 4, "NAME")], "X", "X coughs"),
     ("李明咳嗽", [(0, 2, "NAME")], "[{label}]", "[NAME]咳嗽"),
-    ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "Name")], {"date": "D", "NAME": "X"}, "on D, X"),
+    ("on 3 May, Jo", [(3, 8, "DATE"), (10, 12, "Name")], {"b-date": "D", "NAME": "X"}, "on D, X"),
     ("Ann Lee \r\n- Bob Ray\n", [(0, 19, "NAME")], "X", "X \r\n- X\n"),
     ("Ann<br>Lee\tAnn", [(0, 14, "NAME")], "X", "X<br>X\tX"),
     ("<br>\n", [(0, 5, "NAME")], "X", "<br>\n"),

@@ -244,6 +244,7 @@ TOKENS = [
     [
         ((), 0.0, [["asthma", "drug"], [], ["drug"]]),
         (("disease",), 0.0, [["asthma"], [], []]),
+        (("B-Disease",), 0.0, [["asthma"], [], []]),
         (("Drug",), 0.5, [[], [], ["drug"]]),
         (("DRUG", "DISEASE"), 0.8, [["asthma"], [], ["drug"]]),
         ((), 0.95, [[], [], []]),
@@ -256,7 +257,9 @@ def test_filter_selects_labels_and_scores(labels, score, words):
     assert filtered.errors == {1: FAILURE}
     assert filtered.to_frame()["word"].tolist() == [word for text_words in words for word in text_words]
     assert [len(entities) for entities in many] == [2, 0, 1]
-    assert list(make_text(TEXT, *TOKENS).filter("b-d")) == TOKENS[:1]
+    tokens = make_text(TEXT, *TOKENS)
+    assert list(tokens.filter("b-d")) == TOKENS[:1]
+    assert list(tokens.filter("d")) == TOKENS
 
 
 def test_filters_are_reported_and_unknown_labels_are_rejected_or_a_warning():
