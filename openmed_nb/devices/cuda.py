@@ -45,7 +45,7 @@ class Cuda(Device):
     def names(self, torch: TorchInfo) -> list[str]:
         return [f"cuda:{index}" for index in range(len(torch.cuda_names or ()))] or ["cuda"]
 
-    def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
+    def type_rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
         machine = facts.machine
         torch = facts.torch
         names = torch.cuda_names or ()
@@ -54,7 +54,7 @@ class Cuda(Device):
         vendor = "AMD" if is_rocm else "NVIDIA"
         if machine.system == "Darwin":
             yield RejectionRule(MACOS, "this machine runs macOS, which does not support CUDA", is_absent=True)
-        yield from super().rejection_rules(facts)
+        yield from super().type_rejection_rules(facts)
         if machine.gpu_driver is False and not names:
             remedy = f"If this computer has an {vendor} GPU, install its driver."
             yield RejectionRule(NO_DRIVER, f"no {vendor} driver is loaded", remedy, is_absent=True)
@@ -73,7 +73,6 @@ class Cuda(Device):
             choices = " or ".join(f"'cuda:{index}'" for index in range(len(names)))
             reason = f"only {pluralize(len(names), 'GPU')} available on this machine"
             yield RejectionRule(UNKNOWN_GPU, reason, f"Use {choices}.")
-        yield from self.probe_rejection_rules(torch)
 
     def describe_hardware(self, facts: DeviceFacts) -> str:
         gpu = self._gpu(facts.torch)

@@ -171,10 +171,14 @@ class Device:
         return [self.type]
 
     def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
-        """Yield the reasons why the device cannot be used, in the order in which to fix them.
+        """Yield the reasons why the device cannot be used, in the order in which to fix them: a failed check is the last."""
+        yield from self.type_rejection_rules(facts)
+        if failure := facts.torch.probe_failure(self.name):
+            remedy = "Restart the kernel; if it fails again, use 'cpu' and report it to the driver vendor."
+            yield RejectionRule(FAILED_PROBE, f"the device check failed: {failure}", remedy)
 
-        The base class checks whether torch is missing or too old.
-        """
+    def type_rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
+        """Yield the reasons that are known without the device check. The base class checks for a torch that is missing or too old."""
         machine = facts.machine
         torch = facts.torch
         if torch.release >= MIN_TORCH:
@@ -190,12 +194,6 @@ class Device:
             reason = f"torch {torch.version} is older than 2.6, the first release that this package supports"
             upgrade = f"python -m pip install --upgrade {torch_requirement(machine)}"
             yield RejectionRule(OLD_TORCH, reason, f"Upgrade it: {upgrade}.")
-
-    def probe_rejection_rules(self, torch: TorchInfo) -> Iterator[RejectionRule]:
-        """Yield a rule if the device check failed."""
-        if failure := torch.probe_failure(self.name):
-            remedy = "Restart the kernel; if it fails again, use 'cpu' and report it to the driver vendor."
-            yield RejectionRule(FAILED_PROBE, f"the device check failed: {failure}", remedy)
 
     def describe_hardware(self, _facts: DeviceFacts) -> str:
         """Return a clause that names the hardware, or an empty string if it is unknown."""

@@ -73,7 +73,7 @@ class Mps(Device):
     dtype_fallbacks: ClassVar[Mapping[str, str]] = {"float64": "float32", "complex128": "complex64"}
     fused_adamw_types = ("float32", "float16", "bfloat16")  # pytorch#127242
 
-    def rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
+    def type_rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
         machine = facts.machine
         torch = facts.torch
         installed_macos = ".".join(str(part) for part in machine.macos_version or ())
@@ -101,7 +101,7 @@ class Mps(Device):
             )
             install = f"python -m pip install {torch_requirement(machine)}"
             yield RejectionRule(NEW_TORCH, reason, f"Update macOS, or install a torch that supports it: {install}.")
-        yield from super().rejection_rules(facts)
+        yield from super().type_rejection_rules(facts)
         if torch.mps_built is False:
             install = f"python -m pip install --force-reinstall {torch_requirement(machine)}"
             reason = f"torch {torch.version} was built without MPS"
@@ -112,7 +112,6 @@ class Mps(Device):
         failure = torch.probe_failure(self.name) or ""
         if "watermark ratio" in failure:
             yield RejectionRule(BAD_WATERMARKS, f"PyTorch rejected the watermark ratios: {failure}", UNSET_BOTH_REMEDY)
-        yield from self.probe_rejection_rules(torch)
 
     def describe_hardware(self, facts: DeviceFacts) -> str:
         return f"the chip is {facts.machine.chip or 'Apple Silicon'}"

@@ -65,6 +65,7 @@ RULES = {
     "torch is old on an Intel Mac": ("cpu", INTEL, TorchInfo("2.2.2"), ["old torch"]),
     "the GPU is not one of those": ("cuda:1", BOX, TorchInfo("2.13.0", **CUDA_BUILD), ["no such GPU"]),
     "the GPU fails": ("cuda", BOX, TorchInfo("2.13.0", **CUDA_BUILD, probes=(("cuda", "no"),)), ["failed probe"]),
+    "the CPU fails": ("cpu", BOX, TorchInfo("2.13.0", probes=(("cpu", "no"),)), ["failed probe"]),
     "torch finds no GPU": (
         *("cuda", BOX, TorchInfo("2.13.0", gpu_build="CUDA 13.0", cuda_names=())),
         ["no GPU", "no such GPU"],
