@@ -89,7 +89,7 @@ class TestDifferences:
     def test_changed_entities_are_found(self, close_model):
         """The autocast of the caller has no effect, and a missing text counts in the indices only."""
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            report = compare(close_model, ["the patient was seen .", None, close_models.NOTE], dtype="bfloat16")
+            report = compare(close_model, ["the patient was seen .", " ", close_models.NOTE], dtype="bfloat16")
             assert torch.is_autocast_enabled("cpu")
 
         assert report.logit_difference <= report.tolerance.logits
@@ -200,7 +200,7 @@ class TestArguments:
             parity(pipe, self.TEXTS, gold=gold)
         assert "asthma" not in str(caught.value), message
 
-    @pytest.mark.parametrize("texts", [None, [], iter(())])
+    @pytest.mark.parametrize("texts", [None, [], ["", None]])
     def test_texts_are_required(self, pipe, texts):
         with pytest.raises(ConfigurationError, match="There are no texts to compare"):
             parity(pipe, texts)
