@@ -1,7 +1,7 @@
 """Session of a kernel: the active device, changes to the environment, and loaded models.
 
-It is the only mutable object of the package. Public functions, magics and the panel use it. A failed operation does not change
-the session.
+Public functions, magics and the panel use it. A failed operation does not change the session. The end of the module lists the
+other state of the process.
 """
 
 from __future__ import annotations
@@ -496,8 +496,10 @@ class Session:
 # - the active simulated MPS device, of which torch supports one (``devices.machine.ACTIVE_SIMULATIONS``);
 # - the locks for tensor work and tokenization (``devices.backend.TENSOR_LOCK`` and ``TOKENIZER_LOCK``);
 # - the thread that imports torch in the background (``notebook.preload``);
-# - cached facts of torch, signatures and files (``functools.cache`` in ``devices.linear``, ``annotation.forward``,
-#   ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.forecast``);
+# - cached facts of torch, signatures and files (``functools.cache`` in ``devices.linear``, ``devices.registry``,
+#   ``annotation.forward``, ``models.files``, ``training.epochs``, ``runbook.bench.profile_watch`` and ``runbook.checks.forecast``);
+# - cached results for words and labels (in ``annotation.boundaries``, ``annotation.context``, ``annotation.decoding`` and
+#   ``annotation.tokens``), and open browsers of notes (``annotation.browsing.OPEN_VIEWS``);
 # - changes of clusters to the process while they run (``distributed.starting``), and in a worker the model of the last run
 #   and the partitions that were read last (``distributed.worker``, ``distributed.columns``).
 SESSION = Session()

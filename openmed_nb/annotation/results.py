@@ -762,7 +762,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         position = self._locate(index)
         try:
             return self.results[position]
-        except IndexError:
+        except (IndexError, TypeError):
             message = f"{describe_value(position)} is not the position of one of the {pluralize(len(self), 'note')}."
             raise PositionError(message, f"Pass a position below {len(self):,}; the first is 0.") from None
 

@@ -103,7 +103,7 @@ def test_iterator_without_texts_is_a_warning(pipe):
     ("texts", "message"),
     [
         (b"asthma", "is not an iterable of strings"),
-        ({"note": ["asthma"]}, "is not an iterable of strings"),
+        ({"note": ["asthma"]}, "Pass the texts of one key"),
         (None, "is not an iterable of strings"),
         (list, "is not an iterable of strings"),
         (pd.DataFrame(TABLE), "Pass its column of texts, such as notes"),

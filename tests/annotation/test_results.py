@@ -20,7 +20,7 @@ from openmed_nb._render.display import to_text
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import FileReference, text_fingerprint
 from openmed_nb.annotation.results import MAX_TABLE_ROWS, MAX_TEXT_CHARACTERS, FingerprintedResult, ResultStore
-from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning
+from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning, PositionError
 
 TEXT = "He has asthma and type 2 diabetes."
 ASTHMA = make_entity(TEXT, "asthma")
@@ -210,6 +210,8 @@ def test_one_of_many_is_read_again_or_refused():
     assert many.texts is texts
     assert (many.show(3).text, list(many.show(3))) == (TEXTS[3], RESULTS[3])
     assert many.show(0).text == TEXTS[0]
+    with pytest.raises(PositionError, match=r"^0\.5 is not"):
+        many[0.5]
     for position in (4, -1, 1.0, True):
         with pytest.raises(ConfigurationError, match=r"Invalid value for position: .*\. Pass .* from 0 to 3\."):
             many.show(position)
