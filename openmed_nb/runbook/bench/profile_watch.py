@@ -226,7 +226,7 @@ class WaitRecorder(TorchFunctionMode):
 
 # torch functions that need values of the device on the host.
 SYNC_CALLS: Mapping[str, str] = {
-    **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu", "nonzero")},
+    **{name: f".{name}()" for name in ("item", "tolist", "numpy", "cpu", "nonzero", "unique")},
     **{f"__{name}__": f"{name}()" for name in ("bool", "float", "int")},
     **dict.fromkeys(("__repr__", "__str__", "__format__"), "printing a tensor"),
 }
@@ -240,6 +240,10 @@ def _describe_wait(name: str, args: Sequence[object], kwargs: Mapping[str, objec
     """
     first, *others = [*args, *kwargs.values()] or [None]
     on_device = _is_on(first, device)
+    if name == "__getitem__" and on_device:  # A boolean mask calls nonzero on the device.
+        indices = others[0] if isinstance(others[0], tuple) else others
+        has_mask = any(isinstance(index, torch.Tensor) and index.dtype == torch.bool for index in indices)
+        return "indexing with a mask" if has_mask else "", False
     if name != "to":
         return SYNC_CALLS.get(name, "") if on_device else "", False
     targets = {device_type(str(getattr(other, "device", other))) for other in others}

@@ -57,6 +57,7 @@ WAITING_CALLS = [
     (lambda: f"{SCALAR:.2f}", "printing a tensor"),
     (lambda: LOGGER.error("loss %s", SCALAR), "printing a tensor"),
     (lambda: torch.nonzero(ROW), ".nonzero()"),
+    (lambda: ROW[ROW > 0], "indexing with a mask"),
 ]
 
 
