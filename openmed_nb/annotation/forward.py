@@ -119,7 +119,9 @@ def plan_batches(lengths: np.ndarray, budget: TokenBudget, max_length: int) -> l
         rows = order[position : position + budget.rows_for_length(length)]
         text_tokens = np.cumsum(lengths[rows])
         padding = length * np.arange(1, len(rows) + 1) - text_tokens
-        rows = rows[: np.argmax(np.append(padding > np.minimum(text_tokens, budget.max_padding), True))]
+        (too_padded,) = np.nonzero(padding > np.minimum(text_tokens, budget.max_padding))
+        if len(too_padded):
+            rows = rows[: too_padded[0]]
         batches.append(Batch(rows, length, len(rows)))
         position += len(rows)
     return batches

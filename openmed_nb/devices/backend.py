@@ -92,7 +92,9 @@ class TorchInfo:
     def prerelease_note(self) -> str:
         """Kind of a build that is not a release; empty for a release."""
         match = re.match(r"\d+(?:\.\d+)*(\.dev|a)\d", self.version or "")
-        return {None: "", ".dev": "a nightly build", "a": "built from source, not released"}[match and match[1]]
+        if match is None:
+            return ""
+        return "a nightly build" if match[1] == ".dev" else "built from source, not released"
 
     def probe_failure(self, device: str) -> str | None:
         """Return the failure of the device check, ``""`` if it passed, or ``None`` if the device was not checked."""

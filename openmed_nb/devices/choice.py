@@ -60,6 +60,7 @@ class DeviceChoice(Displayable):
         moved_models: Models that this choice moved to the device.
         simulated: Whether the machine is simulated. Measurements then do not represent the device.
         tuned_batch_tokens: Loaded models with a tuned batch size on the device, each with its tokens per batch.
+        hardware: Clause that names a GPU, such as ``"the chip is Apple M4"``; empty if it is not known.
     """
 
     device: str
@@ -73,6 +74,7 @@ class DeviceChoice(Displayable):
     moved_models: tuple[str, ...] = ()
     simulated: bool = False
     tuned_batch_tokens: tuple[tuple[str, int], ...] = ()
+    hardware: str = ""
 
     SIMULATION_MARKERS = ("", "")  # The reason names the simulated chip.
 
@@ -105,12 +107,12 @@ class DeviceChoice(Displayable):
     def headline(self) -> str:
         """The device and the reason for it, as a headline."""
         device = f"{self.device}{SIMULATED_SUFFIX if self.simulated else ''}"
-        hardware = self.reason.rstrip(".").partition("; ")[2]
         if self.requested != "auto":
             spelling = "" if self.requested == self.device else f" as {self.requested!r}"
-            details = f"; {hardware}" if hardware else ""
+            details = f"; {self.hardware}" if self.hardware else ""
             return f"Device: {device} (requested by {source_name(self.requested_by)}{spelling}{details})"
-        if not hardware:
+        hardware = self.hardware or "the first available device"
+        if not get_device(self.device).is_accelerator:
             reasons = {rejection.reason for rejection in self.rejected}
             hardware = f"no GPU available to PyTorch on {self.computer}"
             if len(reasons) == 1:  # A single reason, such as a variable, applies to every GPU.
@@ -186,6 +188,7 @@ def select_device(request: DeviceRequest, facts: DeviceFacts) -> DeviceChoice:
             rejected=tuple(rejected),
             dtype_reason=device.float32_reason,
             simulated=facts.machine.simulated,
+            hardware=hardware,
         )
     reasons = rejected[0].reason
     if len(rejected) > 1:

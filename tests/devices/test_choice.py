@@ -216,16 +216,20 @@ def automatic(reason, *rejected, **facts):
     return DeviceChoice("cpu", "auto", "default", reason, confirmed=True, rejected=reasons, **facts)
 
 
-CHIP = "'mps' was requested by the device argument; the chip is Apple M2."
+CHIP = "the chip is Apple M2"
 HEADLINES = {
     "as requested": (choice(), "Device: cpu (requested by the device argument)"),
     "by another name": (
-        DeviceChoice("mps", "gpu", "argument", CHIP, confirmed=True),
+        DeviceChoice("mps", "gpu", "argument", "", confirmed=True, hardware=CHIP),
         "Device: mps (requested by the device argument as 'gpu'; the chip is Apple M2)",
     ),
     "automatic": (
-        DeviceChoice("mps", "auto", "default", f"No device was requested; {CHIP.partition('; ')[2]}", confirmed=True),
+        DeviceChoice("mps", "auto", "default", "", confirmed=True, hardware=CHIP),
         "Device: mps (selected automatically: the chip is Apple M2)",
+    ),
+    "a GPU without a name": (
+        DeviceChoice("cuda", "auto", "default", "", confirmed=True),
+        "Device: cuda (selected automatically: the first available device)",
     ),
     "no GPU": (
         automatic("mps and cuda are unavailable.", "Linux", "no driver"),
