@@ -186,7 +186,10 @@ def test_parse_memory(size, number):
     assert parse_memory(size) == number
 
 
-@pytest.mark.parametrize("size", ["8", "GiB", "-8 GiB", "8 GiBs", 8, (1 << 20) - 1, True, math.inf, math.nan, None, ""])
+@pytest.mark.parametrize(
+    "size",
+    ["8", "GiB", "-8 GiB", "8 GiBs", "1e3 GiB", "8 PB", 0, 8, (1 << 20) - 1, True, math.inf, math.nan, None, "", []],
+)
 def test_parse_memory_rejects_other_sizes(size):
     with pytest.raises(ConfigurationError, match="is not a valid memory size") as caught:
         parse_memory(size)
