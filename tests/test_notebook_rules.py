@@ -19,14 +19,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from helpers import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from helpers.project import PYPROJECT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PROJECT = PYPROJECT["project"]
 MAX_CELLS = 12
 MAX_LINES = 15
 ONCE_OR_STATE = re.compile(r"print\(warning\.message\)|%openmed_(device|doctor)( --reset)?$", re.MULTILINE)

@@ -16,17 +16,12 @@ from packaging.utils import canonicalize_name
 
 import openmed_nb
 from helpers import ROOT
+from helpers.project import PYPROJECT
 from helpers.readme import readme_command
 from openmed_nb.devices.device import MAC_TORCH
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 PYTHONS, SYSTEMS = ("3.10", "3.11", "3.12", "3.13", "3.14"), ("darwin", "linux", "win32")
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 PROJECT, PYTEST = PYPROJECT["project"], PYPROJECT["tool"]["pytest"]["ini_options"]
 
 
@@ -64,9 +59,9 @@ def test_dependencies_are_pinned():
     """The constraints cover every dependency of the project and of its test and docs extras."""
     extras = PROJECT["optional-dependencies"]
     declared = [*PROJECT["dependencies"], *extras["test"], *extras["docs"]]
-    pinned = {requirement.name.lower().replace("_", "-") for requirement in requirements("constraints.txt")}
+    pinned = {canonicalize_name(requirement.name) for requirement in requirements("constraints.txt")}
 
-    assert {Requirement(name).name.lower().replace("_", "-") for name in declared} <= pinned
+    assert {canonicalize_name(Requirement(name).name) for name in declared} <= pinned
 
 
 def test_binder_installs_the_pinned_versions():
