@@ -40,8 +40,7 @@ def test_nested_operations_notify_once(dispatcher, events):
         assert events == []
     assert events == [None]
 
-    with dispatcher.operation():
-        pass
+    run_operation(dispatcher)
     assert events == [None, None]
 
 
@@ -51,8 +50,7 @@ def test_failed_operation_notifies(dispatcher, events, failure):
         raise failure
 
     assert events == [None]
-    with dispatcher.operation():
-        pass
+    run_operation(dispatcher)
     assert events == [None, None]
 
 
@@ -118,8 +116,8 @@ def test_interrupt_in_listener_propagates(dispatcher):
             raise KeyboardInterrupt
 
     dispatcher.subscribe(interrupted)
-    with pytest.raises(KeyboardInterrupt), dispatcher.operation():
-        pass
+    with pytest.raises(KeyboardInterrupt):
+        run_operation(dispatcher)
     run_operation(dispatcher)
 
     assert events == [None, None]

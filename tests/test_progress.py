@@ -7,12 +7,13 @@ import pty
 import signal
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
 import openmed_nb as nb
 from helpers.clock import use_clock
+from helpers.threads import run_in_thread
 from openmed_nb._events.activity import IMPORTING, LOADING, RELEASING, EventDispatcher, ProgressEvent
 from openmed_nb._events.progress import (
     ProgressBar,
@@ -25,6 +26,8 @@ from openmed_nb._events.progress import (
 from openmed_nb.errors import RunInterrupted
 from openmed_nb.session import SESSION
 
+LOAD_EVENT = ProgressEvent(LOADING, "bundled")
+
 
 def text_event(done, total=300):
     """Return an event of an annotation run."""
@@ -34,7 +37,7 @@ def text_event(done, total=300):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (ProgressLine(ProgressEvent(LOADING, "bundled"), 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
+        (ProgressLine(LOAD_EVENT, 12.9, "stopped"), "Loading: bundled, stopped after 12 s"),
         (
             ProgressLine(text_event(99), 83, eta_seconds=41.8),
             "Annotating: bundled on cpu ███░░░░░░░ 99 of 300 texts, 1:23, about 41 s left",
@@ -95,17 +98,25 @@ def test_eta_is_unknown_before_five_seconds_and_three_percent(seconds, total):
     assert make_history(*events).snapshot(3 * seconds).eta_seconds is None
 
 
-def test_annotate_reports_completed_characters():
-    events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 900]
+@contextmanager
+def record_annotating():
+    """Record the events of annotation runs."""
+    events = []
     stop = SESSION.subscribe(lambda event: events.append(event) if event and event.operation == "Annotating" else None)
     try:
+        yield events
+    finally:
+        stop()
+
+
+def test_annotate_reports_completed_characters():
+    notes = ["She has asthma. " * 40] * 6 + ["No complaints."] * 40 + ["Known migraine. " * 900]
+    with record_annotating() as events:
         with use_clock(itertools.count().__next__):  # A second passes between two events.
             nb.annotate(notes, "bundled_small", device="cpu")
         of_list = events.copy()
         events.clear()
         nb.annotate(iter(notes), "bundled_small", device="cpu")
-    finally:
-        stop()
 
     assert (of_list[0].size_done, of_list[-1].size_done) == (0, of_list[-1].size)
     assert of_list[-1].size == sum(len(note) + 1 for note in notes)
@@ -121,26 +132,20 @@ def test_interrupt_names_the_displayed_count():
         yield from ["She has asthma. " * 40] * 100
         raise KeyboardInterrupt
 
-    events = []
-    stop = SESSION.subscribe(events.append)
-    try:
-        with use_clock(itertools.count().__next__), pytest.raises(RunInterrupted) as caught:
-            nb.annotate(interrupted_notes(), "bundled_small", device="cpu")
-    finally:
-        stop()
-    counts = [event.completed for event in events if event and event.operation == "Annotating"]
-    assert counts[-1] == caught.value.done > 0
+    with (
+        record_annotating() as events,
+        use_clock(itertools.count().__next__),
+        pytest.raises(RunInterrupted) as caught,
+    ):
+        nb.annotate(interrupted_notes(), "bundled_small", device="cpu")
+    assert events[-1].completed == caught.value.done > 0
 
 
 def test_annotate_limits_events_of_batches():
     """Batches send no events if no time passes, only chunks of texts do."""
-    events, notes = [], ["She has asthma. " * 40] * 6 + ["No complaints."] * 40
-    stop = SESSION.subscribe(lambda event: events.append(event) if event and event.operation == "Annotating" else None)
-    try:
-        with use_clock(lambda: 1.0):
-            nb.annotate(notes, "bundled_small", device="cpu", batch_tokens=64)
-    finally:
-        stop()
+    notes = ["She has asthma. " * 40] * 6 + ["No complaints."] * 40
+    with record_annotating() as events, use_clock(lambda: 1.0):
+        nb.annotate(notes, "bundled_small", device="cpu", batch_tokens=64)
 
     assert [event.completed for event in events] == [0, len(notes)]
 
@@ -175,14 +180,14 @@ def make_dispatcher(draw_interval=0.001):
 def test_line_is_drawn_during_long_step(error, end):
     dispatcher, page = make_dispatcher()
     with pytest.raises(error) if error else nullcontext(), dispatcher.operation(), dispatcher.operation():
-        dispatcher.notify(ProgressEvent(LOADING, "bundled"))
+        dispatcher.notify(LOAD_EVENT)
         assert page.drawn.wait(60)
         if error:
             raise error
 
     assert page.lines[0].outcome == ""
     assert [line.outcome for line in page.lines if line.outcome] == [end]
-    assert page.lines[-1].event == ProgressEvent(LOADING, "bundled")
+    assert page.lines[-1].event == LOAD_EVENT
     assert threads() == []
 
 
@@ -209,7 +214,7 @@ def test_line_describes_last_event():
 def test_blocking_operation_is_drawn_before_start(event):
     dispatcher, page = make_dispatcher(draw_interval=3600)
     with dispatcher.operation():
-        dispatcher.notify(ProgressEvent(LOADING, "bundled"))
+        dispatcher.notify(LOAD_EVENT)
         assert page.lines == []
         dispatcher.notify(event)
         assert page.lines[0].event == event
@@ -273,25 +278,18 @@ def test_forked_child_does_not_wait_for_drawing_thread():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def run_in_thread(dispatcher):
-    """Run an operation in another thread."""
-    thread = threading.Thread(target=run_operation, args=[dispatcher])
-    thread.start()
-    thread.join()
-
-
 def run_operation(dispatcher, **options):
     """Run an operation with one event."""
     with dispatcher.operation(**options):
-        dispatcher.notify(ProgressEvent(LOADING, "bundled"))
+        dispatcher.notify(LOAD_EVENT)
 
 
 @pytest.mark.parametrize(
     "quiet",
     [
-        run_in_thread,
+        lambda dispatcher: run_in_thread(run_operation, dispatcher),
         lambda dispatcher: run_operation(dispatcher, progress=False),
-        lambda dispatcher: dispatcher.notify(ProgressEvent(LOADING, "bundled")),
+        lambda dispatcher: dispatcher.notify(LOAD_EVENT),
     ],
     ids=["another thread", "progress=False", "no run_operation"],
 )
@@ -303,7 +301,7 @@ def test_silent_events_are_not_drawn(quiet):
 
     assert threads() == []
     assert page.lines == []
-    assert events[0] == ProgressEvent(LOADING, "bundled")
+    assert events[0] == LOAD_EVENT
 
 
 @pytest.mark.parametrize(
