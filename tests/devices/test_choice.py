@@ -23,13 +23,17 @@ from openmed_nb.devices.registry import DEVICE_TYPES, get_device
 from openmed_nb.devices.request import DeviceRequest, DeviceSetting, resolution_order, resolve_request
 from openmed_nb.errors import DeviceUnavailableError, OpenMedError, UnknownDeviceError
 
+
+def mac(chip, macos_version):
+    """Return a Mac with an Apple chip."""
+    return MachineInfo("Darwin", "arm64", apple_silicon=True, chip=chip, macos_version=macos_version, gpu_driver=False)
+
+
 MACHINES = {
-    "M4 Max": MachineInfo(
-        "Darwin", "arm64", apple_silicon=True, chip="Apple M4 Max", macos_version=(15, 5), gpu_driver=False
-    ),
-    "M1 with macOS 13": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos_version=(13, 6)),
-    "M1 with macOS 14": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos_version=(14,)),
-    "M1 with macOS 14.0": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M1", macos_version=(14, 0)),
+    "M4 Max": mac("Apple M4 Max", (15, 5)),
+    "M1 with macOS 13": mac("Apple M1", (13, 6)),
+    "M1 with macOS 14": mac("Apple M1", (14,)),
+    "M1 with macOS 14.0": mac("Apple M1", (14, 0)),
     "M2 whose sysctl does not answer": MachineInfo("Darwin", "arm64", apple_silicon=True),
     "M2 Pro under Rosetta": MachineInfo(
         "Darwin", "x86_64", apple_silicon=True, under_rosetta=True, macos_version=(14, 5)
@@ -37,15 +41,11 @@ MACHINES = {
     "Intel Mac": MachineInfo(
         "Darwin", "x86_64", chip="Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz", macos_version=(14, 5)
     ),
-    "virtual Mac": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M2 (Virtual)", macos_version=(14, 5)),
-    "M5 with macOS 26": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M5", macos_version=(26, 6, 2)),
-    "M5 with macOS 27": MachineInfo("Darwin", "arm64", apple_silicon=True, chip="Apple M5", macos_version=(27, 0)),
-    "virtual Mac with macOS 15": MachineInfo(
-        "Darwin", "arm64", apple_silicon=True, chip="Apple M1 (Virtual)", macos_version=(15, 7)
-    ),
-    "virtual Mac with macOS 26": MachineInfo(
-        "Darwin", "arm64", apple_silicon=True, chip="Apple M1 (Virtual)", macos_version=(26, 6)
-    ),
+    "virtual Mac": mac("Apple M2 (Virtual)", (14, 5)),
+    "M5 with macOS 26": mac("Apple M5", (26, 6, 2)),
+    "M5 with macOS 27": mac("Apple M5", (27, 0)),
+    "virtual Mac with macOS 15": mac("Apple M1 (Virtual)", (15, 7)),
+    "virtual Mac with macOS 26": mac("Apple M1 (Virtual)", (26, 6)),
     "Linux without a GPU": MachineInfo("Linux", "x86_64", gpu_driver=False),
     "Linux with NVIDIA driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
     "Linux with AMD driver": MachineInfo("Linux", "x86_64", gpu_driver=True),
@@ -57,7 +57,8 @@ MACHINES = {
     "Windows without a GPU": MachineInfo("Windows", "AMD64", gpu_driver=False),
 }
 
-CUDA, ROCM = ("2.13.0+cu130", "CUDA 13.0"), ("2.13.0+rocm7.1", "ROCm 7.1.25424")
+CUDA = {"version": "2.13.0+cu130", "gpu_build": "CUDA 13.0"}
+ROCM = {"version": "2.13.0+rocm7.1", "gpu_build": "ROCm 7.1.25424"}
 METAL = {"is_imported": True, "gpu_build": "", "mps_built": True, "mps_available": True, "cuda_names": ()}
 NO_METAL = {**METAL, "mps_available": False}
 NO_MPS = {"is_imported": True, "mps_built": False, "mps_available": False}
@@ -86,17 +87,17 @@ TORCHES = {
     "no Metal device": TorchInfo("2.13.0", **NO_METAL),
     "planned CPU build": TorchInfo("2.13.0+cpu", gpu_build=""),
     "loaded CPU build": TorchInfo("2.13.0+cpu", gpu_build="", cuda_names=(), **NO_MPS),
-    "planned CUDA build": TorchInfo(CUDA[0], gpu_build=CUDA[1]),
-    "CUDA build that finds none": TorchInfo(CUDA[0], gpu_build=CUDA[1], cuda_names=(), **NO_MPS),
-    "one GPU, not probed": TorchInfo(CUDA[0], gpu_build=CUDA[1], cuda_names=("NVIDIA L4",), **NO_MPS),
-    "two GPUs that work": TorchInfo(CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", ""), ("cuda:1", ""))),
+    "planned CUDA build": TorchInfo(**CUDA),
+    "CUDA build that finds none": TorchInfo(**CUDA, cuda_names=(), **NO_MPS),
+    "one GPU, not probed": TorchInfo(**CUDA, cuda_names=("NVIDIA L4",), **NO_MPS),
+    "two GPUs that work": TorchInfo(**CUDA, **TWO_GPUS, probes=(("cuda", ""), ("cuda:1", ""))),
     "first of two GPUs fails": TorchInfo(
-        CUDA[0], gpu_build=CUDA[1], **TWO_GPUS, probes=(("cuda", "CUDA error: no kernel image is available"),)
+        **CUDA, **TWO_GPUS, probes=(("cuda", "CUDA error: no kernel image is available"),)
     ),
-    "planned ROCm build": TorchInfo(ROCM[0], gpu_build=ROCM[1]),
-    "ROCm build that finds none": TorchInfo(ROCM[0], gpu_build=ROCM[1], cuda_names=(), **NO_MPS),
+    "planned ROCm build": TorchInfo(**ROCM),
+    "ROCm build that finds none": TorchInfo(**ROCM, cuda_names=(), **NO_MPS),
     "ROCm build with a GPU that works": TorchInfo(
-        ROCM[0], gpu_build=ROCM[1], cuda_names=("AMD Instinct MI210",), **NO_MPS, probes=(("cuda", ""),)
+        **ROCM, cuda_names=("AMD Instinct MI210",), **NO_MPS, probes=(("cuda", ""),)
     ),
 }
 
@@ -193,12 +194,14 @@ def test_device_list_labels_active_device(in_force, place):
     states = ["unavailable", "usable", "not tested", "usable"]
     if place is not None:
         states[place] = "active"
-    assert [row[1] for row in listed.to_report().tables[0].rows] == states
-    assert listed.to_dict()["active_device"] == in_force
-    assert [device["usable"] for device in listed.to_dict()["devices"]] == [False, True, None, True]
-    assert listed.to_dict()["devices"][0] == {**vars(NO_MAC), "usable": False}
-    assert listed.to_report().tables[0].columns == ("device", "status", "reason", "suggested action")
-    assert listed.to_report().tables[0].rows[0] == ("mps", "unavailable", NO_MAC.reason, NO_MAC.remedy)
+    (table,) = listed.to_report().tables
+    data = listed.to_dict()
+    assert [row[1] for row in table.rows] == states
+    assert data["active_device"] == in_force
+    assert [device["usable"] for device in data["devices"]] == [False, True, None, True]
+    assert data["devices"][0] == {**vars(NO_MAC), "usable": False}
+    assert table.columns == ("device", "status", "reason", "suggested action")
+    assert table.rows[0] == ("mps", "unavailable", NO_MAC.reason, NO_MAC.remedy)
 
 
 @pytest.mark.parametrize(
