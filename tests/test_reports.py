@@ -24,6 +24,11 @@ from openmed_nb.runbook.verdict.metrics import Evidence, ReportMetrics
 from openmed_nb.session import SESSION
 from openmed_nb.training.release import MemoryLimit
 
+pytestmark = [
+    pytest.mark.real_computer,
+    pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning"),
+]
+
 TEXTS = ["She has asthma.", "No fever, but type 2 diabetes mellitus.", "History of asthma."]
 MODEL = "bundled_small"
 SOFTWARE = Software("0.1.0", "3.12.1", "2.14.1", "5.23.0", {}, "macOS 15.1", "arm64")
@@ -181,8 +186,6 @@ def reports(tmp_path_factory):
         yield make_reports(folder)
 
 
-@pytest.mark.real_computer
-@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
 def test_reports_match_the_snapshot(reports, as_recorded):
     described = {name: describe_report(name, report) for name, report in reports.items()}
 
@@ -193,8 +196,6 @@ def test_reports_match_the_snapshot(reports, as_recorded):
 SIGNS = {"losses": "✓", "parity": "✓", "precision_verdict": "!", "forecast": "✓", "members": None}
 
 
-@pytest.mark.real_computer
-@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
 def test_reports_have_a_status_sign(reports):
     signs = {
         name: re.search(r"<p [^>]*>(?:<span[^>]*>(.)</span> )?<strong>", reports[name]._repr_html_())[1]
@@ -204,8 +205,6 @@ def test_reports_have_a_status_sign(reports):
     assert signs == SIGNS
 
 
-@pytest.mark.real_computer
-@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
 def test_text_and_html_have_the_same_values(reports):
     for name, value in reports.items():
         if hasattr(value, "final_report"):
@@ -293,8 +292,6 @@ class SanitizerCheck(HTMLParser):
                     self.dropped.append(declaration)
 
 
-@pytest.mark.real_computer
-@pytest.mark.filterwarnings("ignore::openmed_nb.errors.OpenMedWarning")
 def test_reports_are_unchanged_in_an_untrusted_notebook(reports):
     pages = {name: report._repr_html_() for name, report in reports.items() if hasattr(report, "_repr_html_")}
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from helpers import ROOT
+from helpers.devices import needs_cuda
 from helpers.processes import run_python
 from openmed_nb.devices.backend import (
     MIN_TORCH,
@@ -267,7 +268,7 @@ def test_without_autocast_computes_in_full_precision(device):
 
 @pytest.mark.parametrize(
     "device",
-    ["cpu", pytest.param("cuda:0", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"))],
+    ["cpu", pytest.param("cuda:0", marks=needs_cuda)],
 )
 def test_use_rng_states_repeats_and_restores(device):
     def numbers():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.devices import needs_cuda
 from openmed_nb.devices.backend import parse_release
 from openmed_nb.devices.cpu import Cpu
 from openmed_nb.devices.cuda import Cuda
@@ -171,7 +172,7 @@ def test_mps_peak_since_torch_2_13():
             assert mps.memory_stats().peak == mps.memory_stats().allocated
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 def test_cuda_memory_stats_and_cache():
     cuda = get_device("cuda:0")
     cuda.empty_cache()
@@ -186,7 +187,7 @@ def test_cuda_memory_stats_and_cache():
     assert before.recommended == torch.cuda.get_device_properties(0).total_memory
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 def test_cuda_limit_is_enforced():
     cuda = get_device("cuda:0")
     fraction = 0.05

@@ -12,6 +12,7 @@ import torch
 from transformers import BatchEncoding
 from transformers.modeling_outputs import TokenClassifierOutput
 
+from helpers.devices import needs_cuda
 from openmed_nb.devices.moving import (
     REPORTED_CONVERSIONS,
     arrays_to_device,
@@ -30,7 +31,8 @@ from openmed_nb.errors import ConfigurationError, DtypeOverflowError, OpenMedWar
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import DeviceCopy
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_mps = pytest.mark.usefixtures("mps")
+quietly_on_mps = pytest.mark.usefixtures("mps", "quiet")
 
 ONES = torch.ones(2)
 Pair = namedtuple("Pair", ["inputs", "labels"])  # noqa: PYI024 - what old loaders return
@@ -92,7 +94,7 @@ BATCHES = [
 ]
 
 
-@pytest.mark.usefixtures("mps", "quiet")
+@quietly_on_mps
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
 def test_to_device_preserves_batch_type(batch):
     moved = to_device(batch, "mps")
@@ -110,7 +112,7 @@ def test_to_device_preserves_batch_type(batch):
     assert str(to_device(batch, "cpu")) == str(batch)  # Other values, at all depths.
 
 
-@pytest.mark.usefixtures("mps", "quiet")
+@quietly_on_mps
 @pytest.mark.parametrize(
     ("array", "dtype"),
     [
@@ -172,7 +174,7 @@ def move_warnings(batch):
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_conversion_is_reported_once():
     batch = {"weights": wide(1), "values": [torch.ones(1), wide(1)], "ids": torch.ones(1)}
     module = torch.nn.Sequential(*(torch.nn.Linear(1, 1, dtype=torch.float64) for _ in range(4)))
@@ -193,7 +195,7 @@ def test_conversion_is_reported_once():
     assert (later.late.dtype, later.late.device.type) == (torch.float32, "mps")
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 @pytest.mark.parametrize(
     ("key", "shown"),
     [
@@ -206,7 +208,7 @@ def test_conversion_hides_possible_note_in_key(key, shown):
     assert message.endswith(f": {shown}.")
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 @pytest.mark.parametrize(
     ("batch", "shown"),
     [
@@ -223,13 +225,13 @@ def test_conversion_names_places(batch, shown):
     assert message.endswith(f": {shown}.")
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_conversion_shows_layer_names():
     module = torch.nn.ModuleDict({"LayerNorm": torch.nn.LayerNorm(1, dtype=torch.float64)})
     assert ": LayerNorm.weight, LayerNorm.bias." in move_warnings(module.state_dict())[0]
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 @pytest.mark.parametrize(
     "tensor", [wide(1, 1e39, 2), wide(-1e300), torch.tensor([complex(0, 1e39)], dtype=torch.complex128)]
 )
@@ -239,7 +241,7 @@ def test_overflow_is_an_error(tensor):
     assert "e+3" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("mps", "quiet")
+@quietly_on_mps
 def test_infinite_values_are_preserved():
     largest = torch.finfo(torch.float32).max
     moved = to_device(wide(float("inf"), -float("inf"), largest, float("nan"), 1e-320), "mps").cpu()
@@ -249,7 +251,7 @@ def test_infinite_values_are_preserved():
     )
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_rejected_module_is_unchanged():
     module = torch.nn.Sequential(torch.nn.Linear(2, 2, dtype=torch.float64), torch.nn.Linear(2, 2, dtype=torch.float64))
     module[1].bias.data.fill_(1e200)
@@ -274,7 +276,7 @@ class Tied(torch.nn.Module):
         self.small = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
 
 
-@pytest.mark.usefixtures("mps", "quiet")
+@quietly_on_mps
 @pytest.mark.parametrize("device", ["mps", "cpu", pytest.param("cuda", marks=needs_cuda)])
 def test_module_is_moved_in_place(device):
     module = Tied()
@@ -295,7 +297,7 @@ def test_module_is_moved_in_place(device):
     torch.testing.assert_close(weight.detach().cpu().double(), values - 1, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.usefixtures("mps", "quiet")
+@quietly_on_mps
 def test_state_dict_keeps_tied_weights():
     state = Tied().state_dict()
     moved = to_device(state, "mps")
@@ -308,7 +310,7 @@ def test_state_dict_keeps_tied_weights():
     torch.testing.assert_close(fresh.head.weight.detach(), moved["head.weight"])
 
 
-@pytest.mark.usefixtures("mps", "quiet")
+@quietly_on_mps
 def test_gradients_pass_through_move():
     weight = wide(1, 1).requires_grad_()
     product = weight * 3

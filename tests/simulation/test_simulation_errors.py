@@ -12,7 +12,11 @@ from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.operators import ALWAYS_ON_CPU, UNSUPPORTED
 
-pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
+pytestmark = [
+    pytest.mark.real_computer,  # Each test starts its own simulation.
+    pytest.mark.filterwarnings("ignore:The operator"),
+]
+in_every_mode = pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 
 FLOAT64 = (
     "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. "
@@ -148,7 +152,6 @@ ALLOWED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The operator")
 def test_supported_calls_are_accepted():
     for name, attempt in ALLOWED.items():
         with simulated_device(fallback=False):
@@ -185,7 +188,6 @@ class TestFallback:
             torch.set_warn_always(False)
         assert len(caught) == 3
 
-    @pytest.mark.filterwarnings("ignore:The operator")
     def test_fallback_result_is_on_device(self):
         with simulated_device(fallback=True):
             values, indices = torch.mode(ones(4, 4))
@@ -193,7 +195,6 @@ class TestFallback:
             assert indices.is_mps
             assert torch.mps.current_allocated_memory() == 256 * 2
 
-    @pytest.mark.filterwarnings("ignore:The operator")
     def test_fallback_variable_is_read_at_start(self):
         """Every value except exactly 0 enables the fallback."""
         for value, on in {None: False, "0": False, "1": True, "": True, "false": True, "00": True}.items():
@@ -205,15 +206,14 @@ class TestFallback:
             assert mps.fallbacks == ({"aten::mode": 1} if on else {})
 
     @pytest.mark.parametrize("fallback", [True, False])
-    @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+    @in_every_mode
     @pytest.mark.parametrize("decompose", [torch.linalg.svd, torch.svd, lambda matrix: torch.linalg.svd(A=matrix)])
-    @pytest.mark.filterwarnings("ignore:The operator")
     def test_singular_vectors_always_fall_back(self, decompose, mode, fallback):
         with simulated_device(fallback=fallback) as mps, mode():
             decompose(ones(2, 2, requires_grad=True))
         assert mps.fallbacks == {"aten::linalg_svd": 1}
 
-    @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+    @in_every_mode
     @pytest.mark.parametrize(
         "compute",
         [
@@ -223,7 +223,6 @@ class TestFallback:
             lambda matrix: torch.svd(matrix, compute_uv=False),
         ],
     )
-    @pytest.mark.filterwarnings("ignore:The operator")
     def test_singular_values_fall_back_if_enabled(self, compute, mode):
         with simulated_device(fallback=True) as mps, mode():
             compute(ones(2, 2, requires_grad=True))

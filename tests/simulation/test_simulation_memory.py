@@ -13,6 +13,7 @@ from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.memory import OTHER_ALLOCATIONS, MacMemory, SimulatedAllocator, block_size
 
 pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
+on_mps = pytest.mark.usefixtures("mps")
 
 GIB = 2**30
 MIB = 2**20
@@ -130,7 +131,7 @@ def test_freed_block_is_cached_and_reused(mps):
     assert mps.cache_clears == 2
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_graph_memory_counts_while_loss_exists():
     weight = torch.ones(256, 256, device="mps", requires_grad=True)
     alone = torch.mps.current_allocated_memory()
@@ -145,14 +146,14 @@ def test_graph_memory_counts_while_loss_exists():
     assert torch.mps.current_allocated_memory() == alone + weight.grad.nbytes
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_resized_tensor_counts_new_size():
     tensor = torch.zeros(64, device="mps")
     tensor.resize_(MIB)
     assert torch.mps.current_allocated_memory() == 4 * MIB
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_peak_is_recorded_and_reset():
     tensor = torch.zeros(MIB, device="mps")
     del tensor

@@ -17,6 +17,7 @@ from openmed_nb.simulation.device import simulated_device
 from openmed_nb.simulation.modes import DeviceCopy
 
 pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
+on_mps = pytest.mark.usefixtures("mps")
 
 MPS = torch.device("mps", 0)
 CPU = torch.device("cpu")
@@ -126,7 +127,7 @@ def test_default_device_lasts_until_end():
     assert torch.ones(1).is_cpu
 
 
-@pytest.mark.usefixtures("mps")
+@on_mps
 def test_tensor_repr_contains_device():
     assert repr(ones(2)) == "tensor([1., 1.], device='mps:0')"
     assert ones(2).type() == "torch.mps.FloatTensor"
@@ -167,7 +168,7 @@ def test_calls_are_counted(mps):
 class TestGradients:
     """Devices of gradients."""
 
-    @pytest.mark.usefixtures("mps")
+    @on_mps
     def test_gradient_flows_through_move(self):
         here = torch.ones(3, requires_grad=True)
         there = ones(3, requires_grad=True)
@@ -176,7 +177,7 @@ class TestGradients:
         assert there.grad.is_mps
         assert here.grad.tolist() == there.grad.tolist() == [2, 2, 2]
 
-    @pytest.mark.usefixtures("mps")
+    @on_mps
     def test_hooks_can_use_device(self):
         seen = []
         weight = ones(2, requires_grad=True)
@@ -186,7 +187,7 @@ class TestGradients:
         assert seen == [MPS, MPS]
         assert torch.autograd.grad(weight.sum(), weight)[0].is_mps
 
-    @pytest.mark.usefixtures("mps")
+    @on_mps
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_activation_checkpointing_keeps_gradients(self, reentrant):
         layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).to("mps")
@@ -225,7 +226,7 @@ class TestGradients:
 class TestSaving:
     """Files that are saved under the simulation contain the device MPS, as on a Mac."""
 
-    @pytest.mark.usefixtures("mps")
+    @on_mps
     @pytest.mark.parametrize(("where", "device"), [(None, MPS), ("mps", MPS), ("cpu", CPU)])
     def test_saved_state_is_loaded_on_device(self, where, device):
         file = io.BytesIO()
@@ -245,7 +246,7 @@ class TestSaving:
         file.seek(0)
         assert torch.load(file, map_location="cpu").tolist() == [1, 1]
 
-    @pytest.mark.usefixtures("mps")
+    @on_mps
     def test_safetensors_saves_and_loads(self, tmp_path):
         from safetensors.torch import load_file, save_file
 
@@ -257,7 +258,7 @@ class TestSaving:
 class TestRandomNumbers:
     """Random numbers of the device, which are those of the CPU."""
 
-    @pytest.mark.usefixtures("mps")
+    @on_mps
     def test_seeds_and_states_repeat_numbers(self):
         torch.mps.manual_seed(5)
         state = torch.mps.get_rng_state()

@@ -22,6 +22,7 @@ GIB = 1 << 30
 GB = 10**9
 
 pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
+without_time_limits = pytest.mark.usefixtures("long_steps", "no_time_limit")
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_constant_shapes_need_no_release():
     assert hooks.releases.count == 0
 
 
-@pytest.mark.usefixtures("long_steps", "no_time_limit")
+@without_time_limits
 def test_trainer_releases_between_accumulated_batches(make_trainer, monkeypatch):
     """Eight batches in four steps, whose gradients are accumulated; the smallest excess is released."""
     monkeypatch.setattr(epochs_module, "MIN_EXCESS_BYTES", 0)
@@ -160,7 +161,7 @@ def test_memory_is_read_once_for_short_steps():
     assert next(times, None) is None
 
 
-@pytest.mark.usefixtures("long_steps", "no_time_limit")
+@without_time_limits
 def test_first_step_is_the_reference_without_peaks():
     """Before torch 2.13, MPS counts no peaks. A step needs 5 GiB, and its tensors are 1 GiB."""
     device = RecordedDevice("recorded", kept=GIB)
@@ -173,7 +174,7 @@ def test_first_step_is_the_reference_without_peaks():
     assert [device.step(releaser, size) for size in (3, 6, 6.5)] == [2, 2, 3]
 
 
-@pytest.mark.usefixtures("long_steps", "no_time_limit")
+@without_time_limits
 def test_release_without_effect_is_not_repeated():
     """Memory outside the cache, such as compiled graphs, remains."""
     device = RecordedDevice("recorded", kept=20 * GIB)

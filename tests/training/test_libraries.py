@@ -11,6 +11,7 @@ from openmed_nb.devices.request import parse_device_argument
 from openmed_nb.errors import InvalidBatchError, NonFiniteError
 
 LAYER = r"bert\.encoder\.layer\.0\.output\.dense"
+with_workers = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 
 
 @pytest.mark.real_computer  # It starts its own simulation.
@@ -39,14 +40,14 @@ def train_with_trainer(make_trainer):
     return train_with_trainer
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@with_workers
 def test_valid_training_leaves_no_hooks(train_with_trainer, tagger, workers):
     assert train_with_trainer(workers).state.global_step == 4
     assert not tagger._forward_hooks
     assert not tagger._forward_pre_hooks
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@with_workers
 @pytest.mark.parametrize(("field", "noun"), [("labels", "labels"), ("input_ids", "token ids")])
 def test_invalid_batch_stops_trainer(train_with_trainer, workers, field, noun):
     def change(sample):
