@@ -104,9 +104,8 @@ def test_imports_point_to_lower_layers():
 
 
 def test_imports_have_no_cycles():
-    imports = {module: set(package_imports(file)) - {module} for module, file in MODULES.items()}
 
-    TopologicalSorter(imports).prepare()
+    TopologicalSorter({module: set(package_imports(file)) - {module} for module, file in MODULES.items()}).prepare()
 
 
 ALLOWED = {
@@ -149,9 +148,8 @@ def test_lowest_layer_imports_nothing():
 
 
 def test_package_is_imported_relatively():
-    absolute = [module for module, file in MODULES.items() if "openmed_nb" in import_time_names(parse_file(file))]
 
-    assert absolute == []
+    assert [module for module, file in MODULES.items() if "openmed_nb" in import_time_names(parse_file(file))] == []
 
 
 def test_layer_of_module():

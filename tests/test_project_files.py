@@ -76,9 +76,7 @@ def test_binder_installs_the_pinned_versions():
 
 def test_ci_runs_the_test_command_of_the_readme():
     """CI takes its test command from the README instead of repeating it."""
-    script = (ROOT / ".ci" / "run").read_text()
-
-    assert "readme_command 'test command'" in script
+    assert "readme_command 'test command'" in (ROOT / ".ci" / "run").read_text()
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

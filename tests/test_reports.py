@@ -63,7 +63,6 @@ def make_device_report():
     subject = ReportSubject(False, (), None, "bundled", 0, True, False, False, "Apple M2", 16 << 30, SOFTWARE)
     initial = DeviceReport(SCHEMA, created_at, subject, None, ("rows", "device"))
     choice = nb.device("cpu")
-    chart = Chart("Rows", (Bar("8", 1.0, "1 ms"),))
     completed = StepOutcome(
         "device",
         "done",
@@ -73,7 +72,7 @@ def make_device_report():
         (),
         created_at,
         3.0,
-        report=replace(choice.to_report(), charts=(chart,)),
+        report=replace(choice.to_report(), charts=(Chart("Rows", (Bar("8", 1.0, "1 ms"),)),)),
         report_json=choice.to_dict(),
         metrics=(ReportMetrics("rows", MODEL, "cpu", False, {}),),
     )

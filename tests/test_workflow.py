@@ -49,16 +49,13 @@ def run_step(job, name, temp):
 @pytest.mark.parametrize(("job", "command"), [("macos-15", "test command"), ("macos-26", "main job")])
 def test_install_step_is_the_line_of_the_readme(job, command):
     """``test_readme_install`` runs these lines in an empty environment."""
-    lines = steps_by_name(job)["Install"]["run"].splitlines()
-
-    assert lines == readme_command(command).split(" && ")[:2]
+    assert steps_by_name(job)["Install"]["run"].splitlines() == readme_command(command).split(" && ")[:2]
 
 
 @pytest.mark.parametrize(("job", "name"), [(job, name) for job in MAC_JOBS for name in steps_by_name(job)])
 def test_shell_of_every_step_is_valid(job, name):
-    script = steps_by_name(job)[name]["run"]
 
-    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=steps_by_name(job)[name]["run"], text=True, check=False).returncode == 0
 
 
 def test_doctor_step_reports_its_answer(tmp_path):

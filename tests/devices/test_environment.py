@@ -188,8 +188,7 @@ def test_plan_for_other_devices_sets_nothing():
 def test_late_variables_require_restart():
     for moment in (ALLOCATOR_UNKNOWN, IN_USE):
         assert {setting.remedy for setting in plan_mps_variables({}, "mps", moment).settings} == {RESTART_REMEDY}
-    sources = [setting.source for setting in plan_mps_variables(shell("0.7", None)).settings]
-    assert sources == ["set", "kept", "set"]
+    assert [setting.source for setting in plan_mps_variables(shell("0.7", None)).settings] == ["set", "kept", "set"]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +218,7 @@ def test_plan_masks_secrets():
 
 
 def test_plan_report_has_one_row_per_variable():
-    user_environ = {HIGH_WATERMARK_VARIABLE: "0"}
-    (table,) = plan_mps_variables(user_environ).to_report().tables
+    (table,) = plan_mps_variables({HIGH_WATERMARK_VARIABLE: "0"}).to_report().tables
     (unused,) = plan_mps_variables({LOW_WATERMARK_VARIABLE: "0.5"}, "cpu").to_report().tables
 
     assert table.columns == ("variable", "value", "set by", "effect", "note")

@@ -127,8 +127,7 @@ def test_read_machine_parses_version_and_counts():
 def test_run_command_returns_output(monkeypatch):
     monkeypatch.setenv("TOLD", "é\udcff")
     assert run_command([sys.executable, "-c", "import os; print(os.environ['LC_ALL'])"]) == "C\n"
-    output = run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"])
-    assert output == "é\N{REPLACEMENT CHARACTER}\n"
+    assert run_command([sys.executable, "-c", "import os; print(os.environ['TOLD'])"]) == "é\N{REPLACEMENT CHARACTER}\n"
     assert [run_command([path]) for path in ("/nowhere/sysctl", "/")] == [None, None]
 
 

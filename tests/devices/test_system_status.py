@@ -158,9 +158,7 @@ MAC_OUTPUTS = {
 @pytest.mark.parametrize(("command", "field"), MAC_OUTPUTS)
 def test_read_system_status_parses_outputs_of_macos(command, field):
     for output, value in MAC_OUTPUTS[command, field]:
-        status = read_mac(**{command: output})
-
-        assert getattr(status, field) == value, output
+        assert getattr(read_mac(**{command: output}), field) == value, output
 
 
 UNREADABLE = ["", "not found", "\0\0", "٣", "9" * 5000, None]

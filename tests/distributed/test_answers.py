@@ -353,8 +353,7 @@ class TestMissingWorkers:
     """A run does not wait endlessly."""
 
     def test_cluster_of_threads_is_supported(self, threads_cluster, locally):
-        found = locally(numbered(50), client=threads_cluster.client)
-        assert get_numbers(found) == [[number] for number in range(50)]
+        assert get_numbers(locally(numbered(50), client=threads_cluster.client)) == [[number] for number in range(50)]
 
     def test_adaptive_cluster_starts_a_worker(self, locally):
         """The cluster keeps the worker while it loads the model."""

@@ -25,8 +25,7 @@ def column(tmp_path):
     import dask.dataframe as dd
 
     for number in range(3):
-        table = pd.DataFrame({"note": [*TEXTS[number:], None], "other": 1})
-        table.to_parquet(tmp_path / f"{number}.parquet")
+        pd.DataFrame({"note": [*TEXTS[number:], None], "other": 1}).to_parquet(tmp_path / f"{number}.parquet")
     return dd.read_parquet(str(tmp_path / "*.parquet"))["note"]
 
 
@@ -40,8 +39,7 @@ class TestPartitions:
     def table(self):
         """Table with a column of texts and a much larger column."""
         notes = [f"asthma {row}" for row in range(1000)]
-        other = [f"{row:04}" * 250 for row in range(1000)]
-        return pd.DataFrame({"note": notes, "other": other})
+        return pd.DataFrame({"note": notes, "other": [f"{row:04}" * 250 for row in range(1000)]})
 
     @pytest.mark.parametrize("change", [lambda column: column, lambda column: column.str.upper().dropna()])
     def test_reference_to_table_contains_only_its_partition(self, table, change):

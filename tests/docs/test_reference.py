@@ -103,9 +103,8 @@ def test_every_variable_is_described(pages):
 
 
 def test_errors_have_their_messages_and_remedies(pages):
-    unavailable = pages["reference/errors/DeviceUnavailableError.md"]
 
-    assert "| message | remedy |" in unavailable
+    assert "| message | remedy |" in pages["reference/errors/DeviceUnavailableError.md"]
     assert sum(page.count("\n| ") for name, page in pages.items() if "ConfigurationError" in name) > 150
 
 
@@ -134,8 +133,7 @@ def test_resume_file_is_described_with_its_fields(pages, tmp_path):
 
 def test_front_ends_name_existing_tests():
     """Each test that the table of front ends names is in its file."""
-    text = (ROOT / "docs" / "front_ends.md").read_text("utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "front_ends.md").read_text("utf-8"))
 
     assert len(named) > 5
     assert [(path, name) for path, name in named if f"def {name}(" not in (ROOT / path).read_text("utf-8")] == []

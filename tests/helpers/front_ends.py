@@ -155,8 +155,7 @@ class Editor(Front):
 
     def type_cell(self, code: str) -> None:
         """Type a cell at the end of the notebook and run it."""
-        last = self.page.locator(".jp-Notebook .jp-Cell").last
-        last.locator(".jp-InputPrompt, .jp-InputArea-prompt").first.click()
+        self.page.locator(".jp-Notebook .jp-Cell").last.locator(".jp-InputPrompt, .jp-InputArea-prompt").first.click()
         self.page.keyboard.press("b")
         self.page.keyboard.press("Enter")
         self.page.keyboard.type(code)

@@ -116,8 +116,7 @@ class Kernel:
 
     def complete(self, code: str) -> list[str]:
         """Return the completions at the end of the code, in the order of the menu."""
-        reply = self.client.complete(code, len(code), reply=True, timeout=TIMEOUT_SECONDS)
-        return list(reply["content"]["matches"])
+        return list(self.client.complete(code, len(code), reply=True, timeout=TIMEOUT_SECONDS)["content"]["matches"])
 
 
 def collect(content: Message, messages: list[Message]) -> Reply:

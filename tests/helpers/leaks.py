@@ -25,7 +25,6 @@ def catch_rejection(call: Callable[[], object]) -> ConfigurationError:
     """Return the error of a call, which contains neither the marker nor another error with it."""
     with pytest.raises(ConfigurationError) as caught:
         call()
-    shown = "".join(traceback.format_exception(caught.value, limit=0))
-    assert MARKER not in shown
+    assert MARKER not in "".join(traceback.format_exception(caught.value, limit=0))
     assert caught.value.__context__ is None
     return caught.value

@@ -76,8 +76,7 @@ def test_recorded_scores_on_notes_are_those_of_the_model(name, monkeypatch):
 
 def test_bundled_model_reads_long_notes(find):
     """Diseases after five hundred words are found, because long notes are not truncated."""
-    text = "The patient was seen in the clinic today. " * 62 + "Assessment: asthma."
-    assert find(text)[-1:] == ["asthma"]
+    assert find("The patient was seen in the clinic today. " * 62 + "Assessment: asthma.")[-1:] == ["asthma"]
 
 
 def test_bundled_folder_contents(name):

@@ -67,8 +67,7 @@ def test_download(hub, load):
     assert hub.downloads("model.safetensors") == 1
     hub.requests.clear()
     assert load() == FOUND
-    asked = [request for request in hub.requests if f"/{ID}" in request]
-    assert asked == [f"GET /api/models/{ID}/revision/main"]
+    assert [request for request in hub.requests if f"/{ID}" in request] == [f"GET /api/models/{ID}/revision/main"]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8"])

@@ -151,8 +151,7 @@ def test_load_supports_sharded_weights(folder, find):
     shards = {key: parts[number % 2] for number, key in enumerate(weights)}
     for shard in set(shards.values()):
         save_file({key: weights[key] for key in weights if shards[key] == shard}, folder / shard, {"format": "pt"})
-    index = {"metadata": {}, "weight_map": shards}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
     assert find(folder) == WORDS
 
 
@@ -247,8 +246,7 @@ def test_load_accepts_many_labels(tmp_path, load_folder):
 
 def test_load_completes_numbered_labels(folder, load_folder):
     """Old configurations have fewer of them than the model has labels."""
-    names = {"0": "LABEL_0", "1": "LABEL_1"}
-    tiny.change_json(folder / "config.json", id2label=names, label2id=None, num_labels=3)
+    tiny.change_json(folder / "config.json", id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id=None, num_labels=3)
     assert load_folder(folder).config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
 
 

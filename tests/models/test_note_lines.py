@@ -56,8 +56,7 @@ def test_every_pattern_is_written_with_or_without_a_disease(lines, kind):
     patterns = [row[0] for path in lines.TABLES.glob(f"{kind}_*.txt") for row in lines.read_rows(path.name)]
     assert len(patterns) >= 300
     for pattern in patterns:
-        labels = writer.write(pattern).labels
-        assert ("B-DISEASE" in labels) == (kind == "with"), pattern
+        assert ("B-DISEASE" in writer.write(pattern).labels) == (kind == "with"), pattern
 
 
 def test_written_lines_have_no_run_of_words_of_a_test_sentence(lines, notes, tmp_path):

@@ -126,8 +126,7 @@ def changed(outside):
         file, changes = change
         folder = tiny.save(outside.parent / name, tiny.keyword_bert())
         settings = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
-        text = json.dumps({**settings, **changes}).replace("{outside}", str(outside))
-        (folder / file).write_text(text)
+        (folder / file).write_text(json.dumps({**settings, **changes}).replace("{outside}", str(outside)))
         return folder
 
     return changed

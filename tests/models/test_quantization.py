@@ -41,9 +41,8 @@ def loaded(spec):
 
 
 def test_int8_model_predicts_entities(loaded):
-    layers = [type(module) for module in loaded.model.modules()]
 
-    assert torch.nn.Linear not in layers
+    assert torch.nn.Linear not in [type(module) for module in loaded.model.modules()]
     assert is_quantized(loaded.model)
     assert len(packed_layers(loaded.model)) == 7
     assert words_of(build_pipeline(loaded, "first", {}), NOTE) == WORDS

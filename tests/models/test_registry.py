@@ -111,6 +111,5 @@ def test_find_model_ignores_user_file_openmed(tmp_path):
     """A user file named openmed.py does not break model names."""
     (tmp_path / "openmed.py").write_text("x = 1\n", "utf-8")
     code = "from openmed_nb.models.registry import find_model\nfind_model('heart_model')"
-    done = run_python("-c", code, cwd=tmp_path)
 
-    assert "UnknownModelError: Model 'heart_model' not found" in done.stderr
+    assert "UnknownModelError: Model 'heart_model' not found" in run_python("-c", code, cwd=tmp_path).stderr

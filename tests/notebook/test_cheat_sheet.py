@@ -28,9 +28,8 @@ def test_cheat_sheet_has_valid_line_of_every_magic():
 
 @pytest.mark.parametrize("name", sorted(set(PARSERS) - {"openmed"}))
 def test_help_has_examples(kernel, name):
-    printed = kernel.run(f"%{name} --help").streams["stdout"]
 
-    assert f"examples:\n  %{name}" in printed.replace("%%", "%")
+    assert f"examples:\n  %{name}" in kernel.run(f"%{name} --help").streams["stdout"].replace("%%", "%")
 
 
 def test_functions_return_results_of_list_and_explain(kernel):

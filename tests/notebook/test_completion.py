@@ -84,6 +84,5 @@ def test_completion_of_other_lines_is_unchanged(kernel):
 
 
 def test_completion_of_out_suggests_no_options(kernel):
-    suggestions = kernel.complete("%%openmed_ner --out ")
 
-    assert not [name for name in suggestions if name.startswith("--")]
+    assert not [name for name in kernel.complete("%%openmed_ner --out ") if name.startswith("--")]

@@ -32,9 +32,8 @@ def test_device_magic_overrides_the_shell(kernel):
 def test_reset_gives_the_word_back_to_the_shell(kernel):
     """%openmed_device --reset drops the override and the variable that published it."""
     kernel.run("%openmed_device auto")
-    reply = kernel.run("%openmed_device --reset")
 
-    assert "OPENMED_DEVICE" in reply.text
+    assert "OPENMED_DEVICE" in kernel.run("%openmed_device --reset").text
     assert kernel.value("__import__('os').environ.get('OPENMED_TORCH_DEVICE')") is None
 
 
@@ -89,24 +88,18 @@ def test_spellings_of_the_line(kernel, line):
 @pytest.mark.parametrize("line", ["cpu;", "cpu ;", "cpu;  # quiet", ";"])
 def test_semicolon_suppresses_the_display(kernel, line):
     """A trailing semicolon does the work and shows nothing, as in Python."""
-    reply = kernel.run(f"%openmed_device {line}")
-
-    assert reply.is_empty
+    assert kernel.run(f"%openmed_device {line}").is_empty
 
 
 @pytest.mark.parametrize("line", ["$wanted", "{wanted}", "{wanted.upper()}"])
 def test_variables_are_filled_in(kernel, line):
     """$name and {expression} stand for their values."""
-    reply = kernel.run(f"wanted = 'cpu'\n%openmed_device {line}")
-
-    assert "%openmed_device" in reply.text
+    assert "%openmed_device" in kernel.run(f"wanted = 'cpu'\n%openmed_device {line}").text
 
 
 def test_assignment_gets_the_choice(kernel):
     """Behind an assignment the magic gives a DeviceChoice, and nothing is shown."""
-    reply = kernel.run("choice = %openmed_device cpu")
-
-    assert reply.is_empty
+    assert kernel.run("choice = %openmed_device cpu").is_empty
     assert kernel.value("(type(choice).__name__, choice.device, choice.requested)") == ("DeviceChoice", "cpu", "cpu")
 
 

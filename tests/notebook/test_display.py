@@ -99,9 +99,7 @@ REPORTS = {
 
 def test_reports_are_as_recorded(as_recorded):
     """The text and the page of each report are what the record has, which is read by people."""
-    shown = {name: [to_text(report), to_html(report)] for name, report in REPORTS.items()}
-
-    as_recorded("display.json", shown)
+    as_recorded("display.json", {name: [to_text(report), to_html(report)] for name, report in REPORTS.items()})
 
 
 @pytest.mark.parametrize("background", LABEL_COLORS)

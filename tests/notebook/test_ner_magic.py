@@ -42,9 +42,7 @@ def test_model_in_training_mode_runs_without_dropout(kernel):
 
 def test_out_keeps_the_result_and_shows_nothing(kernel):
     """--out NAME puts the annotated text into a variable; it is a sequence of entities."""
-    reply = kernel.run(f"{SMALL} --out found\n{NOTE}")
-
-    assert reply.is_empty
+    assert kernel.run(f"{SMALL} --out found\n{NOTE}").is_empty
     assert kernel.value("[found.text[one['start']:one['end']] for one in found]") == [
         "asthma",
         "type 2 diabetes",
@@ -60,9 +58,8 @@ def test_strategy_none_gives_tokens(kernel):
 def test_device_option_applies_to_one_cell(kernel):
     """--device applies to the cell only."""
     before = kernel.value("__import__('openmed_nb').device().requested_by")
-    reply = kernel.run(f"{SMALL} --device cpu\n{NOTE}")
 
-    assert "device: cpu" in reply.text
+    assert "device: cpu" in kernel.run(f"{SMALL} --device cpu\n{NOTE}").text
     assert kernel.value("__import__('openmed_nb').device().requested_by") == before
 
 

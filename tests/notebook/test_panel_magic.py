@@ -52,9 +52,7 @@ def test_magic_returns_panel(notebook):
 
 def test_semicolon_suppresses_display(notebook):
     """With a semicolon behind it the panel is opened, and nothing is shown."""
-    reply = notebook.run("%openmed_panel ;")
-
-    assert reply.is_empty
+    assert notebook.run("%openmed_panel ;").is_empty
     assert notebook.value("len(OPEN_PANELS)") == 1
 
 

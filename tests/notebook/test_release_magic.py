@@ -72,8 +72,7 @@ def test_keep_traceback_keeps_the_frames(planted):
     assert planted.value(ALIVE)
     assert planted.value("report.notes") == ()
     assert "frames of the last error" not in planted.value(CAUSES)
-    inner = "import traceback\nframes = [frame for frame, _ in traceback.walk_tb(sys.last_traceback)]"
-    planted.run(inner)
+    planted.run("import traceback\nframes = [frame for frame, _ in traceback.walk_tb(sys.last_traceback)]")
     assert planted.value("'activations' in frames[-1].f_locals")
     planted.run("del frames")
 

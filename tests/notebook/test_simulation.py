@@ -172,15 +172,13 @@ def test_simulation_respects_user_watermarks(high, expected_fraction):
 def test_simulation_persists_until_disabled(shell):
     """The session uses the simulated Mac in all cells until the simulation is disabled."""
     magic = shell.find_line_magic("openmed_device")
-    start_result = magic('--simulate mps --memory "16 GiB"')
-    assert "SIMULATED" in str(start_result)
+    assert "SIMULATED" in str(magic('--simulate mps --memory "16 GiB"'))
     assert shell.run_cell("import torch\ntensor = torch.ones(2, device='mps')").success
     assert shell.user_ns["tensor"].is_mps
     assert torch.mps.recommended_max_memory() == 2**34 * 2 // 3
     assert magic("").requested_by == "%openmed_device"
     assert magic("cpu").simulated
-    end_result = magic("--simulate off")
-    assert not end_result.simulated
+    assert not magic("--simulate off").simulated
     assert shell.user_ns["tensor"].device.type == "cpu"
     assert not set(VARIABLES) & set(os.environ)
 

@@ -41,8 +41,7 @@ def test_trainer_trains_and_resumes_on_device(examples, tmp_path):
             disable_tqdm=True,
             gradient_checkpointing=True,
         )
-        model = tiny.random_bert()
-        return Trainer(model, arguments, train_dataset=examples(16), eval_dataset=examples(8))
+        return Trainer(tiny.random_bert(), arguments, train_dataset=examples(16), eval_dataset=examples(8))
 
     with simulated_device(fallback=False) as mps, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

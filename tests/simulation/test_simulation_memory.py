@@ -257,8 +257,7 @@ def test_rejected_tensor_changes_nothing():
 
 
 def test_fraction_applies_immediately(mps):
-    recommended = torch.mps.recommended_max_memory()
-    assert recommended == GIB * 2 // 3
+    assert torch.mps.recommended_max_memory() == GIB * 2 // 3
     keep = torch.zeros(25 * MIB, device="mps")
     torch.mps.set_per_process_memory_fraction(0.1)
     with pytest.raises(RuntimeError, match=r"max allowed: 68\.27 MiB"):

@@ -232,8 +232,7 @@ class TestSaving:
         file = io.BytesIO()
         torch.save(torch.nn.Linear(2, 2).to("mps").state_dict(), file)
         file.seek(0)
-        loaded = torch.load(file, map_location=where)
-        assert {tensor.device for tensor in loaded.values()} == {device}
+        assert {tensor.device for tensor in torch.load(file, map_location=where).values()} == {device}
 
     def test_file_from_mps_needs_map_location(self):
         """The same as for a file from a Mac."""

@@ -45,8 +45,7 @@ def train(folder: str) -> None:
 
 def train_forked(folder: str) -> None:
     """Train in a forked process, which has the variables of a launcher."""
-    rank = str(torch.distributed.get_rank())
-    os.environ["RANK"] = rank
+    os.environ["RANK"] = str(torch.distributed.get_rank())
     train(folder)
 
 

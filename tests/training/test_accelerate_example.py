@@ -41,8 +41,7 @@ def test_example_trains_on_cpu_with_launcher(launcher, tmp_path):
     """With two processes, each trains on half of the sentences, and only the first prints."""
     checked = tmp_path / "checked.py"
     checked.write_text(CHECKED)
-    environ = {"HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"}
-    done = run_python(*launcher, checked, environ=environ)
+    done = run_python(*launcher, checked, environ={"HF_HOME": str(tmp_path), "ACCELERATE_USE_CPU": "true"})
 
     assert done.returncode == 0, done.stderr[-2000:]
     assert_learned(done.stdout, "cpu")

@@ -189,8 +189,7 @@ def test_error_names_first_module(guards, model, numbers, message, remedy):
 
 def test_error_names_weight_and_anomaly_mode(guards, tagger):
     guards.watch(tagger)
-    layer = tagger.bert.encoder.layer[0].output.dense
-    layer.weight.register_hook(lambda gradient: gradient * NAN)
+    tagger.bert.encoder.layer[0].output.dense.weight.register_hook(lambda gradient: gradient * NAN)
     with pytest.raises(NonFiniteError, match=f"^Step 2: the loss is nan; a weight of {LAYER} is already") as stopped:
         train(tagger, [make_batch(), make_batch()], guards)
     assert "torch.autograd.detect_anomaly()" in stopped.value.remedy

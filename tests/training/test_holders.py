@@ -37,8 +37,7 @@ def make_leaf():
 
 def find_referrers(**variables):
     """Return name, kind and number of tensors of each referrer, largest first."""
-    referrers = find_tensor_referrers(variables).referrers
-    return [(referrer.name, referrer.kind, referrer.tensors) for referrer in referrers]
+    return [(referrer.name, referrer.kind, referrer.tensors) for referrer in find_tensor_referrers(variables).referrers]
 
 
 def measure_size(*tensors):
@@ -76,8 +75,7 @@ class Untouchable:
     __slots__ = ()
 
     def __getattr__(self, name):
-        message = f"{name} was accessed"
-        raise AssertionError(message)
+        raise AssertionError(f"{name} was accessed")
 
 
 class Impostor:
@@ -87,16 +85,14 @@ class Impostor:
 
     @property
     def __dict__(self):
-        message = "__dict__ was accessed"
-        raise AssertionError(message)
+        raise AssertionError("__dict__ was accessed")
 
 
 class LoadedOnDemand(OrderedDict):
     """Lazy mapping, such as the model tables of transformers."""
 
     def values(self):
-        message = "the values were accessed"
-        raise AssertionError(message)
+        raise AssertionError("the values were accessed")
 
 
 class Endless(list):
@@ -316,9 +312,8 @@ def test_views_count_storage_once():
 
 
 def test_parameters_do_not_count_for_graph():
-    layer = nn.Linear(1000, 2)
 
-    assert measure_size(layer(torch.ones(3, 1000)).sum()) < 16_000
+    assert measure_size(nn.Linear(1000, 2)(torch.ones(3, 1000)).sum()) < 16_000
 
 
 # Functions of a thousand numbers, with the minimum size of their graphs in bytes.
@@ -372,8 +367,7 @@ def test_search_does_not_recompute_checkpoint(reentrant):
         runs.append(1)
         return (numbers * 2).exp().sin()
 
-    loss = checkpoint(part, make_leaf(), use_reentrant=reentrant).sum()
-    measure_size(loss)
+    measure_size(checkpoint(part, make_leaf(), use_reentrant=reentrant).sum())
     assert len(runs) == 1
 
 

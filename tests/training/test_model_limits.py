@@ -104,9 +104,8 @@ def test_infer_limits_matches_pipeline_positions(family):
 @pytest.mark.parametrize("family", OTHER_FAMILIES)
 def test_infer_limits_uses_position_table_of_tokens(family):
     expected, settings = OTHER_FAMILIES[family]
-    model = AutoModel.from_config(AutoConfig.for_model(family, **settings))
 
-    assert infer_limits(model).max_tokens == expected
+    assert infer_limits(AutoModel.from_config(AutoConfig.for_model(family, **settings))).max_tokens == expected
 
 
 def test_check_does_not_count_padding_as_positions():

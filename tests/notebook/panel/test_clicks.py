@@ -90,8 +90,7 @@ class TestModels:
 
         answer = view.annotation.value
         assert re.search(r"3 mentions of diseases found, 1 of them negated<", answer)
-        text = read(answer).text
-        assert re.search(rf"Model: bundled_small, device: {SESSION.device().device}.*, [\d.]+ m?s", text)
+        assert re.search(rf"Model: bundled_small, device: {SESSION.device().device}.*, [\d.]+ m?s", read(answer).text)
         assert re.search(r'<div class="openmed-answer" role="region" aria-label="[^"]+" tabindex="0">', answer)
         assert "<mark " in answer
         assert "bundled_small" in view.region("Models").top.value
@@ -131,8 +130,7 @@ class TestModels:
         view = open_panel(model="bundled_small")
         shown = []
         disabled = []
-        annotate = view.annotate
-        annotate.observe(lambda change: disabled.append(change["new"]), "disabled")
+        view.annotate.observe(lambda change: disabled.append(change["new"]), "disabled")
         view.region("Try it").activity.observe(lambda change: shown.append(change["new"]), "value")
         view.click("Annotate")
 

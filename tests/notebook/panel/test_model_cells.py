@@ -178,11 +178,9 @@ class TestInKernel:
 
     def test_interrupt_ends_a_waiting_click(self, cells):
         """An interrupt of the kernel ends a click that waited, which is shown; kernel, session and handler are as before."""
-        begun = cells.run(STAYING)
-        said = begun.streams.get("stdout", "")
+        said = cells.run(STAYING).streams.get("stdout", "")
         while "inside" not in said:
-            message = cells.client.get_iopub_msg(timeout=60)
-            said += message["content"].get("text", "")
+            said += cells.client.get_iopub_msg(timeout=60)["content"].get("text", "")
         cells.interrupt()
         cells.run("remove()\ncells.loop.call_later(0, look)")
 

@@ -94,9 +94,8 @@ class TestInKernel:
         """The magic closes all panels, and so do unloading and reloading the extension."""
         for cell in ("first", "second", "third"):
             cells.run_cell(cell, "open_panel()")
-        reply = cells.run(line)
 
-        assert reply.is_empty
+        assert cells.run(line).is_empty
         assert cells.value(f"({IS_OPEN}, len(OPEN_PANELS), len(SESSION._listeners))") == ([False] * 3, 0, 0)
         cells.run("%reload_ext openmed_nb")
 

@@ -73,8 +73,7 @@ def test_panel_has_live_html_and_text_forms(open_panel):
     )
     assert first["text/plain"] == second["text/plain"] == repr(view) == str(view) == REPR
     assert "Device: cpu" in first["text/html"]
-    report = replace(view.model.state, notice=RERUN_NOTICE).final_report()
-    assert "the panel" in second["text/html"] == to_html(report)
+    assert "the panel" in second["text/html"] == to_html(replace(view.model.state, notice=RERUN_NOTICE).final_report())
     assert "Run this cell" in first["text/html"]
     assert "%openmed_device --reset" in first["text/html"]
     assert view._ipython_display_ is None
