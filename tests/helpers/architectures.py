@@ -24,6 +24,7 @@ from transformers import (
     TokenClassificationPipeline,
 )
 
+from helpers import tiny_models as tiny
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 
 CORPUS = (
@@ -237,13 +238,7 @@ def labeler(tokenizer: PreTrainedTokenizerBase, labels: dict[str, str]) -> PreTr
         words[:, : len(names)] = 0
         for token, label in labels.items():
             words[tokenizer.convert_tokens_to_ids(token), names.index(label)] = 50
-        model.bert.embeddings.position_embeddings.weight.zero_()
-        model.bert.embeddings.token_type_embeddings.weight.zero_()
-        layer = model.bert.encoder.layer[0]
-        for silent in (layer.attention.output.dense, layer.output.dense):
-            silent.weight.zero_()
-            silent.bias.zero_()
-        model.classifier.weight.zero_()
+        tiny.keep_word_embeddings(model)
         model.classifier.bias.zero_()
         model.classifier.bias[0] = 20
         for number in range(1, len(names)):
@@ -279,9 +274,10 @@ def built(name: str, tokenizer: PreTrainedTokenizerBase, labels: tuple[str, ...]
         "initializer_range": 0.2,  # With 1, attention looks at single tokens, and magnifies rounding a hundredfold.
         **settings,
     }
-    names = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     given = {setting: value for setting, value in settings.items() if value is not None}
-    model = AutoModelForTokenClassification.from_config(AutoConfig.for_model(name, **given, **names)).eval()
+    model = AutoModelForTokenClassification.from_config(
+        AutoConfig.for_model(name, **given, **tiny.labeled(labels))
+    ).eval()
     level(model, tokenizer)
     return model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import os
 import secrets
 import subprocess
 import sys
@@ -17,8 +16,7 @@ from typing import Any
 
 from jupyter_client.blocking import BlockingKernelClient
 
-WISHES = ("OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "ACCELERATE_USE_CPU")
-"""By default, a kernel of these tests has no device request."""
+from helpers.kernels import environment
 
 OPTIONS = (
     "--ServerApp.ip=127.0.0.1",
@@ -141,9 +139,7 @@ class Server:
             "IPYTHONDIR": "ipython",
             "JUPYTERLAB_SETTINGS_DIR": "settings",
         }
-        inherited = {name: value for name, value in os.environ.items() if name not in WISHES}
-        ours = {name: str(self.folder / folder) for name, folder in folders.items()}
-        return {**inherited, **ours, "HF_HUB_OFFLINE": "1"}
+        return environment(**{name: str(self.folder / folder) for name, folder in folders.items()})
 
     def _wait_for_url(self) -> str:
         """Return the address, which the server writes to a file shortly before it accepts connections."""

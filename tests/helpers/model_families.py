@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
+from helpers.tiny_models import labeled
+
 ROWS = 62
 """How many rows a table of positions has."""
 
@@ -95,7 +97,6 @@ def model_of(family: str, vocabulary: int, labels: tuple[str, ...], **settings: 
         settings: Settings beside those of the family.
     """
     torch.manual_seed(0)
-    named = {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
     wanted = {"vocab_size": vocabulary, **BERT, **ALL[family][1], **settings}
     given = {name: value for name, value in wanted.items() if value is not None}
-    return AutoModelForTokenClassification.from_config(AutoConfig.for_model(family, **given, **named)).eval()
+    return AutoModelForTokenClassification.from_config(AutoConfig.for_model(family, **given, **labeled(labels))).eval()

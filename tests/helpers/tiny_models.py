@@ -120,6 +120,17 @@ def random_privacy_filter() -> OpenAIPrivacyFilterForTokenClassification:
     return OpenAIPrivacyFilterForTokenClassification(config).eval()
 
 
+def keep_word_embeddings(model: Any) -> None:
+    """Let only the word embeddings of a BERT with one layer reach its classifier, whose weight becomes zero."""
+    model.bert.embeddings.position_embeddings.weight.zero_()
+    model.bert.embeddings.token_type_embeddings.weight.zero_()
+    layer = model.bert.encoder.layer[0]
+    for dense in (layer.attention.output.dense, layer.output.dense):
+        dense.weight.zero_()
+        dense.bias.zero_()
+    model.classifier.weight.zero_()
+
+
 def keyword_bert() -> BertForTokenClassification:
     """Return a BERT that predicts only the words of ``FIRST`` and ``INNER``.
 
@@ -131,13 +142,7 @@ def keyword_bert() -> BertForTokenClassification:
         words[:, :2] = 0
         words[[VOCABULARY[token] for token in FIRST], 0] = 50
         words[[VOCABULARY[token] for token in INNER], 1] = 50
-        model.bert.embeddings.position_embeddings.weight.zero_()
-        model.bert.embeddings.token_type_embeddings.weight.zero_()
-        layer = model.bert.encoder.layer[0]
-        for dense in (layer.attention.output.dense, layer.output.dense):
-            dense.weight.zero_()
-            dense.bias.zero_()
-        model.classifier.weight.zero_()
+        keep_word_embeddings(model)
         model.classifier.weight[1, 0] = model.classifier.weight[2, 1] = 10
         model.classifier.bias.copy_(torch.tensor([20.0, 0.0, 0.0]))
     return model

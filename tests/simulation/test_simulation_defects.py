@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import openmed_nb as nb
 from helpers.processes import run_python
+from helpers.simulated_tensors import ones
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.session import SESSION
 from openmed_nb.simulation.device import simulated_device
@@ -47,11 +48,6 @@ def compute_norm_gradient():
     norm = torch.nn.BatchNorm2d(3).to("mps")
     norm(torch.arange(96.0, device="mps").reshape(2, 3, 4, 4)).square().sum().backward()
     return norm.weight.grad
-
-
-def ones(*shape):
-    """Return a tensor on the device."""
-    return torch.ones(*shape, device="mps")
 
 
 # Computations that a silent error does not affect.

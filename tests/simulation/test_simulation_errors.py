@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.simulated_tensors import ones
 from openmed_nb.devices.environment import FALLBACK_VARIABLE
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.simulation.device import simulated_device
@@ -38,11 +39,6 @@ def get_unsupported_text(name):
         "the environment variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: this "
         "will be slower than running natively on MPS."
     )
-
-
-def ones(*shape, **options):
-    """Return a tensor on the device."""
-    return torch.ones(*shape, device="mps", **options)
 
 
 def attend(dropout=0.1, **options):

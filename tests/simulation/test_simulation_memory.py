@@ -92,7 +92,7 @@ def test_allocated_counts_live_storages(steps):
                 torch.mps.empty_cache()
                 assert torch.mps.driver_allocated_memory() == torch.mps.current_allocated_memory()
             storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-            assert torch.mps.current_allocated_memory() == sum(block_size(size) for size in storages.values())
+            assert torch.mps.current_allocated_memory() == sum(map(block_size, storages.values()))
             assert torch.mps.driver_allocated_memory() >= torch.mps.current_allocated_memory()
         tensors.clear()
         assert mps.allocator.allocated == 0

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
+from helpers.simulated_tensors import ones, packed
 from helpers.threads import run_in_thread
 from openmed_nb.devices.machine import is_mps_simulated
 from openmed_nb.simulation.device import simulated_device
@@ -21,23 +22,6 @@ on_mps = pytest.mark.usefixtures("mps")
 
 MPS = torch.device("mps", 0)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def mps():
-    """Simulated MPS device for this thread and test."""
-    with simulated_device(fallback=False, environ={}) as device:
-        yield device
-
-
-def ones(*shape, **options):
-    """Return a tensor on the device."""
-    return torch.ones(*shape, device="mps", **options)
-
-
-def packed():
-    """Return two sequences of different lengths."""
-    return torch.nn.utils.rnn.pack_padded_sequence(ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
 
 
 def tagger():

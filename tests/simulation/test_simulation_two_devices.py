@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from helpers import ROOT
 from helpers.processes import run_python
+from helpers.simulated_tensors import ones, packed
 from openmed_nb.devices.moving import to_device
-from openmed_nb.simulation.device import simulated_device
 
-pytestmark = pytest.mark.real_computer  # Each test starts its own simulation.
+pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("mps")]  # Each test starts its own simulation.
 
 SWEEP = ROOT / "scripts" / "sweep_simulated_mps.py"
 
@@ -31,18 +31,6 @@ SECTIONS = "tensor_split expected tensor_indices_or_sections to be on cpu, but i
 LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D mps:0 Long tensor"
 
 
-@pytest.fixture(autouse=True)
-def mps():
-    """Simulated MPS device for this thread and test."""
-    with simulated_device(fallback=False, environ={}) as device:
-        yield device
-
-
-def ones(*shape, **options):
-    """Return a tensor on the device."""
-    return torch.ones(*shape, device="mps", **options)
-
-
 def ids(device="mps"):
     """Return two indices."""
     return torch.tensor([0, 2], device=device)
@@ -51,11 +39,6 @@ def ids(device="mps"):
 def mask():
     """Return a mask of three elements on the device."""
     return torch.tensor([True, False, True], device="mps")
-
-
-def packed():
-    """Return two sequences of different lengths on the device; the lengths are on the CPU."""
-    return pack_padded_sequence(ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
 
 
 def run_recurrent(kind, *, given="mps", hidden="mps", parameters="mps"):
@@ -317,8 +300,17 @@ def _sweep(*arguments, timeout):
 
 # One of each kind of rule: an iterator, a reduction, indices, a copy, a graph, a list, a composite function.
 REPRESENTATIVES = (
-    *("add", "where", "sum", "index_put", "slice_scatter", "cat"),
-    *("nn.functional.linear", "nn.functional.conv2d", "nn.functional.embedding", "linalg.eigh", "normal"),
+    "add",
+    "where",
+    "sum",
+    "index_put",
+    "slice_scatter",
+    "cat",
+    "nn.functional.linear",
+    "nn.functional.conv2d",
+    "nn.functional.embedding",
+    "linalg.eigh",
+    "normal",
 )
 
 
