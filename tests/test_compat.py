@@ -15,6 +15,8 @@ from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, OpenMe
 from openmed_nb.models.registry import find_model
 from openmed_nb.session import SESSION
 
+without_models = pytest.mark.usefixtures("no_models")
+
 TORCH, LEGACY = nb.compat.TORCH_DEVICE_ENV_VAR, nb.compat.LEGACY_DEVICE_ENV_VAR
 
 
@@ -89,7 +91,7 @@ def test_constants_have_the_values_of_openmed():
 
 
 @pytest.mark.real_computer
-@pytest.mark.usefixtures("no_models")
+@without_models
 def test_loader_on_a_mac():
     with nb.simulated_mps():
         loader = ModelLoader(OpenMedConfig(backend="hf"))
@@ -146,7 +148,7 @@ def test_available_models_can_be_found():
     assert all(find_model(name).location for name in with_registry)
 
 
-@pytest.mark.usefixtures("no_models")
+@without_models
 def test_force_reload_replaces_model():
     loader = ModelLoader(OpenMedConfig(device="cpu"))
     first = loader.load_model("bundled_small")
@@ -160,7 +162,7 @@ def test_force_reload_replaces_model():
         loader.load_model("bundled_small", force_reload="no")
 
 
-@pytest.mark.usefixtures("no_models")
+@without_models
 def test_loader_warns_about_ignored_arguments():
     loader = ModelLoader(OpenMedConfig(device="cpu"))
     pipe = loader.create_pipeline("bundled_small", local_files_only=True)

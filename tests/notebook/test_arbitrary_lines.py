@@ -15,6 +15,7 @@ from openmed_nb.errors import OpenMedError
 from openmed_nb.session import SESSION
 
 pytestmark = pytest.mark.filterwarnings("ignore:Text 0 looks like a file name")  # The line is annotated anyway.
+in_ready_kernel = pytest.mark.usefixtures("ready")
 
 WORDS = st.sampled_from(
     [
@@ -70,7 +71,7 @@ def run_magic(magic, *arguments):
     return result
 
 
-@pytest.mark.usefixtures("ready")
+@in_ready_kernel
 @pytest.mark.parametrize("magic", ["openmed_device", "openmed_panel", "openmed_ner"])
 @IN_ONE_SHELL
 @given(line=LINES)
@@ -88,7 +89,7 @@ def test_any_line_has_a_result_or_one_of_our_errors(shell, magic, line):
     run_magic(partial(shell.run_line_magic, magic), line)
 
 
-@pytest.mark.usefixtures("ready")
+@in_ready_kernel
 @IN_ONE_SHELL
 @given(line=LINES)
 @example(line="--model=")
@@ -99,7 +100,7 @@ def test_any_line_of_the_cell_magic_does_not_quote_the_note(shell, line):
     assert not (isinstance(result, OpenMedError) and "leprosy" in str(result))
 
 
-@pytest.mark.usefixtures("ready")
+@in_ready_kernel
 @IN_ONE_SHELL
 @given(cell=CELLS, strategy=st.sampled_from(["none", "simple", "first", "average", "max"]))
 @example(cell="\x00", strategy="first")

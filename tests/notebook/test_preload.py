@@ -8,6 +8,7 @@ import pytest
 from openmed_nb.notebook.preload import _READ_AT_IMPORT_PATTERN
 
 pytestmark = pytest.mark.real_computer
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 ASK = "%load_ext openmed_nb\nchoice = %openmed_device"
 
@@ -169,7 +170,7 @@ def path_with(folder):
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@needs_fork
 @pytest.mark.parametrize(("way", "seconds"), FORKS)
 def test_worker_annotates_at_any_time_of_preload(running_kernel, way, seconds):
     """A forked process has all modules or none. It would wait forever for a lock that a thread of its parent holds."""
@@ -188,7 +189,7 @@ ENDLESS_TORCH = "import threading\nthreading.Event().wait()"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@needs_fork
 def test_fork_during_endless_import_raises_in_child(running_kernel, tmp_path):
     """The fork waits up to its limit. Its child raises an error instead of waiting for a thread that it does not have."""
     (tmp_path / "torch").mkdir()
