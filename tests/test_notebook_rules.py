@@ -177,7 +177,7 @@ def test_outputs_are_no_errors(notebook):
 def test_notebook_has_no_absolute_path(notebook):
     """No source and no output holds an absolute path."""
     for cell in notebook.cells:
-        texts = [cell.source, *(str(output) for output in cell.get("outputs", ()))]
+        texts = [cell.source, *map(str, cell.get("outputs", ()))]
         assert not [path[0] for text in texts for path in ABSOLUTE.finditer(text)]
 
 

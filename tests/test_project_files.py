@@ -182,7 +182,12 @@ def test_citation_has_the_facts_of_the_package():
 MAX_TOKENS = {"openmed_nb": 204_539, "tests": 297_139}
 MAX_PARAMETERS = 135
 UNCOUNTED_TOKENS = {
-    *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT)
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+    tokenize.COMMENT,
 }
 
 

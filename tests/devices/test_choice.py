@@ -122,7 +122,7 @@ def read_rows(text):
             machine, torch = line[3:].split(" | ")
         elif "->" in line and not line.startswith("#"):
             request, answer = line.split("->")
-            expected, *words = (part.strip() for part in answer.split(" | "))
+            expected, *words = map(str.strip, answer.split(" | "))
             rows.append(Row(machine, torch, request.strip(), expected, tuple(words)))
     return rows
 

@@ -66,8 +66,12 @@ def test_read_machine_without_sysctl():
     (command,) = calls
     assert command[:2] == ["/usr/sbin/sysctl", "-i"]
     assert set(command[2:]) == {
-        *("sysctl.proc_translated", "hw.optional.arm64", "machdep.cpu.brand_string"),
-        *("kern.osproductversion", "hw.memsize", "hw.physicalcpu"),
+        "sysctl.proc_translated",
+        "hw.optional.arm64",
+        "machdep.cpu.brand_string",
+        "kern.osproductversion",
+        "hw.memsize",
+        "hw.physicalcpu",
     }
 
 

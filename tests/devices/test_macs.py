@@ -62,7 +62,7 @@ def machine_of(cell):
         )
     rosetta, macos = cell.python == "rosetta", None
     if cell.macos != "?":
-        macos = tuple(int(part) for part in cell.macos.split("."))
+        macos = tuple(map(int, cell.macos.split(".")))
     apple = cell.chip.startswith("Apple") or rosetta
     return MachineInfo(
         "Darwin", "x86_64" if rosetta else cell.python, apple, rosetta, cell.chip, macos, gpu_driver=False

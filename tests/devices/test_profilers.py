@@ -138,7 +138,9 @@ def test_capture_name_has_no_directory(name):
     with pytest.raises(ConfigurationError, match="not a valid name for a Metal capture"):
         capture_name(name)
     assert [capture_name(name) for name in ("step", "step.gputrace", "step.gputrace.gputrace")] == [
-        *("step", "step", "step.gputrace")
+        "step",
+        "step",
+        "step.gputrace",
     ]
 
 

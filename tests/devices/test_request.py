@@ -130,7 +130,10 @@ def test_parse_error_masks_secret():
 def test_parse_device_argument():
     for value, device in (
         ("cuda", "cuda"),
-        *((-1, "cpu"), (0, "gpu"), (1, "cuda:1"), (np.int64(2), "cuda:2")),
+        (-1, "cpu"),
+        (0, "gpu"),
+        (1, "cuda:1"),
+        (np.int64(2), "cuda:2"),
         (torch.device("cuda", 1), "cuda:1"),
         (torch.device("mps"), "mps"),
         (torch.zeros(1), "cpu"),

@@ -10,8 +10,14 @@ from openmed_nb.models.config import OpenMedConfig, apply_overrides, check_strat
 REJECTED = [
     *({"backend": backend} for backend in ("", "HF", "mlx", "tensorflow", 5, [])),
     *({"dtype": dtype} for dtype in ("float64", torch.float64, "int4", torch.int32, "", None, 5, float)),
-    *({"revision": 5}, {"cache_dir": 5}, {"hf_token": {"secret": "hf_abc"}}, {"default_org": None}),
-    *({"local_only": "no"}, {"local_only": None}, {"allow_pickle": "no"}, {"allow_pickle": 1}),
+    {"revision": 5},
+    {"cache_dir": 5},
+    {"hf_token": {"secret": "hf_abc"}},
+    {"default_org": None},
+    {"local_only": "no"},
+    {"local_only": None},
+    {"allow_pickle": "no"},
+    {"allow_pickle": 1},
     *({"remote_code_allowed": allowed} for allowed in (None, 5, (5,), [None])),
 ]
 

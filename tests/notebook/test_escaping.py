@@ -74,8 +74,17 @@ def hidden_variable(text):
 
 
 VALUES = (
-    *(note_and_entities, with_label, several, error_of_many, summary, choice, inventory),
-    *(panel_of_variable, panel_of_models, failing_device, hidden_variable),
+    note_and_entities,
+    with_label,
+    several,
+    error_of_many,
+    summary,
+    choice,
+    inventory,
+    panel_of_variable,
+    panel_of_models,
+    failing_device,
+    hidden_variable,
 )
 
 

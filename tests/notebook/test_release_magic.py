@@ -120,8 +120,12 @@ def test_totals_are_sums_of_sources(planted):
     planted.run("report = %openmed_release losses")
 
     assert planted.value(CAUSES) == [
-        *("unused blocks of the device", "variables", "history of outputs", "frames of the last error"),
-        *("interrupted run", "loaded models"),
+        "unused blocks of the device",
+        "variables",
+        "history of outputs",
+        "frames of the last error",
+        "interrupted run",
+        "loaded models",
     ]
     assert planted.value("[one.tensors for one in report.freed][1:4]") == [1 << 20, 2 << 20, 4 << 20]
     assert planted.value("report.tensors == sum(one.tensors for one in report.freed) == 7 << 20")

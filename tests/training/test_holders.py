@@ -408,5 +408,7 @@ def test_only_leaves_have_gradients():
     result.sum().backward()
 
     assert {name for name, _, _ in find_referrers(numbers=numbers, result=result)} == {
-        *("numbers", "numbers.grad", "result")
+        "numbers",
+        "numbers.grad",
+        "result",
     }

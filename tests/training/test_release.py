@@ -64,8 +64,10 @@ def test_release_measures_sources_in_order(last_error, variables):
     report = nb.release("losses", "losses", keep="models")
 
     assert [(freed.source, freed.tensors) for freed in report.freed] == [
-        *(("unused blocks of the device", 0), ("variables", 4 * KIB)),
-        *(("frames of the last error", 8 * KIB), ("interrupted run", 0)),
+        ("unused blocks of the device", 0),
+        ("variables", 4 * KIB),
+        ("frames of the last error", 8 * KIB),
+        ("interrupted run", 0),
     ]
     assert ("losses" in variables, activations()) == (False, None)
     assert str(report).startswith("Released 12.0 KiB of tensors")

@@ -32,7 +32,10 @@ def test_panel_has_only_core_widgets_with_shared_layout_and_styles(open_panel):
     widgets = [widget for widget in widgets if not isinstance(widget, Shortcut)]  # A widget of anywidget.
     assert {widget._model_module for widget in widgets} == CORE
     assert {widget._model_name.removesuffix("Model") for widget in widgets} <= set(dir(ipywidgets)) | {
-        *("HTMLStyle", "TextStyle", "ButtonStyle", "DescriptionStyle")
+        "HTMLStyle",
+        "TextStyle",
+        "ButtonStyle",
+        "DescriptionStyle",
     }
     assert not [widget for widget in widgets if isinstance(widget, ipywidgets.Output)]
 
@@ -41,8 +44,13 @@ def test_controls_have_descriptions_and_tooltips(open_panel):
     widgets = list(iter_widgets(open_panel(computers.plain().session)))
     controls = [widget for widget in widgets if hasattr(widget, "disabled")]
     assert [control.description for control in controls] == [
-        *("auto ✓", "cpu", "Reset"),
-        *("Refresh", "Release memory", "Text to annotate (Ctrl+Enter)", "Annotate"),
+        "auto ✓",
+        "cpu",
+        "Reset",
+        "Refresh",
+        "Release memory",
+        "Text to annotate (Ctrl+Enter)",
+        "Annotate",
     ]
     buttons = [control for control in controls if isinstance(control, ipywidgets.Button)]
     assert all(button.tooltip.endswith(".") for button in buttons)
