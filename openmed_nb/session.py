@@ -199,8 +199,7 @@ class Session:
             UnknownDeviceError, DeviceUnavailableError: As for :meth:`device`. The override is then preserved.
         """
         with self.transaction():
-            request = resolve_request(resolution_order(self.device_manager.user_environ))
-            return self._change_device(request, None)
+            return self._change_device(resolve_request(resolution_order(self.device_manager.user_environ)), None)
 
     def _change_device(self, request: DeviceRequest, override: DeviceRequest | None) -> DeviceChoice:
         """Confirm a request, move the models that follow the session device, and replace the override."""
@@ -388,8 +387,8 @@ class Session:
         active_device = self.active_device
         had_variables = bool(device_manager.applied_variables)  # They can be applied for any active device.
         self._restore_models()
-        self.device_manager.restore_device_variable()
-        self.device_manager.restore_mps_variables()
+        device_manager.restore_device_variable()
+        device_manager.restore_mps_variables()
         try:
             with simulated_computer(installed, fallback, self.environ, defects) as (simulated_manager, device):
                 self.device_manager = simulated_manager
@@ -405,9 +404,9 @@ class Session:
                     self._restore_models()
         finally:
             if had_variables:
-                self.device_manager.apply_mps_variables()
+                device_manager.apply_mps_variables()
             if self.active_device is not None and self.override is not None:
-                self.device_manager.enter(self.active_device, export=True)
+                device_manager.enter(self.active_device, export=True)
             self._restore_models(self.active_device or "cpu")
             if self._models is not None:
                 self._models.recheck_followers()

@@ -53,7 +53,6 @@ __all__ = (
     "FAILED",
     "NOT_APPLICABLE",
     "OK",
-    "SEVERITY",
     "SIMULATED_SUFFIX",
     "SIMULATION_NOTICE",
     "UNITS",
@@ -207,7 +206,7 @@ def to_html(report: Report) -> str:
 
 def _html_tables(tables: Iterable[Table]) -> str:
     """Return the tables that have rows as HTML."""
-    return "".join(_html_table(table) for table in drop_empty_tables(tables))
+    return "".join(map(_html_table, drop_empty_tables(tables)))
 
 
 def _html_prose(text: str) -> str:

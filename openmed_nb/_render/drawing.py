@@ -196,7 +196,7 @@ def _percent(value: float, minimum: float, maximum: float) -> float:
 
 def _bars(bars: Sequence[Bar]) -> str:
     """Return bars as a table of labels, bars and values, which is readable without styles."""
-    maximum = max((_bar_end(bar) for bar in bars), default=0.0)
+    maximum = max(map(_bar_end, bars), default=0.0)
     any_emphasized = any(bar.emphasized for bar in bars)
     width = min(20.0, 0.62 * max(len(bar.label) for bar in bars) + 1)
     rows = []

@@ -104,7 +104,7 @@ class TorchInfo:
 def parse_release(version: str | None) -> Version:
     """Return a torch version as numbers, such as ``(2, 13, 0)`` for ``"2.13.0+cpu"``, or ``(0,)`` if there is none."""
     match = re.match(r"\d+(\.\d+)*", version or "0")
-    return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+    return tuple(map(int, match.group().split("."))) if match else (0,)
 
 
 class TorchBackend(Protocol):
@@ -196,8 +196,9 @@ def import_torch() -> ModuleType:
 
 def torch_import_error(error: Exception) -> TorchImportError:
     """Return the error for a failed import of torch."""
-    message = f"torch cannot be imported: {describe_error(error)}."
-    return TorchImportError(message, reinstall_remedy(inspect_installed_torch().version))
+    return TorchImportError(
+        f"torch cannot be imported: {describe_error(error)}.", reinstall_remedy(inspect_installed_torch().version)
+    )
 
 
 def inspect_imported_torch() -> TorchInfo:

@@ -109,14 +109,14 @@ def read_machine(
         return MachineInfo(system, architecture, gpu_driver=driver)
     if system != "Darwin":
         apple = APPLE_CPU.search(_read_cpuinfo(cpuinfo)) is not None
-        return MachineInfo(system, architecture, apple, gpu_driver=any(exists(path) for path in GPU_DRIVER_FILES))
+        return MachineInfo(system, architecture, apple, gpu_driver=any(map(exists, GPU_DRIVER_FILES)))
     output = (run or run_command)(["/usr/sbin/sysctl", "-i", *SYSCTL_KEYS]) or ""
     lines = (line.partition(":") for line in output.splitlines())
     facts = {name.strip(): value.strip() for name, _colon, value in lines}
     memory = facts.get("hw.memsize", "")
     cores = facts.get("hw.physicalcpu", "")
     match = re.match(r"\d+(\.\d+)*", facts.get("kern.osproductversion", ""))
-    macos = tuple(int(part) for part in match.group().split(".")) if match else None
+    macos = tuple(map(int, match.group().split("."))) if match else None
     return MachineInfo(
         system="Darwin",
         architecture=architecture,
@@ -222,7 +222,7 @@ def read_footprint(library: ctypes.CDLL | None = None) -> Footprint | None:
     return Footprint(current, usage[MAX_FOOTPRINT_INDEX])
 
 
-def _read_cpuinfo(file: Path = CPUINFO) -> str:
+def _read_cpuinfo(file: Path) -> str:
     """Return the start of Linux's ``/proc/cpuinfo``, or an empty string on other operating systems.
 
     The limit of 4,096 characters makes this fast on machines with hundreds of processors.

@@ -76,7 +76,7 @@ class Mps(Device):
     def type_rejection_rules(self, facts: DeviceFacts) -> Iterator[RejectionRule]:
         machine = facts.machine
         torch = facts.torch
-        installed_macos = ".".join(str(part) for part in machine.macos_version or ())
+        installed_macos = ".".join(map(str, machine.macos_version or ()))
         if machine.system == "Linux" and machine.apple_silicon:
             reason = "MPS requires macOS; this machine runs Linux on an Apple chip, as in a container on a Mac"
             # MPS is a framework of macOS: https://developer.apple.com/documentation/metalperformanceshaders
@@ -95,7 +95,7 @@ class Mps(Device):
             yield RejectionRule(OLD_MACOS, reason, "Update macOS to 14 or later.")  # EmptyTensor.cpp in the binaries
         needed = min_macos_for(torch.release)
         if machine.macos_version is not None and machine.macos_version < needed:
-            first = ".".join(str(part) for part in needed)  # EmptyTensor.cpp in the binaries
+            first = ".".join(map(str, needed))  # EmptyTensor.cpp in the binaries
             reason = (
                 f"torch {torch.version} supports MPS from macOS {first} on; this machine has macOS {installed_macos}"
             )

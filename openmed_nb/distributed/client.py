@@ -80,14 +80,20 @@ def validate_client(client: object) -> Client:
         raise ConfigurationError(
             "The client is asynchronous.", "Pass a client that was created without asynchronous=True."
         )
-    if client.status != "running":
-        raise client_closed_error(client)
+    check_connected(client)
     return client
 
 
+def check_connected(client: Client) -> None:
+    """Raise an error if a client is not connected to its scheduler."""
+    if client.status != "running":
+        raise client_closed_error(client)
+
+
 def client_closed_error(client: Client) -> ClusterUnavailableError:
-    message = UNREACHABLE if client.status == "connecting" else f"The client is {client.status}."
-    return ClusterUnavailableError(message, RESTART_REMEDY)
+    return ClusterUnavailableError(
+        UNREACHABLE if client.status == "connecting" else f"The client is {client.status}.", RESTART_REMEDY
+    )
 
 
 @contextlib.contextmanager
@@ -138,8 +144,7 @@ def call_scheduler(client: Client, call: Callable[[], Awaitable[Result]]) -> Res
     with translate_dask_errors(client):
         pending = _run_on_client_loop(client, call)
         while not threads.wait([pending], timeout=POLL_INTERVAL).done:
-            if client.status != "running":
-                raise client_closed_error(client)
+            check_connected(client)
         try:
             return pending.result()
         except OSError as error:
@@ -173,8 +178,7 @@ def _running_workers(client: Client) -> Mapping[str, WorkerIdentity]:
 
 def is_running(worker: WorkerIdentity) -> bool:
     """Return whether a worker is running. A worker that Dask paused for lack of memory is running if it executes a task."""
-    counts = worker.get("metrics", {}).get("task_counts", {})
-    return worker["status"] == "running" or bool(counts.get("executing", 0))
+    return worker["status"] == "running" or bool(worker.get("metrics", {}).get("task_counts", {}).get("executing", 0))
 
 
 def submit(client: Client, function: Callable[..., object], *arguments: object, **options: object) -> Future:
@@ -183,8 +187,7 @@ def submit(client: Client, function: Callable[..., object], *arguments: object, 
     Raises:
         ClusterUnavailableError: If the client is not running. Dask itself would accept the task and wait.
     """
-    if client.status != "running":
-        raise client_closed_error(client)
+    check_connected(client)
     with translate_dask_errors(client):
         return client.submit(function, *arguments, pure=False, **options)
 
@@ -262,8 +265,9 @@ def _worker_error(host: str, error: BaseException) -> OpenMedError:
     if isinstance(error, OpenMedError):
         return type(error)(f"On {host}: {error.message}", error.remedy)
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "openmed_nb":
-        message = f"The worker at {host} does not have {error.name}."
-        return ClusterError(message, "Install openmed-nb in the Python of the worker.")
+        return ClusterError(
+            f"The worker at {host} does not have {error.name}.", "Install openmed-nb in the Python of the worker."
+        )
     return ClusterError(f"The worker at {host} failed: {describe_error(error)}.", "Check the log of the worker.")
 
 

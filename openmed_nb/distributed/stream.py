@@ -31,8 +31,8 @@ from .client import (
     call_on_workers,
     call_scheduler,
     cancel,
+    check_connected,
     check_workers_match,
-    client_closed_error,
     fetch_result,
     parse_host,
     submit,
@@ -93,8 +93,7 @@ class ClusterAnnotator:
                     yield error
                 else:
                     yield str.__str__(text)
-                if self.client.status != "running":  # A slow stream can take longer than the client is connected.
-                    raise client_closed_error(self.client)
+                check_connected(self.client)  # A slow stream can take longer than the client is connected.
 
         num_threads = self.count_threads()
 

@@ -297,7 +297,7 @@ def save_batch_size(
         else:
             record_store(environ).store(TunedBatchSize(identity, batch_tokens))
     except ConfigurationError as error:
-        warn(collapse_whitespace(str(error)))
+        warn(str(error))
 
 
 # The dtypes that need a validation record, in the order in which "auto" selects them.

@@ -20,11 +20,11 @@ from .._render.display import (
     Report,
     Table,
     format_bytes,
+    format_duration,
     format_percent,
     pluralize,
 )
 from .._render.drawing import Axes, AxisMarker, Chart, Series
-from .._render.values import format_duration
 from ..devices.device import MemoryStats
 from ..devices.machine import Footprint, import_psutil, is_mps_simulated, read_footprint
 from ..devices.registry import get_device
