@@ -63,8 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             # Path.exists raises an error for a long name, which may be a note.
             if not (run or first_word.startswith("-") or os.path.exists(first_word)):  # noqa: PTH110
-                remedy = suggest(first_word, [*commands, *FUNCTIONS], "Commands, and calls in Python")
-                raise ConfigurationError(f"{describe_file(Path(first_word))} is neither a file nor a command.", remedy)
+                raise ConfigurationError(
+                    f"{describe_file(Path(first_word))} is neither a file nor a command.",
+                    suggest(first_word, [*commands, *FUNCTIONS], "Commands, and calls in Python"),
+                )
             output, status = run(rest) if run else annotate(words)
             write_output(output)
         except OpenMedError as error:

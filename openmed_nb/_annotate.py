@@ -502,8 +502,7 @@ class _AnnotationRun:
                 self._notify()
                 if count < len(chunk):
                     error = chunk.errors[count]
-                    message = _number_message(error.message, self.inputs.pending[0].position)
-                    raise type(error)(message, error.remedy)  # noqa: TRY301 - as the source
+                    raise type(error)(_number_message(error.message, self.inputs.pending[0].position), error.remedy)  # noqa: TRY301 - as the source
         except Exception:
             self._complete_texts()
             raise

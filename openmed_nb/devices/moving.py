@@ -296,8 +296,7 @@ class TensorMover:
             # Only copies from pinned memory to CUDA are safe without waiting.
             queues_copies = get_device(self.device).supports_async_copies
             non_blocking = queues_copies and tensor.device.type == "cpu" and tensor.is_pinned()
-            moved = self._downcast(tensor, name).to(self.device, non_blocking=non_blocking)
-            self._moved[key] = (tensor, moved)
+            self._moved[key] = (tensor, self._downcast(tensor, name).to(self.device, non_blocking=non_blocking))
         return self._moved[key][1]
 
     def _downcast(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -358,8 +357,9 @@ def copy_model(model: torch.nn.Module, device: str = "cpu", dtype: torch.dtype |
         )
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     for unsupported in sorted(dtypes.intersection(get_device(device).dtype_fallbacks)):
-        message = f"{name} has tensors in {unsupported}, which MPS does not support (pytorch#122602)."
-        raise ConfigurationError(message, "Pass model.float().")
+        raise ConfigurationError(
+            f"{name} has tensors in {unsupported}, which MPS does not support (pytorch#122602).", "Pass model.float()."
+        )
 
     def copy_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
         new_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

@@ -88,8 +88,9 @@ class SystemStatus(Displayable):
         """One finding for each condition that can reduce performance, and one for too much load of other programs."""
         findings = [condition.finding(self) for condition in CONDITIONS]
         if self.background_load:
-            evidence = f"busy: {self.background_load}"
-            findings.append(Finding(LOAD, WARNING, evidence, "Close them before you measure times."))
+            findings.append(
+                Finding(LOAD, WARNING, f"busy: {self.background_load}", "Close them before you measure times.")
+            )
         return tuple(findings)
 
     def to_report(self) -> Report:

@@ -219,5 +219,7 @@ def _partition_size(partition: Partition) -> PartitionSize | ConfigurationError:
 
 def _column_error(error: Exception) -> ConfigurationError:
     """Return the error for an unreadable column. It contains the type of the reader's error but not the message."""
-    message = f"The column cannot be read on {socket.gethostname()}: {describe_read_error(error)}."
-    return ConfigurationError(message, "Check that its files exist on every machine, and check the operations on it.")
+    return ConfigurationError(
+        f"The column cannot be read on {socket.gethostname()}: {describe_read_error(error)}.",
+        "Check that its files exist on every machine, and check the operations on it.",
+    )

@@ -109,9 +109,10 @@ def find_model(name: str | os.PathLike[str] | None, default_org: str = "OpenMed"
 
 def unknown_model_error(name: str, hint: str = "") -> UnknownModelError:
     """Return the error for an unknown name, with an optional hint and the most similar name or folder."""
-    message = f"Model {describe_value(name)} not found: no matching folder, alias or Hub id."
-    remedy = f"{hint} {_suggest_model(name)} Use 'bundled', which works offline."
-    return UnknownModelError(message, collapse_whitespace(remedy))
+    return UnknownModelError(
+        f"Model {describe_value(name)} not found: no matching folder, alias or Hub id.",
+        collapse_whitespace(f"{hint} {_suggest_model(name)} Use 'bundled', which works offline."),
+    )
 
 
 def _suggest_model(name: str) -> str:

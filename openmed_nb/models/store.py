@@ -133,8 +133,7 @@ class ModelStore:
             spec = replace(spec, folder=loaded.folder)
             loaded.tuned_batch_tokens.update(self._load_batch_sizes(spec))
             # The files of a directory may have changed since an earlier load.
-            outdated = (old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
-            self._drop(outdated)
+            self._drop(old for old in self._models if old.spec != spec and replace(old.spec, files=spec.files) == spec)
             key = replace(key, spec=spec)
             self._drop([key])
             self._models[key] = loaded

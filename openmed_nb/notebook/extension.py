@@ -31,8 +31,10 @@ def load(shell: InteractiveShell) -> None:
         magics = OpenMedMagics(shell)  # Reads the settings of %config and of the profile.
     except TraitError as error:
         shell.configurables[:] = configurables  # IPython adds the magics to the list before it reads their settings.
-        message = f"Invalid value for a setting of OpenMedMagics: {describe_error(error)}."
-        raise ConfigurationError(message, "Correct it with %config, then run %load_ext openmed_nb.") from error
+        raise ConfigurationError(
+            f"Invalid value for a setting of OpenMedMagics: {describe_error(error)}.",
+            "Correct it with %config, then run %load_ext openmed_nb.",
+        ) from error
     _unregister(shell, keep=magics)
     SESSION.start()
     shell.register_magics(magics)
@@ -103,8 +105,10 @@ def _show_missing_package(
     distribution = distribution_of("openmed_nb")
     requirements = map(Requirement, (distribution and distribution.requires) or ())
     if error.name in {requirement.name for requirement in requirements if "notebooks" in str(requirement.marker)}:
-        remedy = "In the folder that contains README.md, run: python -m pip install '.[notebooks]'"
-        missing = ConfigurationError(f"{error.name} is not installed.", remedy)
+        missing = ConfigurationError(
+            f"{error.name} is not installed.",
+            "In the folder that contains README.md, run: python -m pip install '.[notebooks]'",
+        )
         shell.showtraceback((ConfigurationError, missing, traceback))
     else:
         shell.showtraceback((error_class, error, traceback), tb_offset=tb_offset)

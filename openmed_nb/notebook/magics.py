@@ -194,8 +194,9 @@ def parse_line(magic: Callable[..., object], line: str) -> argparse.Namespace:
     try:
         arguments, unknown = parser.parse_known_args(split_words(line))
     except (UsageError, ValueError) as error:
-        message = f"The arguments of %{magic.__name__} could not be parsed: {parser_problem(str(error))}."
-        raise _usage_error(magic, message) from None
+        raise _usage_error(
+            magic, f"The arguments of %{magic.__name__} could not be parsed: {parser_problem(str(error))}."
+        ) from None
     # argparse parses "--option=--" as an empty list, and from Python 3.13 on as two dashes.
     if any(getattr(arguments, option.dest) in ([], "--") for option in options.values()):
         raise _usage_error(magic, f"%{magic.__name__} received an option without its value.")
@@ -350,8 +351,9 @@ class OpenMedMagics(Magics):
             memory = DEFAULT_SIMULATED_MEMORY if arguments.memory is None else arguments.memory
             SESSION.simulate(memory, source="%openmed_device")
         elif arguments.simulate is not None:
-            message = f"{describe_value(arguments.simulate)} cannot be simulated."
-            raise MagicError(message, "Use --simulate mps or --simulate off.")
+            raise MagicError(
+                f"{describe_value(arguments.simulate)} cannot be simulated.", "Use --simulate mps or --simulate off."
+            )
         if arguments.reset:
             return SESSION.reset()
         if arguments.list:
@@ -401,10 +403,9 @@ class OpenMedMagics(Magics):
     @_parsed_line_magic
     def openmed_release(self, arguments: argparse.Namespace) -> object:
         """Release memory held by variables, the output history, the last error and loaded models."""
-        from ..training.release import release
+        from ..training.release import KEEPABLE, release
 
-        sources = ("models", "history", "traceback")
-        return release(*arguments.names, keep=[source for source in sources if getattr(arguments, f"keep_{source}")])
+        return release(*arguments.names, keep=[source for source in KEEPABLE if getattr(arguments, f"keep_{source}")])
 
     @magic_arguments()
     @argument("--model", help="model for the text under 'Try it' (default: the setting default_model)")
@@ -447,8 +448,10 @@ class OpenMedMagics(Magics):
         from ..runbook.records.logbook import Logbook
 
         if arguments.file is not None and check_path(arguments.file, "the file of a logbook").exists():
-            message = f"{describe_file(Path(arguments.file))} already exists and would be overwritten."
-            raise MagicError(message, "Use another name. To compare with this file, use --diff.")
+            raise MagicError(
+                f"{describe_file(Path(arguments.file))} already exists and would be overwritten.",
+                "Use another name. To compare with this file, use --diff.",
+            )
         previous = None if arguments.diff is None else Logbook.read(arguments.diff)
         book = logbook()
         if arguments.file is not None:
@@ -505,8 +508,10 @@ class OpenMedMagics(Magics):
             return self.shell.user_ns[variable]
         if cell is not None and text:  # The words may be part of a note, so the error must not quote them.
             unexpected = pluralize(len(text.split()), "unexpected argument")
-            message = f"{name} received {unexpected} on its first line."
-            raise MagicError(message, f"Write the text on the lines below the command. See {name} --help.")
+            raise MagicError(
+                f"{name} received {unexpected} on its first line.",
+                f"Write the text on the lines below the command. See {name} --help.",
+            )
         if not has_text:
             remedy = "Write the text on the lines below the command, or use --from with a variable."
             if cell is None:

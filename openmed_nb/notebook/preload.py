@@ -94,8 +94,10 @@ def _after_fork_in_child() -> None:
 
 def _raise_unfinished() -> NoReturn:
     SESSION.device_manager.on_torch_use = _raise_unfinished  # Otherwise it is called once.
-    message = "torch cannot be imported: another thread was importing it when this process was forked."
-    raise TorchImportError(message, "Import torch before you start processes.")
+    raise TorchImportError(
+        "torch cannot be imported: another thread was importing it when this process was forked.",
+        "Import torch before you start processes.",
+    )
 
 
 @functools.cache

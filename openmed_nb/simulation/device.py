@@ -142,9 +142,9 @@ def simulated_device(
     allocator = SimulatedAllocator(MacMemory(parse_memory(memory)), environ)
     active_defects = validate_defects(defects)
     if ACTIVE_SIMULATIONS:
-        message = "A simulated MPS device is already active; only one is supported."
         raise DeviceUnavailableError(
-            message, "Stop it first: run %openmed_device --simulate off, or leave its with block."
+            "A simulated MPS device is already active; only one is supported.",
+            "Stop it first: run %openmed_device --simulate off, or leave its with block.",
         )
     if fallback is None:
         fallback = (

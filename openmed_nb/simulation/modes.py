@@ -385,8 +385,7 @@ class FunctionMode(TorchFunctionMode):
         if cpu_tensors:
             self._check_devices(function, args, kwargs)
         # MPS overrides a function if its first tensor is on the device, or for some functions, any tensor.
-        first = iter_operator_tensors([args, kwargs])[0]
-        is_overridden = name in SECOND_ARGUMENT_ON_CPU or device.contains(first)
+        is_overridden = name in SECOND_ARGUMENT_ON_CPU or device.contains(iter_operator_tensors([args, kwargs])[0])
         previous = device.cpu_tensors
         device.cpu_tensors = cpu_tensors
         try:
@@ -410,8 +409,9 @@ class FunctionMode(TorchFunctionMode):
             return 0
         if name in {"numpy", "__array__", "__dlpack__"}:
             if name != "numpy" or not (kwargs.get("force") or args[1:] == (True,)):
-                text = "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
-                raise TypeError(text)
+                raise TypeError(
+                    "can't convert mps:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+                )
             device.record_copy(from_device=True)
             return function(device.copy_detached(args[0].detach(), to_device=False), force=True)
         if name == "type":

@@ -606,7 +606,9 @@ def validate_defects(issues: str | Iterable[str]) -> tuple[Defect, ...]:
     for issue in [issues] if is_single else issues:
         defect = DEFECTS_BY_ISSUE.get(issue) if isinstance(issue, str) else None
         if defect is None:
-            message = f"{describe_value(issue)} is not a supported silent error."
-            raise ConfigurationError(message, f"Use some of {', '.join(DEFECTS_BY_ISSUE)}.")
+            raise ConfigurationError(
+                f"{describe_value(issue)} is not a supported silent error.",
+                f"Use some of {', '.join(DEFECTS_BY_ISSUE)}.",
+            )
         active[defect.issue] = defect
     return tuple(active.values())

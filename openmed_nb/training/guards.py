@@ -188,8 +188,10 @@ def _check_length(fields: Mapping[str, torch.Tensor], limits: ModelLimits, prefi
     if longest > limits.max_tokens and limits.pad_token_id is not None:
         longest = int((tokens != limits.pad_token_id).sum(-1).max())
     if longest > limits.max_tokens:
-        message = f"{prefix}The longest row has {longest:,} tokens, and the model has {limits.max_tokens:,} positions."
-        raise InvalidBatchError(message, f"Shorten the rows: truncation=True, max_length={limits.max_tokens}.")
+        raise InvalidBatchError(
+            f"{prefix}The longest row has {longest:,} tokens, and the model has {limits.max_tokens:,} positions.",
+            f"Shorten the rows: truncation=True, max_length={limits.max_tokens}.",
+        )
 
 
 def _check_range(name: str, values: torch.Tensor, limits: ModelLimits, prefix: str) -> None:
@@ -210,8 +212,9 @@ def _check_range(name: str, values: torch.Tensor, limits: ModelLimits, prefix: s
     verb = "is" if invalid.numel() == 1 else "are"
     extremes = f"{int(low):,}" if low == high else f"from {int(low):,} to {int(high):,}"
     numbers = f"{invalid.numel():,} of {values.numel():,} {valid.noun}"
-    message = f"{prefix}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{exception})."
-    raise InvalidBatchError(message, valid.remedy)
+    raise InvalidBatchError(
+        f"{prefix}{numbers} {verb} not between 0 and {count - 1:,} ({extremes}{exception}).", valid.remedy
+    )
 
 
 class ModelHook:

@@ -189,8 +189,10 @@ class TensorReferrers(Displayable):
     def to_report(self) -> Report:
         """Return a table of the referrers."""
         count = len(self.referrers)
-        title = f"{pluralize(count, 'name')} {'holds' if count == 1 else 'hold'} tensors"
-        return Report(title, tables=(make_referrer_table(self.referrers),))
+        return Report(
+            f"{pluralize(count, 'name')} {'holds' if count == 1 else 'hold'} tensors",
+            tables=(make_referrer_table(self.referrers),),
+        )
 
 
 def find_tensor_referrers(namespace: Mapping[str, object] | None = None) -> TensorReferrers:
@@ -243,8 +245,7 @@ def grown_referrers(before: TensorReferrers, after: TensorReferrers) -> list[Ten
     """Return the referrers of ``after`` that hold more bytes than ``before``, with the largest growth first."""
     sizes = {referrer.name: referrer.size for referrer in before.referrers}
     growth = {referrer: referrer.size - sizes.get(referrer.name, 0) for referrer in after.referrers}
-    grown = [referrer for referrer in growth if growth[referrer] > 0]
-    return sorted(grown, key=growth.__getitem__, reverse=True)
+    return sorted([referrer for referrer in growth if growth[referrer] > 0], key=growth.__getitem__, reverse=True)
 
 
 # Name and kind of the referrer of a value if the value is a tensor, the name of the value, and the value. A search

@@ -231,8 +231,10 @@ def _validate_variables(names: tuple[str, ...], shell: InteractiveShell | None) 
     for name in names:
         if not isinstance(name, str) or name not in namespace or name in needed or name.startswith("__"):
             # No similar name is suggested, because the suggested line would delete that variable.
-            message = f"{describe_value(name)} is not a variable that can be deleted. Nothing was released."
-            raise ConfigurationError(message, "Pass names of existing variables; %whos lists them in a notebook.")
+            raise ConfigurationError(
+                f"{describe_value(name)} is not a variable that can be deleted. Nothing was released.",
+                "Pass names of existing variables; %whos lists them in a notebook.",
+            )
     return namespace
 
 

@@ -91,8 +91,10 @@ class Precision(Displayable):
     def to_report(self) -> Report:
         """Return the type, its reason and the notes."""
         scaled = " with a GradScaler" if self.needs_scaler else ""
-        title = f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}"
-        return Report(title, (self.reason, *self.notes))
+        return Report(
+            f"Precision on {self.device}: {'autocast to ' if self.enabled else ''}{self.dtype}{scaled}",
+            (self.reason, *self.notes),
+        )
 
 
 def precision(requested: str | torch.dtype | None = None, device: DeviceArgument = None) -> Precision:
@@ -303,9 +305,10 @@ class GradientAccumulation:
                     self._current = micro_batch
                     yield group.pop(0)  # No reference to a batch remains after it was yielded.
                     if self._current is micro_batch:
-                        message = "backward() was not called for a batch, or failed."
-                        remedy = "Call accumulation.backward(loss) for every batch. If it ran out of memory, start the loop again with smaller batches."
-                        raise ConfigurationError(message, remedy)
+                        raise ConfigurationError(
+                            "backward() was not called for a batch, or failed.",
+                            "Call accumulation.backward(loss) for every batch. If it ran out of memory, start the loop again with smaller batches.",
+                        )
         finally:
             if self._current is micro_batch:  # After a break, there is no current batch for backward().
                 self._current = None
@@ -326,8 +329,10 @@ class GradientAccumulation:
         """
         micro_batch = self._current
         if micro_batch is None:
-            remedy = "Loop over accumulation.batches(loader), and call it once per batch."
-            raise ConfigurationError("backward() was called without a batch.", remedy)
+            raise ConfigurationError(
+                "backward() was called without a batch.",
+                "Loop over accumulation.batches(loader), and call it once per batch.",
+            )
         try:
             if micro_batch.fraction:
                 scaled = loss * micro_batch.fraction
@@ -394,9 +399,10 @@ def checkpoint_activations(model: PreTrainedModel) -> ActivationCheckpointing:
         >>> model.gradient_checkpointing_disable()
     """
     if not getattr(model, "supports_gradient_checkpointing", False):
-        message = f"{short_type_name(model)} does not support activation checkpointing."
-        remedy = "Pass a model of transformers. In another module, call torch.utils.checkpoint.checkpoint."
-        raise ConfigurationError(message, remedy)
+        raise ConfigurationError(
+            f"{short_type_name(model)} does not support activation checkpointing.",
+            "Pass a model of transformers. In another module, call torch.utils.checkpoint.checkpoint.",
+        )
     if not any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         # transformers 5 added the new name, and from then on the old name warns.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

@@ -80,8 +80,7 @@ def panel(model: str | None = None, show_text: bool = True) -> PanelView | Panel
         if previous_cell_id is not None and previous_cell_id == cell_id and previous_execution_id != execution_id:
             previous.close()
             del OPEN_PANELS[previous]
-    runner = MainThreadRunner(kernel_loop(shell))
-    panel_model = PanelModel(SESSION, model, show_text, cells=runner, events=shell.events)
+    panel_model = PanelModel(SESSION, model, show_text, cells=MainThreadRunner(kernel_loop(shell)), events=shell.events)
     try:
         view = PanelView(panel_model)
     except BaseException:  # Including an interrupt.

@@ -50,8 +50,7 @@ class MemoryBar:
     @property
     def row(self) -> tuple[str, str, str]:
         """Name, memory in use and limit, for a table with :data:`MEMORY_COLUMNS`."""
-        used = ", ".join(str(part) for part in self.parts)
-        return self.name, used, f"{format_bytes(self.limit)} ({self.limit_name})"
+        return self.name, ", ".join(map(str, self.parts)), f"{format_bytes(self.limit)} ({self.limit_name})"
 
 
 # Fields of a PanelState with their new values.
