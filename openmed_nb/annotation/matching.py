@@ -198,15 +198,20 @@ class NoteKeys:
             )
             return rows, notes
         notes = pd.RangeIndex(count)
-        is_certain = self.ids is None and len(table) == count and are_positions(table.index)
-        if self.row_index is not None:
+        if self.row_index is None:
+            # Positions alone do not show that the rows are those of the notes.
+            has_all_texts = any(
+                [*map(text_fingerprint, column.tolist())] == [*self.fingerprints] for _, column in table.items()
+            )
+            is_certain = self.ids is None and are_positions(table.index) and has_all_texts
+        else:
             notes = self.row_index if len(self.row_index) == count else self.row_index[:count]
             # An index that numbers the rows says nothing after the table was sorted.
             is_certain = not are_positions(notes) or self._has_texts(table) or table.index.is_(notes)
         if not is_certain:
             raise UnmatchedIdsError(
                 f"The {len(table):,} rows of the table cannot be matched with the {count:,} notes.",
-                "Pass the table with the column of the texts or of the ids.",
+                "Pass the table of these notes, in their order, with the column of the texts or of the ids.",
             )
         return table.index, notes
 

@@ -962,7 +962,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         Args:
             groups: The patient of each note, such as the column of the table that you annotated, or another group such as the ward.
                 Its rows are matched by the ids in an index with their name, or by the index of the annotated table. A column has
-                no texts to compare, so an index that only numbers the rows must not be sorted. A list belongs to a list of notes.
+                no texts to compare, so an index that only numbers the rows must not be sorted. A list of notes needs
+                a list of groups, in the same order.
 
         Returns:
             A DataFrame with the group under the name of the column (``group`` if it has none), ``span_text`` in lower case and
@@ -970,7 +971,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             twice. Notes without a group do not count, with a warning.
 
         Raises:
-            ConfigurationError: If ``groups`` is not a column, if the entities have only a part of the context, or as for
+            ConfigurationError: If ``groups`` is neither a column nor a list, if the entities have only a part of the context, or as for
                 :meth:`with_context`.
             UnmatchedIdsError: If a note does not have exactly one group.
 
@@ -987,24 +988,22 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         self._check_aggregated()
         if not isinstance(groups, (pd.Series, list, tuple)):
             raise invalid_type("groups", groups, "Pass a column of the table of the notes, such as notes['patient'].")
-        keys = self._note_keys
-        if not isinstance(groups, pd.Series):
-            if keys.row_index is not None:
-                message = "A list of groups cannot be matched with the rows of a table."
-                raise UnmatchedIdsError(message, "Pass a column of the table, such as notes['patient'].")
-            keys = replace(keys, ids=None)  # A list has the order of the notes.
         column = pd.Series(groups)
         if not all(map(is_hashable, column)):
             raise ConfigurationError(
                 "The groups contain lists or other values without a hash.", "Pass strings or numbers."
             )
-        table = pd.DataFrame(index=column.index)
-        if self._own_ids and column.index.name == self.id_name:
-            table = table.reset_index()
-        try:
-            column = column.take(keys.find_rows(table))
-        except UnmatchedIdsError as error:
-            raise UnmatchedIdsError(error.message, self._groups_remedy(column.name), error.unmatched) from None
+        if isinstance(groups, pd.Series):
+            table = pd.DataFrame(index=column.index)
+            if self._own_ids and column.index.name == self.id_name:
+                table = table.reset_index()
+            try:
+                column = column.take(self._note_keys.find_rows(table))
+            except UnmatchedIdsError as error:
+                raise UnmatchedIdsError(error.message, self._groups_remedy(column.name), error.unmatched) from None
+        elif self.row_index is not None or len(groups) != len(self):
+            message = f"A list of {len(groups):,} groups cannot be matched with the {len(self):,} notes."
+            raise UnmatchedIdsError(message, self._groups_remedy(None))
         if num_missing := int(column.isna().sum()):
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
         found = self if self.results.context else self.with_context("all")
@@ -1025,7 +1024,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             ids = f"set_index({describe_names([self.id_name])!r})"
             return f"Pass the column with the ids of all notes as its index, as in notes.{ids}{column}."
         if self.row_index is None:
-            return "Pass a list with one group per note, in the order of the notes."
+            return f"Pass a list with one group per note, in the order of the notes, such as notes{column}.tolist()."
         return f"Undo a sort with notes.sort_index(), or annotate the table again. Pass its whole column notes{column}."
 
     def to_frame_with_ids(self) -> pd.DataFrame:

@@ -124,11 +124,14 @@ class TestTablesOfNotes:
             with pytest.raises(ConfigurationError):
                 found.score(other.to_frame())
 
-    def test_rows_of_a_list_match_by_position_without_an_index_only(self, table):
+    def test_rows_of_a_list_match_by_position_with_equal_texts_only(self, table):
         found = annotate(NOTES)
-        assert found.to_frame(table.reset_index(drop=True))["ward"].tolist() == [1, 3, 3]
-        with pytest.raises(UnmatchedIdsError):
-            found.to_frame(table)
+        numbered = table.reset_index(drop=True)
+        assert found.to_frame(numbered)["ward"].tolist() == [1, 3, 3]
+        for other in (table, numbered[["ward"]], numbered[::-1].reset_index(drop=True)):
+            for pair in (found.mask().to_frame, found.to_frame):
+                with pytest.raises(UnmatchedIdsError, match="the column of the texts"):
+                    pair(other)
 
 
 class TestResultsWithoutEntities:
@@ -260,12 +263,18 @@ class TestPatients:
             found.by_patient(self.NOTES.set_index("note_id")["patient"])
         assert caught.value.unmatched == (3,)
 
-    def test_by_patient_of_a_sorted_table_takes_no_list(self):
+    def test_by_patient_takes_a_list_for_a_list_and_a_column_for_a_table(self):
         notes = self.NOTES.iloc[[2, 0, 5]]
-        found = annotate(notes["note"])
-        with pytest.raises(UnmatchedIdsError):
-            found.by_patient(notes["patient"].tolist())
-        assert found.by_patient(notes["patient"])["patient"].tolist() == ["p1", "p1", "p2"]
+        groups = notes["patient"].tolist()
+        for column, other in (
+            (notes["note"], groups),
+            (NOTES, notes["patient"].reset_index(drop=True)),
+            (NOTES, groups[1:]),
+        ):
+            with pytest.raises(UnmatchedIdsError, match=r"column notes\['patient'\]|'patient'\].tolist"):
+                annotate(column).by_patient(other)
+        for column, column_groups in ((notes["note"], notes["patient"]), (notes["note"].tolist(), groups)):
+            assert annotate(column).by_patient(column_groups).to_numpy()[:, 0].tolist() == ["p1", "p1", "p2"]
 
     @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
     @pytest.mark.parametrize(
