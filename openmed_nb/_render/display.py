@@ -358,7 +358,10 @@ def _html_label(span: OverlappingSpan) -> str:
 
 
 def _bracket_spans(
-    segment: TextSegment, format_text: Callable[[str], str], format_label: Callable[[OverlappingSpan], str]
+    segment: TextSegment,
+    format_text: Callable[[str], str],
+    format_label: Callable[[OverlappingSpan], str],
+    bracket: str = "{}",
 ) -> str:
     """Return a segment with brackets around its overlapping spans and the label after each span."""
     num_opened = Counter(span.start for span in segment.spans)
@@ -367,8 +370,8 @@ def _bracket_spans(
         closed.setdefault(span.end, []).append(span)
     parts = []
     for start, end in pairwise(sorted({0, len(segment.text), *num_opened, *closed})):
-        parts.append("[" * num_opened[start] + format_text(segment.text[start:end]))
-        parts += [f"]{format_label(span)}" for span in closed.get(end, ())]
+        parts.append(bracket.format("[") * num_opened[start] + format_text(segment.text[start:end]))
+        parts += [bracket.format("]") + format_label(span) for span in closed.get(end, ())]
     return "".join(parts)
 
 
@@ -384,7 +387,8 @@ def _hidden_score(score: str) -> str:
 def _html_segment(segment: TextSegment) -> str:
     """Return a segment as HTML."""
     if segment.spans:
-        return _bracket_spans(segment, escape, _html_label)
+        # A bracket is an element like a label, because it is not a part of the text.
+        return _bracket_spans(segment, escape, _html_label, '<small style="font-size:1em">{}</small>')
     text = escape(segment.text)
     if not segment.label:
         return text

@@ -30,14 +30,14 @@ const KEYS = {
 };
 const CONTEXT_KEYS = { negated: "n", uncertain: "c", temporality: "t", experiencer: "e" };
 
-// Return the number of characters of the note before a point of the document. Labels are in "small", and are not part of the note.
-function offset(note, node, position) {
+// Return the characters of the note before a point of the document. Labels are in "small", and are not part of the note.
+function charactersBefore(note, node, position) {
   const range = document.createRange();
   range.setStart(note, 0);
   range.setEnd(node, position);
   const before = range.cloneContents();
   before.querySelectorAll("small").forEach((label) => label.remove());
-  return [...before.textContent].length;
+  return [...before.textContent];
 }
 
 // Mark the hits of a search in the note, in upper or lower case. A hit may start or end inside of an entity, but has no label.
@@ -164,8 +164,10 @@ function render({ model, el }) {
     if (!state.review || !text || !selected.rangeCount || selected.isCollapsed || !text.contains(selected.anchorNode)) return;
     const range = selected.getRangeAt(0);
     if (!text.contains(range.endContainer)) range.setEnd(text, text.childNodes.length);
-    selection = { start: offset(text, range.startContainer, range.startOffset), end: offset(text, range.endContainer, range.endOffset) };
-    missed.value = selected.toString().trim();
+    const start = charactersBefore(text, range.startContainer, range.startOffset).length;
+    const selectedCharacters = charactersBefore(text, range.endContainer, range.endOffset).slice(start);
+    selection = { start, end: start + selectedCharacters.length };
+    missed.value = selectedCharacters.join("").trim().replace(/\s+/g, " ");
   };
   document.addEventListener("selectionchange", select);
 

@@ -61,12 +61,11 @@ def test_text_and_page_mark_each_entity(text, entities, marked):
     assert str(result).startswith(("1 ", "2 ", "3 ") if entities else "No entities found\n")
     assert "white-space:pre-wrap" in result._repr_html_()
     assert "tex2jax_ignore" in result._repr_html_()
+    assert text in page.text
     if len(entities) < 3:
-        assert text in page.text
         assert len(read_titles(page)) >= len(entities)
         assert marked in str(result)
     else:  # Overlapping entities are in brackets with their labels.
-        assert text in re.sub(r"[\[\]]", "", page.text)
         assert {"A", "B", "DISEASE"} == {*re.findall(r"\]\((\w+)\)", str(result))}
 
 

@@ -187,6 +187,12 @@ def test_keys_change_the_entity_that_was_added(show):
     page.wait_for_function("!document.querySelector('[aria-busy]')")
     contexts = {span.start: context["negated"] for span, context in review.contexts(0).items()}
     assert contexts == {3: False, 9: True}
+    for span in ((3, 14), (0, 7)):  # These overlap, and are displayed in brackets.
+        review.mark(0, *span, "DISEASE")
+    page.keyboard.press("a")
+    page.wait_for_function("!document.querySelector('[aria-busy]')")
+    page.locator(".openmed-note [dir]").evaluate("note => getSelection().selectAllChildren(note)")
+    expect(page.get_by_label("Missed entity")).to_have_value("No gout. Slow.")
 
 
 def test_review_fits_a_phone(show):
