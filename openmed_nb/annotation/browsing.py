@@ -119,7 +119,8 @@ class NoteListing:
             ]
             entity_hits += hits
             note_hits.append(is_named or any(hits) or folded in _fold(contents))
-            num_unsearched += text is None and index not in self._unavailable
+            if text is None and index not in self._unavailable:
+                num_unsearched += 1
         # Assigned only now, because reading the texts may fail or be interrupted.
         self.query = query
         self._entity_hits = np.array(entity_hits, bool)
