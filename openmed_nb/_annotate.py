@@ -21,6 +21,7 @@ from ._utils.clock import current_time
 from ._utils.text import describe_value, model_label, short_type_name
 from ._utils.validation import check_bool, check_choice, check_optional_integer, invalid_type
 from ._utils.warning import warn
+from .annotation.context import CONTEXT_COLUMNS
 from .annotation.inputs import NoteInputs, read_inputs
 from .annotation.loading import create_pipeline
 from .annotation.masking import MAX_DISPLAYED_TEXTS
@@ -104,7 +105,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
         batch_tokens: Maximum number of tokens per batch. If ``None``, use the value that :func:`openmed_nb.sweep` measured for
             this model on this computer, or the device default.
         progress: Whether to display a line of progress if it takes longer than half a second.
-        resume: File to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
+        resume: ``.jsonl`` file to which results are written, a few hundred texts at a time, one line of JSON per text. If it exists, the
             run takes the results of its texts from it, in any order, and processes the others, even if the process was killed.
             Texts that had an error are processed again, after all others. A text that occurs twice is processed once. ``True``
             takes the results of the last run of this kernel that was interrupted or raised an error, with its model and
@@ -138,6 +139,9 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
     """
     check_choice("on_error", on_error, ("raise", "record"))
     check_bool("show_text", show_text)
+    if names := {"context", *CONTEXT_COLUMNS} & arguments.keys():
+        message = f"{min(names)!r} is not an option of annotate()."
+        raise ConfigurationError(message, "Add the context to the results: nb.annotate(notes).with_context('all').")
     check_options(annotate, arguments, PIPELINE_OPTIONS)
     # Options that were passed, for a run that resumes this one.
     options = {

@@ -15,7 +15,10 @@ from types import ModuleType
 from typing import Any, TypeGuard
 
 from ..errors import ConfigurationError, OpenMedError
-from .text import describe_names, describe_value, is_identifier, short_type_name
+from .text import describe_file, describe_names, describe_value, is_identifier, short_type_name
+
+# Number of values that an error lists without a guess: "other" is not what "mother" means.
+MAX_LISTED = 3
 
 # Number of words that an error contains, and similarity of the words that it suggests, in [0, 1].
 MAX_SUGGESTIONS = 10
@@ -178,6 +181,13 @@ def suggest_folder(path: str) -> str:
         return ""
 
 
+def check_folder_of(path: Path) -> None:
+    """Raise an error if the folder of a file to write does not exist."""
+    if not path.parent.is_dir():
+        remedy = suggest_folder(str(path.parent)) or "Create it, or use another folder."
+        raise ConfigurationError(f"There is no folder {describe_file(path.parent)}.", remedy)
+
+
 def suggest(word: str, words: Iterable[str], noun: str = "Valid values") -> str:
     """Return the remedy for an invalid word: the most similar valid word, and up to ten valid words, the nearest first.
 
@@ -219,12 +229,12 @@ def check_choice(name: str, value: object, words: Iterable[str]) -> None:
         >>> check_choice("library", "trainr", ["trainer", "lightning"])
         Traceback (most recent call last):
         ...
-        openmed_nb.errors.ConfigurationError: Invalid value for library: 'trainr'. Did you mean 'trainer'? \
-Valid values: trainer, lightning.
+        openmed_nb.errors.ConfigurationError: Invalid value for library: 'trainr'. Valid values: trainer, lightning.
     """
     valid_words = list(words)
     if not isinstance(value, str) or value not in valid_words:
-        raise invalid_value(name, value, suggest(value if isinstance(value, str) else "", valid_words))
+        word = value if isinstance(value, str) and len(valid_words) > MAX_LISTED else ""
+        raise invalid_value(name, value, suggest(word, valid_words))
 
 
 def check_path(path: str | os.PathLike[str], name: str) -> Path:

@@ -199,6 +199,8 @@ def create_context_finder(columns: Sequence[str], language: str = "en", cues: An
     is_english = language == "en"
     cue_columns = [name + CUE_SUFFIX for name in CONTEXT_COLUMNS if is_english]
     for name in names:
+        if not isinstance(name, str):
+            raise invalid_value("the context", name, "Pass each name, as in with_context('negated', 'experiencer').")
         check_choice("the context", name, (*CONTEXT_COLUMNS, *cue_columns, ALL))
     selected = [name for name in CONTEXT_COLUMNS if name in names or ALL in names]
     selected += [name for name in cue_columns if name in names]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .._utils.text import describe_error, describe_value
-from .._utils.validation import check_path
+from .._utils.validation import check_folder_of, check_path
 from ..errors import ConfigurationError
 
 
@@ -40,7 +40,12 @@ class LineFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], option: str, kind: str, header: Mapping[str, Any]) -> None:
-        self.path = Path(os.path.realpath(check_path(path, option)))
+        checked = check_path(path, option)
+        if checked.suffix.lower() not in {"", ".jsonl"}:
+            message = f"{describe_value(checked.suffix)} is not the suffix of a {kind}."
+            raise ConfigurationError(message, "Use a file with the suffix .jsonl.")
+        self.path = Path(os.path.realpath(checked))
+        check_folder_of(self.path)
         self.kind = kind
         self.header = header
 

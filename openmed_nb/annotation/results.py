@@ -792,7 +792,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             message = "No text has this id."
             if indices:
                 message = f"{len(indices)} texts have this id, at positions {list_positions(indices)}."
-            raise ConfigurationError(message, "Compare it with found.ids, or pass a position, from 0, to found.at().")
+            remedy = "Pass one of found.ids, which are from ids= or id_column=, or a position, from 0, to found.at()."
+            raise ConfigurationError(message, remedy)
         return indices[0]
 
     def at(self, position: int) -> AnnotatedText:
@@ -811,7 +812,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             >>> [entity["word"] for entity in found.at(1)], found.position(2)
             (['asthma'], 1)
         """
-        index = check_integer("position", position, 0, len(self) - 1)
+        otherwise = "" if self._own_ids is None else ", or one of found.ids to found.show()"
+        index = check_integer("position", position, 0, len(self) - 1, otherwise)
         if message := self.results.errors.get(index):
             raise InvalidTextError(message, "Select a different text; .errors contains the failed texts.")
         text = raise_if_error(next(self._read_texts(index))) or ""
@@ -1501,8 +1503,8 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         sample is uniform and without replacement, over the notes that have no error and are not missing.
 
         Args:
-            path: File in which the review is saved after each change, and from which it continues. It contains offsets, labels,
-                marks and fingerprints, but no text. If ``None``, the review is not saved.
+            path: ``.jsonl`` file in which the review is saved after each change, and from which it continues. It contains offsets,
+                labels, marks and fingerprints, but no text. If ``None``, the review is not saved.
             sample: Number of notes, at least 1. A larger sample contains the smaller ones with the same seed. If ``None``, all notes are
                 listed, in random order.
             seed: Seed of the sample.
@@ -1583,7 +1585,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             The number of notes and entities, and ``losses``: counts of what the format cannot contain.
 
         Raises:
-            ConfigurationError: If the format is unknown, there is no path, its suffix is that of another format, the results are not
+            ConfigurationError: If the format is unknown, there is no path, its suffix is not one of the format, the results are not
                 entities, or the file cannot be written.
 
         Example:

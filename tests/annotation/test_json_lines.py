@@ -125,7 +125,7 @@ def test_path_without_a_file_is_refused_without_the_path_in_the_context(tmp_path
     """A pickled error contains its context."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="cannot be written") as caught:
+    with pytest.raises(ConfigurationError, match=r"cannot be written|no folder 'file'") as caught:
         read(tmp_path / name)
     assert caught.value.__context__ is None
 

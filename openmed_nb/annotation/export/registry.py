@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.plain import temporary_folder
 from ..._utils.text import describe_file, describe_names, describe_value
-from ..._utils.validation import check_bool, check_choice, check_path, suggest
+from ..._utils.validation import check_bool, check_choice, check_folder_of, check_path, suggest
 from ..._utils.warning import warn
 from ...errors import ConfigurationError, OpenMedError
 from ..gold import GoldText, GoldTexts
@@ -104,10 +104,12 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     writers = {key: form.write for key, form in FORMATS.items() if form.write}
     check_choice("format", name, writers)
     target = check_path(path, "path")
-    owner = _NAMES.get(target.suffix.lower(), name)
-    if FORMATS[owner].read is not FORMATS[name].read:  # Otherwise the files are of the same kind, such as JSON.
-        message = f"{describe_value(target.suffix)} is the suffix of {owner}, not of {name}."
-        raise ConfigurationError(message, "Pass a file with a suffix of the format, or a new folder for brat.")
+    # Those of formats with the same kind of files, such as JSON.
+    suffixes = [suffix for suffix, owner in _NAMES.items() if FORMATS[owner].read is FORMATS[name].read]
+    if target.suffix and target.suffix.lower() not in suffixes:
+        file_remedy = f"Pass a file with the suffix {' or '.join(suffixes)}."
+        remedy = file_remedy if suffixes else "Pass a new folder, without a suffix."
+        raise ConfigurationError(f"{describe_value(target.suffix)} is not a suffix of {name}.", remedy)
     config = _write_atomically(target, writers[name], export)
     return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
@@ -131,6 +133,7 @@ def save_annotations(path: Any, found: Any) -> None:
 
 def _write_atomically(path: Path, write: Callable[[Path, Any], ResultT], contents: Any) -> ResultT:
     """Write to a temporary folder next to the path, and replace the path at the end. Files are readable by their owner only."""
+    check_folder_of(path)
     try:
         with temporary_folder(path.parent) as folder:
             temporary = folder / "export"
