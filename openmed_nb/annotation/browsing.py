@@ -21,7 +21,7 @@ from .boundaries import strip_span, whole_words
 from .context import CONTEXT_LABELS, CUE_SUFFIX, context_mark
 from .gold import GoldSpan
 from .inputs import NOTE_COLUMN
-from .presentation import displayable, entities_headline, note_name, origin_details
+from .presentation import displayable, note_name
 
 FOLDER = Path(__file__).parent
 
@@ -77,6 +77,7 @@ class NoteListing:
         self._entity_hits = np.ones(len(self._notes), bool)
         self._note_hits = np.ones(len(found), bool)
         self._num_unsearched = 0
+        self._head = found.head_report()
         self._unavailable = {**dict.fromkeys(found.errors, "error"), **dict.fromkeys(found.missing, "missing")}
         self.update()
 
@@ -93,7 +94,7 @@ class NoteListing:
             self._is_shown &= self._contexts[self.context]
         self._counts = np.bincount(self._notes[self._is_shown], minlength=len(self.found))
         self.matches = np.flatnonzero(self._note_hits)
-        self._is_filtered = bool(self.hidden_labels or self.min_score or self.context)
+        self._is_filtered = bool(self.found.filters or self.hidden_labels or self.min_score or self.context)
         if self._is_filtered:
             self.matches = np.unique(self._notes[self._is_shown & self._entity_hits])
         self.position = int(np.argmax(self.matches == displayed)) if len(self.matches) else 0
@@ -167,12 +168,8 @@ class NoteListing:
             if " " in self.query:
                 status += " Several words are searched as one phrase."
         state: dict[str, Any] = {
-            "title": entities_headline(self._label_counts, self.found.known_labels, len(self.found)),
-            "details": [
-                origin_details(self.found.model, self.found.device),
-                *self.found.language_notice,
-                *self.found.filters,
-            ],
+            "title": self._head.title,
+            "details": [self._head.details, *self._head.sentences],
             "count": count,
             "total": len(self.found),
             "position": self.position,

@@ -1351,29 +1351,39 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         sentence = f"{notes} mostly not in English{sample}. The model {self.model} reads English only."
         return (sentence,) if count else ()
 
-    def to_report(self) -> Report:
-        """Return the counts, and the first texts with highlighted entities."""
+    def head_report(self) -> Report:
+        """Return the counts, which are displayed above the notes."""
         # The words of the entities are not displayed, so they are not counted.
-        summary = replace(self, show_text=False).summary().to_report()
-        report = replace(summary, tables=summary.tables[:2])
-        sentences = [*self.language_notice, *summary.sentences]
-        if not self.show_text:
-            return replace(report, sentences=(*sentences, HIDDEN_TEXT_NOTICE))
-        num_shown = len(self.preview_texts)
-        if num_shown < len(self):
-            hint = "" if self.texts is None else f" Use found.at({num_shown}) to see another one."
-            sentences.append(f"Showing {num_shown} of {len(self):,} notes.{hint}")
-        segments: list[TextSegment] = []
-        for name, note_segments in self.iter_named_segments(num_shown):
-            segments += [TextSegment(f"{displayable(name)}: ", starts_text=True), *note_segments, TextSegment("\n")]
-        return replace(report, sentences=tuple(sentences), segments=tuple(segments))
+        report = replace(self, show_text=False).summary().to_report()
+        return replace(
+            report,
+            sentences=(*self.language_notice, *report.sentences),
+            tables=report.tables[:2],
+            details=origin_details(self.model, self.device, self.seconds),
+        )
 
-    def iter_named_segments(
-        self, count: int, max_characters: int | None = MAX_TEXT_CHARACTERS
-    ) -> Iterator[tuple[str, list[TextSegment]]]:
-        """Yield the name of each of the first texts, and its highlighted start; all of it if ``max_characters`` is ``None``."""
-        for index, text in enumerate(islice(self.iter_note_texts(), count)):
-            yield note_name(index, self.ids), self.note_segments(index, text, self.results[index], max_characters)
+    def to_report(self) -> Report:
+        """Return the counts, and the first texts with highlighted entities, after a filter only those with entities."""
+        report = self.head_report()
+        if not self.show_text:
+            return replace(report, sentences=(*report.sentences, HIDDEN_TEXT_NOTICE))
+        sentences = [*report.sentences]
+        notes: Sequence[int] = range(len(self))
+        if self.filters:
+            notes = sorted({*self.results.columns()[NOTE_COLUMN].tolist()})
+        num_stored = len(self.preview_texts)
+        shown = [note for note in notes[:num_stored] if self.texts is not None or note < num_stored]
+        if len(shown) < len(notes):
+            hint = "" if self.texts is None else f" Use found.at({notes[len(shown)]}) to see another one."
+            scope = " with entities" if self.filters else ""
+            sentences.append(f"Showing {len(shown)} of {len(notes):,} notes{scope}.{hint}")
+        segments: list[TextSegment] = []
+        for note in shown:
+            text = next(self.iter_note_texts(note))
+            name = displayable(note_name(note, self.ids))
+            note_segments = self.note_segments(note, text, self.results[note], MAX_TEXT_CHARACTERS)
+            segments += [TextSegment(f"{name}: ", starts_text=True), *note_segments, TextSegment("\n")]
+        return replace(report, sentences=tuple(sentences), segments=tuple(segments))
 
     def note_segments(
         self, index: int, text: str | None, entities: Sequence[Mapping[str, Any]], max_characters: int | None

@@ -187,5 +187,11 @@ def test_state_starts_with_the_result_and_the_filters():
     found = annotations().filter("disease", min_score=0.5)
     state = found._create_view().state
     assert state["title"] == "2 mentions of diseases found in 5 notes"
-    assert state["details"] == ["Model: bundled, device: cpu", *found.filters]
+    assert state["details"] == [
+        "Model: bundled, device: cpu",
+        *found.filters,
+        "2 notes have text but no entities.",
+        "1 note has no text.",
+    ]
+    assert (state["count"], state["total"]) == (2, 5)
     assert set(found._repr_mimebundle_()) == {"text/plain", "text/html"}

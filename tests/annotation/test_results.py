@@ -176,6 +176,15 @@ def test_only_the_first_texts_and_their_starts_are_shown():
     assert "[asthma](DISEASE)" in str(many)
 
 
+def test_only_notes_that_a_filter_leaves_are_shown():
+    texts = [f"note {number}" for number in range(10)]
+    results = [[make_entity(text, "note", score=number / 9)] for number, text in enumerate(texts)]
+    many = make_annotations(results, texts).filter(min_score=0.3)
+    assert re.findall(r"\n(\d): ", str(many)) == [*"34567"]
+    assert re.findall(r"\n(\d): ", str(replace(many, texts=None))) == [*"34"]
+    assert "Showing 5 of 7 notes with entities. Use found.at(8)" in str(many)
+
+
 def test_texts_that_are_not_stored_name_what_shows_one(found):
     files = replace(found, preview_texts=(), texts=[Path("a.txt")] * 4)
     assert "Showing 0 of 4 notes. Use found.at(0) to see another one." in str(files)

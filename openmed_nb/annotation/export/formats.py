@@ -18,6 +18,7 @@ from ..._utils.warning import warn
 from ...errors import ConfigurationError
 from ..gold import GoldSpan
 from ..inputs import NOTE_COLUMN
+from ..presentation import note_name
 from .notes import (
     OVERLAPPING,
     TRIMMED,
@@ -125,9 +126,10 @@ def save_html(path: Path, found: Any) -> None:
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in summary.sentences)
     with open_utf8(path) as file:
         file.write(PAGE_START.format(title=escape(summary.title), sentences=sentences))
-        for name, segments in found.iter_named_segments(len(found), None):
+        for index, text in enumerate(found.iter_note_texts()):
+            segments = found.note_segments(index, text, found.results[index], None)
             note = to_html(Report("", segments=tuple(segments)))
-            file.write(f"<article><h2>Note {escape(name)}</h2>{note}</article>\n")
+            file.write(f"<article><h2>Note {escape(note_name(index, found.ids))}</h2>{note}</article>\n")
         file.write(PAGE_END)
 
 
