@@ -457,6 +457,7 @@ class _AnnotationRun:
         self._completed_size = 0
         self._file: ResultsFile | None = None
         self._is_restored = False
+        self._num_known = 0
         self._notified_at = 0.0
         self._start_time: float | None = current_time()
 
@@ -480,6 +481,7 @@ class _AnnotationRun:
             self.inputs.failed = frozenset(fingerprint for fingerprint, row in known.items() if row in errors)
             self.inputs.known = known
         self._is_restored = True
+        self._num_known = len(self.results)
         if len(self.results):
             self._start_time = None  # The duration of a part of the run would be misleading.
 
@@ -591,6 +593,7 @@ class _AnnotationRun:
             text_name=self.notes.text_name,
             known_labels=self.source.known_labels,
             seconds=None if self._start_time is None else current_time() - self._start_time,
+            num_resumed=len([row for row in self.rows if row < self._num_known]),
         )
 
 

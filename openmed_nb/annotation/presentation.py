@@ -95,10 +95,11 @@ def displayable(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-def origin_details(model: str, device: str, seconds: float | None = None) -> str:
-    """Return model, device and duration of a result for the details of its report."""
+def origin_details(model: str, device: str, seconds: float | None = None, num_resumed: int = 0) -> str:
+    """Return model, device, duration and number of resumed notes of a result for the details of its report."""
     duration = "" if seconds is None else f", {format_duration(seconds)}"
-    return f"Model: {model}, device: {device}{duration}"
+    resumed = f", {pluralize(num_resumed, 'note')} from an earlier run" if num_resumed else ""
+    return f"Model: {model}, device: {device}{duration}{resumed}"
 
 
 class LiveNotes(Displayable):

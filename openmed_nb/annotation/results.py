@@ -722,6 +722,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         id_name: Name of the ids as a column of :meth:`to_frame`.
         text_name: Name of the column of the texts, or ``None``.
         filters: Filters applied with :meth:`filter`, as sentences.
+        num_resumed: Number of notes with results of an earlier run; see ``resume`` of :func:`annotate`.
     """
 
     results: ResultStore
@@ -737,6 +738,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
     id_name: str = ID_COLUMN
     text_name: str | None = None
     filters: tuple[str, ...] = ()
+    num_resumed: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling.
@@ -1359,7 +1361,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             report,
             sentences=(*self.language_notice, *report.sentences),
             tables=report.tables[:2],
-            details=origin_details(self.model, self.device, self.seconds),
+            details=origin_details(self.model, self.device, self.seconds, self.num_resumed),
         )
 
     def to_report(self) -> Report:
