@@ -73,7 +73,9 @@ def warn_if_not_unique(ids: Any, name: str) -> None:
     if problems:
         keys = f"notes[{describe_names([name])!r}]" if type(ids) is list else "notes.index"
         rows = f"notes[{keys}.isna() | {keys}.duplicated(keep=False)]"
-        warn(f"{', and '.join(problems)}. List them with {rows}, and do not join tables by these ids.")
+        warn(
+            f"{', and '.join(problems)}. Each of these notes counts. List them with {rows}, and do not join tables by these ids."
+        )
 
 
 def match_ids(wanted: Sequence[Any], available: Sequence[Any], subject: str, remedy: str) -> list[int]:

@@ -916,9 +916,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         """Return a DataFrame with one row per entity.
 
         The columns are ``note_index`` (position of the text), the ids under their name (``note_id`` if they have none), the label,
-        ``score``, ``word`` as in transformers, ``span_text`` (the characters of the note), ``start`` and ``end``, and the columns of
-        :meth:`with_context`. If the texts are files, the column ``source`` contains their paths; see :attr:`sources`. ``span_text``
-        is missing for a note that cannot be read again, such as one of a generator.
+        ``score``, ``word`` (as the tokenizer decodes it), ``span_text`` (the characters of the note, to count), ``start`` and
+        ``end``, and the columns of :meth:`with_context`. If the texts are files, the column ``source`` contains their paths; see
+        :attr:`sources`. ``span_text`` is missing for a note that cannot be read again, such as one of a generator.
 
         Args:
             table: Table of the notes, whose other columns are added to the entities of each note. Its rows are matched by the
@@ -1559,7 +1559,7 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
 
         A ``.jsonl`` file contains one object per note with ``id``, or its position as ``note_index``, ``text`` and ``entities``, also
         for missing and failed notes.
-        A ``.parquet`` or ``.csv`` file contains the rows of :meth:`to_arrow`, without the texts of the notes. Except for an
+        A ``.parquet`` or ``.csv`` (UTF-8) file contains the rows of :meth:`to_arrow`, without the texts of the notes. Except for an
         ``.html`` page with the marked notes, which hides them then, texts are written even with ``show_text=False``. An existing
         file is replaced.
 

@@ -129,9 +129,8 @@ class TestTablesOfNotes:
         numbered = table.reset_index(drop=True)
         assert found.to_frame(numbered)["ward"].tolist() == [1, 3, 3]
         for other in (table, numbered[["ward"]], numbered[::-1].reset_index(drop=True)):
-            for pair in (found.mask().to_frame, found.to_frame):
-                with pytest.raises(UnmatchedIdsError, match="the column of the texts"):
-                    pair(other)
+            with pytest.raises(UnmatchedIdsError, match="the column of the texts"):
+                found.to_frame(other)
 
 
 class TestResultsWithoutEntities:
