@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -365,36 +365,47 @@ class _CpuReader:
 class BackgroundLoadReader:
     """Reader of the fraction of all processor cores that other processes have used since its creation, in any thread.
 
-    The processes that this process has started are not other processes.
+    Processes that this process starts later are not other processes, nor are those with the ids in ``own``. A pool that an
+    earlier cell has left running is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collection[int] = ()) -> None:
         self._before = _cpu_times()
-        self._own_seconds = _own_cpu_seconds()
+        self._own_seconds, children = _started_cpu_seconds()
+        self._earlier = {process: seconds for process, seconds in children.items() if process.pid not in own}
 
     def __call__(self) -> float | None:
         """Return the fraction in [0, 1], or ``None`` if it is unknown."""
-        return busy_fraction(self._before, _cpu_times(), _own_cpu_seconds() - self._own_seconds)
+        own_seconds, children = _started_cpu_seconds()
+        # An earlier process that has ended is ignored: its time since then cannot be read.
+        own_seconds -= sum(children[process] - self._earlier[process] for process in self._earlier.keys() & children)
+        return busy_fraction(self._before, _cpu_times(), own_seconds - self._own_seconds)
 
 
 LOAD_SECONDS = 0.4  # Duration of a sample of the load.
 
 
-def sample_background_load() -> float | None:
+def sample_background_load(own: Collection[int] = ()) -> float | None:
     """Return the fraction of all processor cores that other processes use now, in [0, 1], or ``None`` if it is unknown."""
-    read_load = BackgroundLoadReader()
+    read_load = BackgroundLoadReader(own)
     time.sleep(LOAD_SECONDS)
     return read_load()
 
 
-def _own_cpu_seconds() -> float:
-    """Return the processor time in seconds of this process and of the processes that it has started."""
+def _started_cpu_seconds() -> tuple[float, dict[Any, float]]:
+    """Return the processor time of this process and all that it has started, and that of each without its ended children.
+
+    A fork server runs before the measurement, and its workers end during it.
+    """
     psutil = import_psutil()
-    seconds = sum(os.times()[:4])  # Of this process, and of its processes that have ended, as below.
+    total = sum(os.times()[:4])
+    children = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            seconds += sum(process.cpu_times()[:4])
-    return seconds
+            times = process.cpu_times()
+            total += sum(times[:4])
+            children[process] = sum(times[:2])
+    return total, children
 
 
 def _cpu_times() -> dict[str, float]:

@@ -1,12 +1,12 @@
 """System status and utilization: parsing of recorded outputs, findings, and display."""
 
 import json
+import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -256,15 +256,31 @@ def test_busy_fraction_excludes_idle_time_and_counts_guests_once(before, after, 
     assert busy_fraction(before, after) == fraction
 
 
-def test_background_load_excludes_ended_grandchildren(monkeypatch):
-    """A running child has the processor time of its children that ended."""
-    cpu_times = iter([{"user": 0.0, "idle": 0.0}, {"user": 8.0, "idle": 2.0}])
-    ended_seconds = iter([0.0, 8.0])
-    child = SimpleNamespace(cpu_times=lambda: (0.0, 0.0, next(ended_seconds), 0.0))
-    monkeypatch.setattr(system_status, "_cpu_times", lambda: next(cpu_times))
-    monkeypatch.setattr(psutil.Process, "children", lambda *_, **_options: [child])
+@pytest.mark.parametrize(
+    ("before", "after", "is_own", "fraction"),
+    [
+        ((0, 0, 0, 0), (0, 0, 8, 0), False, 0.0),  # A child has the time of its children that ended, as a fork server.
+        (None, (8, 0, 0, 0), False, 0.0),  # Started by the measurement.
+        ((5, 0, 0, 0), (12, 1, 0, 0), False, 0.8),  # Left running by an earlier cell.
+        ((5, 0, 0, 0), (13, 0, 0, 0), True, 0.0),  # A persistent loader worker.
+        ((5, 0, 0, 0), None, False, 0.8),  # Ended: the time before the measurement hides no load of other programs.
+    ],
+)
+def test_background_load_includes_earlier_children(monkeypatch, before, after, is_own, fraction):
+    process = psutil.Process()
 
-    assert BackgroundLoadReader()() == 0.0
+    def plant(times, busy_seconds, idle_seconds):
+        ended_seconds = 0 if times or not busy_seconds else 5
+        monkeypatch.setattr(system_status, "_cpu_times", lambda: {"user": busy_seconds, "idle": idle_seconds})
+        monkeypatch.setattr(os, "times", lambda: (0, 0, ended_seconds, 0))
+        monkeypatch.setattr(psutil.Process, "children", lambda *_, **_options: [process] if times else [])
+        monkeypatch.setattr(psutil.Process, "cpu_times", lambda _process: times)
+
+    plant(before, 0, 0)
+    read_load = BackgroundLoadReader({process.pid} if is_own else ())
+    plant(after, 8, 2)
+
+    assert read_load() == pytest.approx(fraction)
 
 
 @pytest.mark.parametrize(("own_seconds", "fraction"), [(2.0, 0.25), (3.5, 0.0)])

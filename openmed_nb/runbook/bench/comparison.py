@@ -373,8 +373,9 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
     where a step can take ten times as long.
     """
     baseline = workloads[CPU]
-    read_load = BackgroundLoadReader()
-    disturbance = find_disturbance()
+    own = baseline.persistent_workers  # All devices have the same loader.
+    read_load = BackgroundLoadReader(own)
+    disturbance = find_disturbance(own=own)
     if not disturbance:
         trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
 

@@ -550,10 +550,10 @@ def _run_profile(  # noqa: PLR0913, PLR0917 - the validated options of profile()
     from .profile_watch import MAX_TRACED_STEPS, measure_launch_seconds, profile_operators, trace_steps
 
     SESSION.notify(ProgressEvent("Profiling", workload.name))
-    disturbance = find_disturbance()
+    disturbance = find_disturbance(own=workload.persistent_workers)
     if disturbance:
         steps = 1
-    read_load = BackgroundLoadReader()
+    read_load = BackgroundLoadReader(workload.persistent_workers)
     parsed_device = get_device(device)
     with workload.open_batches() as batches:
         batch = next(batches)

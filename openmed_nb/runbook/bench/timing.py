@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
@@ -251,34 +251,38 @@ MAX_RATIO = 1.5
 REPEAT_REMEDY = "Close other programs, and measure again."
 
 
-def describe_load(load: float | None = None) -> str:
+def describe_load(load: float | None = None, own: Collection[int] = ()) -> str:
     """Return the load of other programs as a clause if times cannot be measured because of it, or an empty string.
 
     The stated load is sampled while this process waits. During a measurement, it is lower, because both compete for the cores.
 
     Args:
         load: Load during a measurement, as a fraction of all processor cores, or ``None`` if there was no measurement.
+        own: Ids of processes of the measurement that run before it, such as persistent loader workers.
     """
     if is_disabled(CHECK_VARIABLE, SESSION.environ):
         return ""
     if load is None or load > MAX_BACKGROUND_FRACTION:
-        load = max(load or 0.0, sample_background_load() or 0.0)
+        load = max(load or 0.0, sample_background_load(own) or 0.0)
     cores = import_psutil().cpu_count() or 1
     return f"other programs use {load * cores:.1f} of {cores} processor cores" if load > MAX_BACKGROUND_FRACTION else ""
 
 
-def find_disturbance(load: float | None = None, speed_ratio: float = 1.0, varies: bool = False) -> str:
+def find_disturbance(
+    load: float | None = None, speed_ratio: float = 1.0, varies: bool = False, own: Collection[int] = ()
+) -> str:
     """Return the reason why times are not reliable, as a clause, or an empty string if none is known.
 
     Args:
         load: Load of other programs during the measurement, or ``None`` before it.
         speed_ratio: Ratio of a repeated speed to the first one, of the option that changed most.
         varies: Whether repeated times vary by more than the options that are compared.
+        own: As in :func:`describe_load`.
     """
     if is_disabled(CHECK_VARIABLE, SESSION.environ):
         return ""
     manager = SESSION.device_manager
-    if described_load := describe_load(load):
+    if described_load := describe_load(load, own):
         return f"the computer is busy ({described_load})"
     if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
         return "the computer is hot and has reduced its speed until it cools down"

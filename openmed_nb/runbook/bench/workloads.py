@@ -198,6 +198,12 @@ class Workload:
         return int(getattr(self.loader, "num_workers", 0))
 
     @property
+    def persistent_workers(self) -> set[int]:
+        """Process ids of the workers that the loader keeps between iterations (``persistent_workers=True``)."""
+        iterator = getattr(self.loader, "_iterator", None)
+        return {worker.pid for worker in getattr(iterator, "_workers", ())}
+
+    @property
     def prefetched_batches(self) -> int:
         """Number of batches that all loader workers hold ready together.
 

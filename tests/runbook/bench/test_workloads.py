@@ -243,11 +243,14 @@ class TestLoader:
     def test_loader_is_repeated(self, workers):
         """Each iterator starts with the first batch, and the last batch may be smaller."""
         items = [torch.full((4,), float(number)) for number in range(5)]
-        workload = build(IDENTITY, DataLoader(items, batch_size=2, num_workers=workers)).data_workload()
+        workload = build(
+            IDENTITY, DataLoader(items, 2, num_workers=workers, persistent_workers=workers > 0)
+        ).data_workload()
         for count in (7, 1):
             values = [[float(row[0]) for row in batch] for batch in run_steps(workload, count)]
             assert values == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4], [0, 1]][:count]
         assert (workload.workers, workload.prefetched_batches, workload.rows) == (workers, 2 * workers, 2)
+        assert len(workload.persistent_workers) == workers
 
     def test_loader_batch_is_resized_for_fixed_shapes(self):
         """A data workload uses the batch size of the loader."""
