@@ -28,7 +28,7 @@ from ...devices.registry import get_device
 from ...devices.request import normalize_device, sanitize_path
 from ...devices.system_status import CONDITIONS, LOAD, SystemStatus
 from ...errors import ConfigurationError
-from ...training.curve import ADVICE, GROWTH_EPOCHS, GROWTH_THRESHOLD, MemoryCurve
+from ...training.curve import ADVICE, GROWTH_EPOCHS, GROWTH_THRESHOLD, MIN_STEADY_EPOCHS, MemoryCurve
 from ..bench.comparison import MIN_SPEEDUP_GAIN, SECONDS_PER_HOUR, Comparison, DeviceMetrics
 from ..bench.fallbacks import FELL_BACK, RAISED_ERROR, Fallback, FallbackLog
 from ..bench.profile import SYNCHRONIZATION, TINY_BATCH, Profile
@@ -605,6 +605,10 @@ def _free_fraction(used: int, limit: float) -> float:
     return round(1 - used / limit, 2)
 
 
+# The memory of a curve with too few epochs after the warm-up, as opposed to one that rose in its last epochs only.
+TOO_FEW_EPOCHS = "too few epochs"
+
+
 @read_report.register
 def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     curve = replace(report, growth_threshold=context.gates.memory_growth)
@@ -616,7 +620,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
     peaks = [size for sample in report.samples for size in (sample.peak, sample.allocated) if size is not None]
     values: Values = {
         "memory_growth": None if curve.verdict == "insufficient data" else curve.trend.growth,
-        "memory_verdict": curve.verdict,
+        "memory_verdict": curve.verdict if len(curve.steady_samples) >= MIN_STEADY_EPOCHS else TOO_FEW_EPOCHS,
         "memory_advice": None if curve.advice == ADVICE["flat"] else curve.advice,
         "headroom": min(free, default=None),
     }

@@ -16,7 +16,18 @@ from ..bench.profile import Profile
 from ..bench.sweep import SweepReport
 from ..bench.workloads import ANNOTATION, TOKENIZATION_REMEDY
 from ..checks.parity_report import TOLERANCES
-from .metrics import GATES, GENERATION, INFERENCE, METRICS, TRAINING, Area, Context, Evidence, Thresholds
+from .metrics import (
+    GATES,
+    GENERATION,
+    INFERENCE,
+    METRICS,
+    TOO_FEW_EPOCHS,
+    TRAINING,
+    Area,
+    Context,
+    Evidence,
+    Thresholds,
+)
 
 Recommendation = Literal[
     "keep this device",
@@ -37,6 +48,11 @@ MetricNames = tuple[str, ...]
 ROUNDING = 1e-9
 
 CORRECTNESS_GATES = ("entity_agreement", "recall_loss", "logits", "gradients")
+# Commands that measure training steps if the task is a training. Training takes example inputs or a loader instead of texts.
+TRAINING_COMMANDS = {
+    command: f"{command.partition('(')[0]}(model, data, training=True)"
+    for command in (Comparison.COMMAND, SweepReport.COMMAND, Profile.COMMAND)
+}
 # Gates that support keeping a device: comparisons with the CPU, and gates of the device itself.
 COMPARISON_GATES = ("speedup", "entity_agreement", "logits")
 DEVICE_GATES = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fallback_time", "fallback_calls")
@@ -171,10 +187,26 @@ class EvidenceCase(Context):
             name for name in names if self.is_within(name) or (name == "speedup" and self.evidence[name] is not None)
         )
 
+    @property
+    def is_curve_too_short(self) -> bool:
+        """Whether the memory curve does not show whether memory grows, although the verdict depends on it.
+
+        A training must be long enough to show it. A curve of another task, such as the ten epochs of a report, needs more
+        only if it has too few to show anything.
+        """
+        is_training = self.evidence["task"] in {None, TRAINING}
+        verdict = self.evidence["memory_verdict"]
+        return verdict == TOO_FEW_EPOCHS or (is_training and verdict == "insufficient data")
+
+    def format_command(self, command: str) -> str:
+        """Return a command that measures the steps of the task."""
+        return TRAINING_COMMANDS.get(command, command) if self.evidence["task"] == TRAINING else command
+
     def describe_next_step(self, command: str) -> str:
         """Return the sentence that asks for a measurement, or for its repetition if its times were not reliable."""
         is_repeated = command in (self.evidence["disturbed_measurements"] or ())
-        return f"{'Close other programs, and repeat' if is_repeated else 'Run'} {command}."
+        called = self.format_command(command)
+        return f"{'Close other programs, and repeat' if is_repeated else 'Run'} {called}."
 
     def is_correctness_known(self) -> bool:
         """Return whether it is known if results are correct.
@@ -236,7 +268,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
     evidence = case.evidence
     task = evidence["task"]
     has_memory = evidence["headroom"] is not None or (evidence["out_of_memory_at"] and evidence["batch"])
-    has_growth = evidence["memory_growth"] is not None and evidence["memory_verdict"] not in {None, "insufficient data"}
+    needs_growth = task in {None, TRAINING} and (evidence["memory_growth"] is None or not evidence["memory_verdict"])
     # A comparison determines the task, except for a custom step, and the batch size that a sweep is compared with.
     task_command = "nb.verdict(..., task='annotation')" if evidence["texts_per_second"] else Comparison.COMMAND
     batch_command = Comparison.COMMAND if evidence["knee"] and evidence["batch"] is None else SweepReport.COMMAND
@@ -250,7 +282,7 @@ def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
             case.on_accelerator and not case.is_correctness_known(),
             is_blocking=task != INFERENCE,
         ),
-        Requirement("memory growth", Area.MEMORY, "nb.epochs(...)", task in {None, TRAINING} and not has_growth),
+        Requirement("memory growth", Area.MEMORY, "nb.epochs(...)", needs_growth or case.is_curve_too_short),
         Requirement("free memory", Area.MEMORY, SweepReport.COMMAND, not has_memory),
         Requirement("data wait time", Area.DATA, Comparison.COMMAND, evidence["data_fraction"] is None),
         Requirement("gain from the best batch size", Area.BATCH, batch_command, evidence["knee_gain"] is None),
@@ -492,8 +524,7 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
     ]
     supporting_metrics = case.find_supporting_metrics()
     # A training that was too short to show whether memory grows is no reason to keep a device.
-    is_too_short = is_training and evidence["memory_verdict"] == "insufficient data"
-    has_only_cpu = evidence["no_gpu"] and not case.on_accelerator and not is_too_short
+    has_only_cpu = evidence["no_gpu"] and not case.on_accelerator and not case.is_curve_too_short
     conclusions = (
         rule(
             "keep this device",

@@ -270,7 +270,9 @@ class Verdict(Displayable):
             self.missing_summary,
             f"Suggested action: {' '.join(reason.actions)}",
             *(f"Condition during the measurement: {condition}" for condition in evidence["slow_conditions"] or ()),
-            f"Measurements to repeat, because their times do not count: {', '.join(disturbed)}." if disturbed else "",
+            f"Measurements to repeat, because their times do not count: {', '.join(map(self._case.format_command, disturbed))}."
+            if disturbed
+            else "",
         )
         limits = self.gates.format_values()
         rows = tuple(
