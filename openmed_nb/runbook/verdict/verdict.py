@@ -348,7 +348,7 @@ def verdict(
         raise invalid_type("gates", gates, "Pass nb.runbook.gates(speedup=0.3).")
     if task is not None:
         check_choice("task", task, TASKS)
-    check_optional_integer("num_texts", num_texts, minimum=0, maximum=MAX_INTEGER)
+    check_optional_integer("num_texts", num_texts, minimum=0, maximum=MAX_INTEGER, otherwise=", such as len(texts)")
     evidence = collect_evidence(*reports, gates=gates, task=task, num_texts=num_texts)
     device = evidence["device"] or (None if reports else "cpu")
     if evidence["no_gpu"] is None and device == "cpu":

@@ -47,7 +47,7 @@ def test_invalid_threshold_raises(changed, message_pattern):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"gates": {"speedup": 0.3}}, {"task": "dancing"}, {"num_texts": -1}, {"num_texts": 2**65}]
+    "arguments", [{"gates": {"speedup": 0.3}}, {"task": "dancing"}, {"num_texts": ["No fever."]}, {"num_texts": 2**65}]
 )
 def test_verdict_rejects_invalid_arguments(arguments):
     with pytest.raises(ConfigurationError, match=next(iter(arguments))):
