@@ -529,14 +529,14 @@ def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Rea
         rule(
             "keep this device",
             Area.SPEED,
-            "no other rule applies to the measured metrics",
+            "all metrics that the verdict depends on were measured, and none is clearly beyond its gate",
             () if missing else supporting_metrics,
             "No action is needed.",
         ),
         rule(
             "keep this device",
             Area.SPEED,
-            "no other rule applies, but a missing measurement could change this",
+            "none of the measured metrics is clearly beyond its gate, but a missing measurement could change this",
             () if any(requirement.is_blocking for requirement in missing) else supporting_metrics,
             "No other action is needed. {next_step}",
         ),
