@@ -41,13 +41,13 @@ from .fallbacks import Fallback, fallbacks
 from .timing import (
     DATA,
     MAX_DATA_FRACTION,
-    REPEAT_REMEDY,
     OperatorTime,
     PhaseTimes,
     Reason,
     Synchronization,
     find_disturbance,
     repeat_measurement,
+    repeat_remedy,
 )
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
 
@@ -378,7 +378,8 @@ class ProfileDiff(Displayable):
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the workload, on the time of the step, and on the stopping rule."""
         if self._disturbance:
-            return (Finding(STEP_TIME, WARNING, f"not comparable: {self._disturbance}", REPEAT_REMEDY),)
+            remedy = repeat_remedy(self._disturbance)
+            return (Finding(STEP_TIME, WARNING, f"not comparable: {self._disturbance}", remedy),)
         if self.progress is None:
             remedy = "Profile the same model again, with the same batch on the same device."
             evidence = f"different {', '.join(self.differences)}; times are not comparable"

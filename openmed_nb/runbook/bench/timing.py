@@ -248,7 +248,17 @@ MAX_BACKGROUND_FRACTION = 0.25
 # many steps, which tolerate the variation of a quiet computer. Sharing a processor core doubles a time.
 MAX_RATIO = 1.5
 
-REPEAT_REMEDY = "Close other programs, and measure again."
+# Remedies by a word of the reason why times are not reliable. The last one is for times that changed for an unknown reason.
+REPEAT_REMEDIES = {
+    "busy": "Close other programs, end the processes that earlier cells have started, and measure again.",
+    "hot": "Let the computer cool down, and measure again.",
+    "": "Measure again, without starting or closing a program.",
+}
+
+
+def repeat_remedy(disturbance: str) -> str:
+    """Return the remedy for a reason why times are not reliable."""
+    return next(remedy for word, remedy in REPEAT_REMEDIES.items() if word in disturbance)
 
 
 def describe_load(load: float | None = None, own: Collection[int] = ()) -> str:

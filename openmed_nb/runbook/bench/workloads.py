@@ -50,11 +50,11 @@ from .timing import (
     FORWARD,
     MIN_REPEATS,
     REMEDIES,
-    REPEAT_REMEDY,
     TRANSFER,
     Measured,
     PhaseTimes,
     repeat_measurement,
+    repeat_remedy,
 )
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class StepReport(Displayable):
     @property
     def not_measured(self) -> str:
         """Reason why the times are not reliable, and the remedy, as sentences; empty if they are reliable."""
-        return f"Not measured: {self.disturbance}. {REPEAT_REMEDY}" if self.disturbance else ""
+        return f"Not measured: {self.disturbance}. {repeat_remedy(self.disturbance)}" if self.disturbance else ""
 
     def select_reliable(self, *shown: Measured) -> tuple[Measured, ...]:
         """Return values, tables or charts of times, or none of them if the times are not reliable."""

@@ -36,7 +36,7 @@ from ...models.records import (
 )
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ..bench.timing import REPEAT_REMEDY, find_disturbance, interleave
+from ..bench.timing import find_disturbance, interleave, repeat_remedy
 from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
@@ -121,7 +121,7 @@ class PrecisionVerdict(Displayable):
             if self.simulated:
                 effect = "dtype='auto' now selects it under the simulation, where no speed is measured."
             if self.disturbance:
-                effect = f"Its speed was not measured: {self.disturbance}. {REPEAT_REMEDY}"
+                effect = f"Its speed was not measured: {self.disturbance}. {repeat_remedy(self.disturbance)}"
             reasons = [self.record.summary, effect]
             limit = 1 - MIN_SPAN_AGREEMENT
             if spans.exact == spans.all and round(bound, 3) > limit:

@@ -206,7 +206,7 @@ class EvidenceCase(Context):
         """Return the sentence that asks for a measurement, or for its repetition if its times were not reliable."""
         is_repeated = command in (self.evidence["disturbed_measurements"] or ())
         called = self.format_command(command)
-        return f"{'Close other programs, and repeat' if is_repeated else 'Run'} {called}."
+        return f"Repeat {called} on a quiet computer." if is_repeated else f"Run {called}."
 
     def is_correctness_known(self) -> bool:
         """Return whether it is known if results are correct.

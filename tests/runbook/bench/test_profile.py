@@ -21,7 +21,7 @@ from openmed_nb.errors import ConfigurationError, DeviceUnavailableError
 from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.bench.profile import WAIT_REMEDIES, Profile
 from openmed_nb.runbook.bench.profile_watch import NUM_LAUNCHES, _aggregate_operator_times
-from openmed_nb.runbook.bench.timing import REPEAT_REMEDY, OperatorTime, PhaseTimes, Synchronization
+from openmed_nb.runbook.bench.timing import REPEAT_REMEDIES, OperatorTime, PhaseTimes, Synchronization
 
 ROWS = torch.ones(4, 8)
 LAYER = nn.Linear(8, 8)
@@ -421,7 +421,7 @@ def test_diff_does_not_compare_different_workloads_or_unreliable_times(first, ch
 
     assert (diff.differences, diff.progress, diff.should_stop) == (differences, None, False)
     assert evidence in finding.evidence
-    assert (finding.remedy == REPEAT_REMEDY) == (changes is BUSY)
+    assert (finding.remedy == REPEAT_REMEDIES["busy"]) == (changes is BUSY)
     assert "ms before" not in diff._repr_html_()
 
 
