@@ -6,6 +6,7 @@ Dropout is disabled, because a seed produces different numbers on MPS, and the l
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from ...models.loading import INT8, LoadSpec, load_from_spec
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
 from ..bench.workloads import is_token_classifier, spec_of_pipeline
-from .parity_report import EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
+from .parity_report import BASELINE, EntityAgreement, GoldScore, GradientDifference, ParityReport, Span, compare_spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from ...annotation.results import TextResult
     from ...annotation.stream import Annotator, TokenizedChunk
 
+# Maximum number of texts with which the CPU is compared with itself, which shows nothing about another device.
+MAX_BASELINE_TEXTS = 8
 # Maximum number of tokens in the training step, because its activations are stored on both devices.
 MAX_GRADIENT_TOKENS = 1024
 # Scale of the loss, as in a GradScaler. Without it, small gradients underflow to 0 in float16.
@@ -84,7 +87,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
 
     Returns:
         The report with counts, metrics and findings, without text content: differing entities are given by text index and
-        character offsets.
+        character offsets. On the CPU in float32, nothing is compared but the CPU with itself: without ``gold``, a named model
+        then reads only the first eight texts.
 
     Raises:
         ConfigurationError: If there are no texts, if ``gold`` is not valid or does not match the texts, if gradients
@@ -104,10 +108,13 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
     check_bool("gradients", gradients)
     with SESSION.operation():
         notes = read_notes(model, texts)
+        compared = notes.texts
         if is_model_name(model):
             spec, candidate_device = SESSION.load_spec(model, options)
             loaded = SESSION.models.loaded_on(spec, candidate_device)
             pair = pair_from_files(spec, candidate_device, loaded.model if loaded else None)
+            if gold is None and (candidate_device, spec.dtype) == BASELINE:
+                compared = list(itertools.islice(iter_texts(compared), MAX_BASELINE_TEXTS))
         else:
             if hasattr(model, "named_parameters"):
                 raise ConfigurationError(
@@ -117,8 +124,8 @@ def parity(  # noqa: PLR0913 - each is an independent option of the public API
             pipe = validate_pipeline(model, options)
             pair = pair_from_files(spec_of_pipeline(pipe), str(pipe.device), pipe.model)
         if gold is None:
-            return run_parity(pair, notes.texts, None, gradients)
-        text_list = list(iter_texts(notes.texts))
+            return run_parity(pair, compared, None, gradients)
+        text_list = list(iter_texts(compared))
         spans = select_gold(read_gold(gold, labels), notes.ids, text_list)
         return run_parity(pair, text_list, spans, gradients)
 

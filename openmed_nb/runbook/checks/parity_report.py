@@ -258,6 +258,7 @@ class GoldScore(JsonMixin):
 
 
 REFERENCE = "cpu in float32"
+BASELINE = ("cpu", "float32")  # Device and dtype of the reference.
 CPU_ONLY = "Nothing was compared but the CPU with itself."
 
 
@@ -320,7 +321,7 @@ class ParityReport(Displayable):
     @property
     def is_baseline(self) -> bool:
         """Whether the candidate is the reference itself: the CPU in float32."""
-        return (self.device, self.dtype) == ("cpu", "float32")
+        return (self.device, self.dtype) == BASELINE
 
     @property
     def tolerance(self) -> Tolerance:
