@@ -259,20 +259,19 @@ def test_busy_fraction_excludes_idle_time_and_counts_guests_once(before, after, 
 @pytest.mark.parametrize(
     ("before", "after", "is_own", "fraction"),
     [
-        ((0, 0, 0, 0), (0, 0, 8, 0), False, 0.0),  # A child has the time of its children that ended, as a fork server.
-        (None, (8, 0, 0, 0), False, 0.0),  # Started by the measurement.
-        ((5, 0, 0, 0), (12, 1, 0, 0), False, 0.8),  # Left running by an earlier cell.
-        ((5, 0, 0, 0), (13, 0, 0, 0), True, 0.0),  # A persistent loader worker.
-        ((5, 0, 0, 0), None, False, 0.8),  # Ended: the time before the measurement hides no load of other programs.
+        ((0, 0, 0), (0, 0, 8), False, 0.0),  # A child has the time of its children that ended, as a fork server.
+        (None, (8, 0), False, 0.0),  # Started by the measurement.
+        ((5, 0), (13, 0), False, 0.8),  # Left running by an earlier cell.
+        ((5, 0), (13, 0), True, 0.0),  # A persistent loader worker.
+        ((5, 0), None, False, 0.8),  # Ended: the time before the measurement hides no load of other programs.
     ],
 )
 def test_background_load_includes_earlier_children(monkeypatch, before, after, is_own, fraction):
     process = psutil.Process()
 
     def plant(times, busy_seconds, idle_seconds):
-        ended_seconds = 0 if times or not busy_seconds else 5
         monkeypatch.setattr(system_status, "_cpu_times", lambda: {"user": busy_seconds, "idle": idle_seconds})
-        monkeypatch.setattr(os, "times", lambda: (0, 0, ended_seconds, 0))
+        monkeypatch.setattr(os, "times", lambda: () if times or not busy_seconds else (5,))
         monkeypatch.setattr(psutil.Process, "children", lambda *_, **_options: [process] if times else [])
         monkeypatch.setattr(psutil.Process, "cpu_times", lambda _process: times)
 

@@ -58,6 +58,9 @@ MIN_TRAINING_ROWS = 2
 # Minimum relative gain in throughput that justifies a larger batch. The rest of the 5% by which a manual choice may be worse
 # is left for noise.
 MIN_KNEE_GAIN = 0.03
+# The same if noise can explain the gain. The smaller of two such batches pads short texts less and takes less memory. A gain
+# above 10% also changes a verdict.
+MIN_UNCLEAR_GAIN = 0.1
 
 # Stop codes: larger batches do not improve throughput, would come near the memory limit, do not fit, exceed the requested
 # maximum, or take too long. An empty string means that the search may continue.
@@ -102,6 +105,12 @@ class Point:
         """Throughput in rows per second, or 0 if the batch does not fit in memory."""
         return self.throughput or 0.0
 
+    def overlaps(self, other: Point) -> bool:
+        """Return whether the quartiles of two sizes overlap, so that it is not clear which of them is faster."""
+        if not (self.spread and other.spread):
+            return False
+        return self.spread.low <= other.spread.high and other.spread.low <= self.spread.high
+
     def with_timings(self, seconds: Sequence[float]) -> Point:
         """Return this point with the throughput of at least one timed step."""
         speeds = [self.rows / step_seconds for step_seconds in seconds]
@@ -119,7 +128,9 @@ def find_best(points: Iterable[Point]) -> Point | None:
 
 
 def _find_knee(points: Iterable[Point]) -> Point | None:
-    """Return the smallest point over which no larger point gains more than ``MIN_KNEE_GAIN``, or ``None`` if none fits.
+    """Return the smallest point over which no larger point gains enough, or ``None`` if none fits.
+
+    ``MIN_KNEE_GAIN`` is enough, but ``MIN_UNCLEAR_GAIN`` if their quartiles overlap.
 
     Example:
         >>> _find_knee([Point(8, 50.0), Point(16, 99.0), Point(32, 101.0), Point(64, fits=False)]).rows
@@ -127,7 +138,10 @@ def _find_knee(points: Iterable[Point]) -> Point | None:
     """
     candidates = select_fitting(points)
     for index, point in enumerate(candidates):
-        if max(larger.speed for larger in candidates[index:]) <= point.speed * (1 + MIN_KNEE_GAIN):
+        limits = (
+            (larger, MIN_UNCLEAR_GAIN if larger.overlaps(point) else MIN_KNEE_GAIN) for larger in candidates[index:]
+        )
+        if all(larger.speed <= point.speed * (1 + limit) for larger, limit in limits):
             return point
     return None
 
@@ -141,8 +155,8 @@ class SweepReport(StepReport):
     Attributes:
         device: Name of the device.
         points: All measured sizes, sorted, including those that ran out of memory. Empty if the computer was busy at the start.
-        knee: Batch size over which no larger size gains more than 3%. ``None`` if not even one row fits, if only one size
-            was measured although larger sizes may fit, or if the times are not reliable.
+        knee: Batch size over which no larger size clearly gains more than 3%. ``None`` if not even one row fits, if only one
+            size was measured although larger sizes may fit, or if the times are not reliable.
         stop_code: Why no larger batch was measured: ``"throughput"`` (no improvement), ``"memory"`` (expected to come near the
             limit), ``"out of memory"``, ``"largest"`` (not requested) or ``"time"``.
         limit: Memory that a step may use in bytes, or ``None`` if unknown.
@@ -182,12 +196,7 @@ class SweepReport(StepReport):
     def similar_sizes(self) -> tuple[int, ...]:
         """Other batch sizes whose quartiles of the throughput overlap those of the knee."""
         knee = self.knee_point
-        return tuple(
-            point.rows
-            for point in self.points
-            if knee and knee.spread and point.spread and point != knee
-            if point.spread.low <= knee.spread.high and knee.spread.low <= point.spread.high
-        )
+        return tuple(point.rows for point in self.points if knee and point != knee and point.overlaps(knee))
 
     @property
     def still_increasing(self) -> bool:
@@ -207,9 +216,7 @@ class SweepReport(StepReport):
             return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
         if self.still_increasing:
             return f"The largest batch size tested; throughput is still increasing; {stop_reason}."
-        reason = (
-            f"No larger batch size in this sweep is more than {format_percent(MIN_KNEE_GAIN)} faster; {stop_reason}."
-        )
+        reason = f"No larger batch size in this sweep is clearly more than {format_percent(MIN_KNEE_GAIN)} faster; {stop_reason}."
         sizes = ", ".join(map(str, self.similar_sizes))
         similar = f" Another sweep can recommend another size: the quartiles of {sizes} rows overlap those of the knee."
         return reason + (similar if sizes else "")
@@ -303,8 +310,8 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
 ) -> SweepReport:
     """Find the batch size at the knee of the throughput curve on a device, and measure the memory of each size.
 
-    At the knee, no larger batch is more than 3% faster. The batch size is doubled until two doublings in a row improve
-    throughput too little. Doubling also ends if memory is
+    At the knee, no larger batch is more than 3% faster, or 10% if the quartiles of the two overlap. The batch size is doubled
+    until two doublings in a row improve throughput too little. Doubling also ends if memory is
     expected to come near its limit, or if a batch does not fit. Then sizes around the best are bisected. All sizes that
     fit are measured again in interleaved rounds. Each size has a fixed shape. Its first step and the warm-up are not
     timed. The first size is 1, or 2 in training, because BatchNorm cannot be trained on a single row.

@@ -50,8 +50,9 @@ ROUNDING = 1e-9
 CORRECTNESS_GATES = ("entity_agreement", "recall_loss", "logits", "gradients")
 # Commands that measure training steps if the task is a training. Training takes example inputs or a loader instead of texts.
 TRAINING_COMMANDS = {
-    command: f"{command.partition('(')[0]}(model, data, training=True)"
-    for command in (Comparison.COMMAND, SweepReport.COMMAND, Profile.COMMAND)
+    Comparison.COMMAND: "nb.compare(model, data, training=True)",
+    SweepReport.COMMAND: "nb.sweep(model, data, training=True)",
+    Profile.COMMAND: "nb.runbook.profile(model, data, training=True)",
 }
 # Gates that support keeping a device: comparisons with the CPU, and gates of the device itself.
 COMPARISON_GATES = ("speedup", "entity_agreement", "logits")

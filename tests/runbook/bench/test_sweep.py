@@ -329,6 +329,14 @@ def test_find_knee_returns_smallest_without_larger_gain(speeds, knee):
     assert (result.rows if result else None) == knee
 
 
+@pytest.mark.parametrize(("speed", "width", "knee"), [(108, 5, 4), (108, 1, 6), (115, 10, 6)])
+def test_smaller_size_is_the_knee_if_noise_explains_the_gain(speed, width, knee):
+    speeds = {4: 100, 6: speed}
+    points = [Point(rows, mean, spread=Quartiles(mean - width, mean + width)) for rows, mean in speeds.items()]
+
+    assert _find_knee(points).rows == knee
+
+
 CURVES = {
     "saturates at once": (make_saturating(0.01), 1),
     "saturates": (make_saturating(10), 300),
