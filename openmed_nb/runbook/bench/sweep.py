@@ -327,7 +327,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         device: Device to measure. If ``None``, use the active device.
         length: Number of tokens per row for a name or a pipeline. If ``None``, use 128 tokens, or the maximum of the model.
         max_batch_size: Maximum batch size to try. If ``None``, there is no limit.
-        seconds: Approximate duration of the sweep in seconds, 30 by default.
+        seconds: Approximate duration of the sweep in seconds after the model is loaded, 30 by default.
         arguments: Arguments of :func:`openmed_nb.load_model` for a model name, such as ``revision``.
 
     Returns:
@@ -354,7 +354,6 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         ([1, 2, 3, 4], True)
     """
     check_options(sweep, arguments)
-    start = current_time()
     seconds = check_number("seconds", seconds, above=0, example="30")
     max_batch_size = check_optional_integer("max_batch_size", max_batch_size)
     with SESSION.operation():
@@ -368,7 +367,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         )
         min_rows = min(MIN_TRAINING_ROWS if training else 1, max_batch_size or MIN_TRAINING_ROWS)
         with build_benchmarks(target, [device_name]) as benchmarks:
-            report = run_sweep(benchmarks[device_name], seconds, start, max_batch_size, min_rows)
+            report = run_sweep(benchmarks[device_name], seconds, max_batch_size, min_rows)
         # Without the larger sizes, the knee is not known.
         if target.spec and report.batch_tokens and not report.still_increasing and report.stop_code != "time":
             SESSION.save_batch_size(target.spec, device_name, report.batch_tokens)
@@ -376,7 +375,7 @@ def sweep(  # noqa: PLR0913 - each parameter is an independent option of the pub
         return report
 
 
-def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int | None, min_rows: int) -> SweepReport:
+def run_sweep(benchmark: Benchmark, seconds: float, max_rows: int | None, min_rows: int) -> SweepReport:
     """Run a sweep.
 
     This is a separate function, so that no local variable references the model when its memory is released.
@@ -395,7 +394,7 @@ def run_sweep(benchmark: Benchmark, seconds: float, start: float, max_rows: int 
     )
     if report.disturbance:
         return report
-    measurement = SweepMeasurement(benchmark, seconds, limit, start)
+    measurement = SweepMeasurement(benchmark, seconds, limit)
     read_load = BackgroundLoadReader()
     points, stop_code = search_sizes(measurement, max_rows, min_rows)
     # The search measured each size at a different time. In interleaved rounds, thermal throttling and other programs affect
