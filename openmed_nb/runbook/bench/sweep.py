@@ -213,7 +213,10 @@ class SweepReport(StepReport):
             return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
         stop_reason = STOP_REASONS[self.stop_code]
         if not self.knee:
-            return f"Two sizes are needed to find the best; {stop_reason}. Increase seconds or max_batch_size."
+            # This size and its double, and as much again, because times vary on a busy computer.
+            num_steps = 2 * 3 * (MIN_STEPS + UNTIMED_STEPS) / SEARCH_TIME_FRACTION
+            seconds = max(DEFAULT_SECONDS, math.ceil(num_steps * self.points[0].rows / self.points[0].speed))
+            return f"Two sizes are needed to find the best; {stop_reason}. Increase max_batch_size, or seconds to {seconds:g}."
         if self.still_increasing:
             return f"The largest batch size tested; throughput is still increasing; {stop_reason}."
         reason = f"No larger batch size in this sweep is clearly more than {format_percent(MIN_KNEE_GAIN)} faster; {stop_reason}."

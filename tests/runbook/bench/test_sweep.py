@@ -203,7 +203,7 @@ def test_similar_sizes_have_overlapping_quartiles():
 @pytest.mark.parametrize(
     ("point", "stop_code", "reason"),
     [
-        (Point(1, 2.0), "time", "Increase seconds or max_batch_size."),
+        (Point(1, 2.0), "time", "Increase max_batch_size, or seconds to 33."),
         (Point(2, fits=False), "out of memory", "Not even 2 rows fit in memory."),
     ],
 )
