@@ -22,7 +22,7 @@ from typing import Any
 from ..._events.activity import ProgressEvent
 from ..._utils.clock import current_time
 from ..._utils.plain import MAX_INTEGER, utc_timestamp
-from ..._utils.text import collapse_whitespace, short_type_name
+from ..._utils.text import collapse_whitespace, describe_file, describe_value, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer, check_path
 from ...annotation.references import fingerprint_key, is_missing, iter_texts
 from ...devices.computer import DeviceManager
@@ -40,7 +40,7 @@ from ...devices.system_status import read_system_status, sample_background_load
 from ...errors import ConfigurationError
 from ...models.files import file_digest, hash_model_files
 from ...models.loading import dtype_of, model_folder
-from ...models.registry import check_model_name
+from ...models.registry import BUNDLED, check_model_name
 from ...session import SESSION
 from ...training.curve import total_memory_bytes
 from ..verdict.metrics import Run, extract_metrics
@@ -229,6 +229,23 @@ def collect_logbook(  # noqa: PLR0913, PLR0917 - each parameter is a separate pa
         background=BackgroundLoad() if machine.simulated else read_background(applications),
         storage=locate_storage(folders, mounts),
     )
+
+
+def check_output_folder(folder: str | os.PathLike[str]) -> Path:
+    """Return the path of a directory to write to. It may not exist.
+
+    Raises:
+        ConfigurationError: If it is a file, or is the name of a bundled model, so that the arguments are probably swapped.
+    """
+    path = check_path(folder, "folder")
+    if str(folder) in BUNDLED:
+        message = f"The folder {describe_value(str(folder))} has the name of a model."
+        raise ConfigurationError(
+            message, "Pass a new folder as folder, and the model as model (in a shell, as --model)."
+        )
+    if path.is_file():
+        raise ConfigurationError(f"{describe_file(path)} is a file.", "Pass a folder.")
+    return path
 
 
 def read_software(device_manager: DeviceManager) -> Software:

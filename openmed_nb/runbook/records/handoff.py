@@ -42,13 +42,13 @@ from ...models.files import (
     weight_files,
 )
 from ...models.loading import LoadSpec, model_folder
-from ...models.registry import BUNDLED, check_model_name
+from ...models.registry import is_model_name
 from ...session import SESSION, check_options
 from ...training.curve import STATUS
 from ..bench.timing import format_rate
 from ..bench.workloads import BUILT_IN, validate_texts
 from ..bench.workloads import SYNTHETIC_TEXTS as SHORT_TEXTS
-from .gathering import DISTRIBUTION_NAME, fingerprint_dataset, portable_variables
+from .gathering import DISTRIBUTION_NAME, check_output_folder, fingerprint_dataset, portable_variables
 from .smoke import GOLDEN, LOGBOOK, MODEL, NUM_ROUNDS, TEXTS, GoldenRun, SmokeBenchmark, record_golden_run
 
 # Synthetic texts without data of real patients, which every bundle may contain.
@@ -73,6 +73,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 # Model card and license files.
 MODEL_CARD_PATTERNS = ("README*", "LICENSE*", "NOTICE*")
+
+ORDER_REMEDY = "Pass nb.handoff(folder, model, dataset): first a new folder, then the model, then the texts."
 
 PACKAGE = Path(__file__).parents[2]
 TEMPLATES = Path(__file__).parent / "templates"
@@ -192,12 +194,10 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
     check_bool("copy_model", copy_model)
     check_bool("copy_dataset", copy_dataset)
     with SESSION.operation():
-        _check_arguments(model, dataset, copy_dataset, owner)
-        if folder in BUNDLED and model not in {None, *BUNDLED}:
-            raise ConfigurationError(
-                f"The folder {describe_value(folder)} has the name of a model.",
-                "Pass the folder of the bundle first and then the model.",
-            )
+        if owner is not None and not (isinstance(owner, str) and owner.strip() and owner.isprintable()):
+            raise ConfigurationError("The owner is not a valid name.", "Pass a name in one line.")
+        if copy_dataset and dataset is None:
+            raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or remove copy_dataset.")
         installed = distribution_of(DISTRIBUTION_NAME)
         if installed is None:
             raise ConfigurationError(
@@ -213,7 +213,7 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
                     "Pass the file of nb.runbook.profile(..., trace='trace.json').",
                 )
             files["trace.json.gz" if trace_file.suffix == ".gz" else "trace.json"] = trace_file
-        target = _check_new_folder(folder)
+        target = _check_new_folder(folder, model)
         spec, device = SESSION.load_spec(model, arguments)
         SESSION.notify(ProgressEvent("Preparing handoff", model_label(spec.reference.name)))
         # An uncopied model has its Hub id on another machine, or the name of its directory.
@@ -266,31 +266,24 @@ def handoff(  # noqa: PLR0913 - each parameter is an independent setting of the 
         return Handoff(target, golden, benchmark, sizes)
 
 
-def _check_arguments(model: object, dataset: object, copy_dataset: bool, owner: object) -> None:
-    """Raise ``ConfigurationError`` if an argument is not valid, before the model is loaded."""
-    check_model_name(model)
-    if owner is not None and not (isinstance(owner, str) and owner.strip() and owner.isprintable()):
-        raise ConfigurationError("The owner is not a valid name.", "Pass a name in one line.")
-    if copy_dataset and dataset is None:
-        raise ConfigurationError("There is no dataset to copy.", "Pass dataset=, or remove copy_dataset.")
-
-
-def _check_new_folder(folder: str | os.PathLike[str]) -> Path:
+def _check_new_folder(folder: str | os.PathLike[str], model: object) -> Path:
     """Return the resolved path of a directory that is empty or does not exist.
 
     Raises:
-        ConfigurationError: If the directory is not empty or is a file.
+        ConfigurationError: If the directory is not empty or is a file, or if the arguments are probably swapped.
     """
-    target = Path(os.path.realpath(check_path(folder, "folder")))
+    if not (is_model_name(folder) and is_model_name(model)):
+        raise ConfigurationError(f"Invalid types: {describe_value(folder)}, {describe_value(model)}.", ORDER_REMEDY)
+    target = Path(os.path.realpath(check_output_folder(folder)))
     remove_abandoned(target)
     try:
         occupied = any(target.iterdir())
     except FileNotFoundError:
         occupied = False
-    except OSError:  # The path is a file, is below a file, or is unreadable.
+    except OSError:  # The path is below a file, or is unreadable.
         occupied = True
     if occupied:
-        raise ConfigurationError(f"{describe_file(target)} already exists and is not empty.", "Pass a new folder.")
+        raise ConfigurationError(f"{describe_file(target)} already exists and is not empty.", ORDER_REMEDY)
     return target
 
 

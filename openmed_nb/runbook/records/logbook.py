@@ -368,7 +368,7 @@ class Logbook(Displayable):
         file = check_path(path, "the file of a logbook")
         if file.suffix.lower() != ".json":
             raise ConfigurationError(
-                f"A logbook cannot be written as {file.suffix or 'a file without an extension'!r}.", "Use .json."
+                f"A logbook cannot be written to {describe_file(file)}.", "Use a name that ends with .json."
             )
         if file.exists():
             is_logbook = False

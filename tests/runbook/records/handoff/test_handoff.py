@@ -236,8 +236,11 @@ def test_invalid_arguments_raise_without_quoting_texts_or_writing_files(tmp_path
 
         assert "Smith" not in str(caught.value), arguments
         assert list(tmp_path.iterdir()) == [], arguments
-    with pytest.raises(ConfigurationError, match="Pass the folder of the bundle first"):
-        nb.handoff("bundled", "bundle", device="cpu")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    for swapped in (("bundled", "bundle"), ("bundle", [NOTE]), ([NOTE], "bundled"), (tmp_path / "model", "bundle")):
+        with pytest.raises(ConfigurationError, match=r"a new folder.* the model"):
+            nb.handoff(*swapped, device="cpu")
 
 
 def test_handoff_rejects_pickles_even_if_loading_is_allowed(tmp_path, keyword_model):
