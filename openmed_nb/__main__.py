@@ -23,7 +23,7 @@ from ._utils.text import describe_error, describe_file, parser_problem, short_ty
 from ._utils.validation import suggest, suggest_one
 from .annotation.references import expand_globs, raise_if_error, read_text
 from .errors import ConfigurationError, OpenMedError
-from .models.registry import BUNDLED, BUNDLED_FOLDER
+from .models.registry import BUNDLED_FOLDER
 from .session import SESSION
 
 FUNCTIONS = ("nb.sweep()", "nb.compare()", "nb.verdict()", "nb.runbook.profile()")
@@ -158,8 +158,6 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     options = command.parse_args(arguments)
-    if options.folder in BUNDLED:
-        raise ConfigurationError("The folder has the name of a model.", "Pass the model with --model.")
     device_report = report(**vars(options))
     return f"{device_report}\n\n{REVIEW_NOTICE.format(folder=options.folder)}", device_report.exit_code
 

@@ -476,7 +476,7 @@ class OpenMedMagics(Magics):
         return sweep(self._resolve_model(arguments.model), **options)
 
     @magic_arguments()
-    @argument("folder", nargs="?", help="folder for report.html and report.json (default: openmed_report)")
+    @argument("folder", nargs="?", help="output folder (default: openmed_report)")
     @argument(
         "--quick", action="store_true", help="run fewer and shorter measurements: about one minute instead of five"
     )

@@ -25,21 +25,23 @@ from ..._render.display import (
     format_bytes,
     pluralize,
     to_html,
+    to_plain_data,
 )
 from ..._render.drawing import render_charts, status_badge
-from ..._utils.plain import read_json_file, save_files, to_json, utc_timestamp
+from ..._utils.plain import find_changes, read_json_file, save_files, to_json, utc_timestamp
+from ..._utils.text import describe_file, describe_value
 from ..._utils.validation import check_bool, check_number, check_path
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import processor_name, read_simulation
 from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
 from ...errors import ConfigurationError, RunInterrupted
-from ...models.registry import find_model
+from ...models.registry import find_model, is_model_name
 from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
 from ..bench.workloads import ANNOTATION, BUILT_IN, validate_texts
 from ..verdict.metrics import TRAINING, Evidence
 from ..verdict.verdict import Verdict, evaluate
-from .gathering import package_version, read_software
+from .gathering import check_output_folder, package_version, read_software
 from .logbook import UtcTimestamp
 from .running import DONE, NOT_MET, ReportSubject, StepOutcome, run_step
 from .steps import DEFAULT_SECONDS, FREEZE, STAGES, STEPS, Stage, Step, StepOptions
@@ -60,8 +62,9 @@ REVIEW_NOTICE = "Review report.html in {folder} before you share it. No data was
 # CPU, and a single size has no knee.
 QUICK_SECONDS = 12.0
 
-# Step that selects the device of the other steps.
+# Step that selects the device of the other steps, and step that records their metrics.
 DEVICE_STEP = "device"
+LOGBOOK_STEP = "logbook"
 
 # Findings of the doctor on devices. The stage after "freeze" checks whether they compute.
 DEVICE_FINDINGS = frozenset({"MPS", "CUDA"})
@@ -132,6 +135,15 @@ class DeviceReport(Displayable):
     def missing_steps(self) -> tuple[str, ...]:
         """Names of the other steps."""
         return tuple(name for name in self.planned_steps if name not in self.finished_steps)
+
+    @property
+    def repeated_steps(self) -> tuple[str, ...]:
+        """Names of the steps that the same call runs again: those without a measurement, and those that describe the others."""
+        repeated = {outcome.step for outcome in self.steps if (outcome.report_json or {}).get("disturbance")}
+        if repeated:
+            repeated.add("doctor")
+        repeated.update(self.missing_steps)
+        return tuple(name for name in self.planned_steps if name in repeated or (repeated and name == LOGBOOK_STEP))
 
     @property
     def exit_code(self) -> int:
@@ -217,8 +229,12 @@ class DeviceReport(Displayable):
         )
 
     def files(self) -> dict[str, str]:
-        """Return the JSON and the page by file name."""
-        return {JSON_FILE_NAME: to_json(self), "report.html": render_page(self)}
+        """Return the JSON, the page and the logbook by file name."""
+        files = {JSON_FILE_NAME: to_json(self), "report.html": render_page(self)}
+        logbook = self.outcome_for(LOGBOOK_STEP)
+        if logbook and logbook.report_json:
+            files["logbook.json"] = to_json(logbook.report_json)
+        return files
 
 
 def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
@@ -245,7 +261,10 @@ def _summarize_verdict(report: DeviceReport, verdict: Verdict) -> str:
     review = f"Steps to review: {', '.join(problems)}." if problems else ""
     built_in = not (report.subject.texts or report.subject.training)
     texts = f"The notes are {BUILT_IN}." if verdict.answer and built_in else ""
-    sentences = (recommendation, *verdict.answer, texts, verdict.missing_summary, finished, review)
+    repeat = ""
+    if report.repeated_steps and not report.subject.bring_up:
+        repeat = f"Run the same command again: it repeats only {', '.join(report.repeated_steps)}."
+    sentences = (recommendation, *verdict.answer, texts, verdict.missing_summary, finished, review, repeat)
     return " ".join(filter(None, sentences))
 
 
@@ -394,9 +413,9 @@ def report(
     the report, and the other steps continue.
 
     Args:
-        folder: Directory of ``report.html`` and ``report.json``, which are updated after each step. It is created
+        folder: Directory of ``report.html``, ``report.json`` and ``logbook.json``, which are updated after each step. It is created
             if it does not exist. No data is sent. Only the best batch size is written elsewhere, for :func:`annotate`. A second run with the same directory keeps the steps
-            with a result and runs the others. If the computer, torch or an argument changed, all steps run again, and the
+            with a measurement and runs the others. If the computer, torch or an argument changed, all steps run again, and the
             report states the reason.
         model: Name or directory of a model. If ``None``, use the bundled model.
         quick: Whether to run fewer and shorter measurements: about one minute instead of five.
@@ -431,7 +450,7 @@ def report(
         quick=quick,
         seconds=QUICK_SECONDS if quick else DEFAULT_SECONDS,
     )
-    return run_report(check_path(folder, "the folder of a report"), options)
+    return run_report(check_output_folder(folder), options)
 
 
 def bring_up(  # noqa: PLR0913 - the arguments are independent user options
@@ -483,6 +502,9 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     """
     check_options(bring_up, arguments)
     check_bool("training", training)
+    if not is_model_name(model) or isinstance(texts, str):
+        remedy = "Pass nb.runbook.bring_up(model, texts, folder='my_folder'): the name of a model, and a list of texts."
+        raise ConfigurationError(f"Invalid types: {describe_value(model)}, {describe_value(texts)}.", remedy)
     options = StepOptions(
         model=_check_model(model),
         texts=validate_texts(texts),
@@ -500,7 +522,7 @@ def bring_up(  # noqa: PLR0913 - the arguments are independent user options
     if device is not None:
         request = parse_device_argument(device)
         DeviceRequest.parse(request, "nb.runbook.bring_up()")
-    directory = check_path(folder, "the folder of a bring-up")
+    directory = check_output_folder(folder)
     return run_report(directory, options, [step for step in STEPS if step.stage], request, bring_up=True)
 
 
@@ -523,11 +545,15 @@ def load_previous(initial: DeviceReport, folder: Path) -> DeviceReport:
     file = folder / JSON_FILE_NAME
     if not file.exists():
         return initial
-    previous = DeviceReport.read(file)
-    if (previous.subject, previous.planned_steps) != (initial.subject, initial.planned_steps):
-        return replace(initial, notes=("Restarted: the computer, its software or an argument changed.",))
+    remedy = f"Pass a new folder, or delete that file in {describe_file(folder)}."
+    previous = read_json_file(DeviceReport, file, "a report of this version", remedy)
+    changes = find_changes(to_plain_data(previous.subject), to_plain_data(initial.subject))
+    if changes or previous.planned_steps != initial.planned_steps:
+        names = ", ".join(".".join(change.path) for change in changes) or "list of steps"
+        note = f"Restarted: the earlier report in this folder had another {names}. To keep a report, use a new folder."
+        return replace(initial, notes=(note,))
     # What a busy computer has measured is measured again.
-    kept = [outcome for outcome in previous.steps if not (outcome.report_json or {}).get("disturbance")]
+    kept = [outcome for outcome in previous.steps if outcome.step not in previous.repeated_steps]
     if previous.subject.bring_up:  # All steps of an unfinished stage run again.
         stages = {step.name: step.stage for step in STEPS}
         unfinished = [stages.get(name) for name in previous.missing_steps]
@@ -571,7 +597,13 @@ def run_report(
             known = report.evidence(without=step.name)
             metrics = tuple(metrics for outcome in report.steps for metrics in outcome.metrics)
             batch_size = known["knee"] if options.training else None
-            step_options = replace(options, device=report.device or "cpu", batch_size=batch_size, metrics=metrics)
+            step_options = replace(
+                options,
+                device=report.device or "cpu",
+                batch_size=batch_size,
+                metrics=metrics,
+                folder=sanitize_path(folder),
+            )
             try:
                 # Once the device is known, all other steps measure it.
                 step_subject = replace(subject, request=report.device or subject.request)

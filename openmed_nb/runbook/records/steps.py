@@ -39,6 +39,7 @@ class StepOptions:
         device: Device to measure.
         batch_size: Rows of a training step, after the sweep. An annotation uses the batch size in tokens that the sweep stores.
         metrics: Metrics of the previous steps, for the logbook.
+        folder: Name of the directory of the report, for the command that reads the logbook.
     """
 
     model: str | None = None
@@ -51,6 +52,7 @@ class StepOptions:
     device: str = "cpu"
     batch_size: int | None = None
     metrics: tuple[ReportMetrics, ...] = ()
+    folder: str = "."
 
     @property
     def workload_arguments(self) -> dict[str, Any]:
@@ -249,7 +251,8 @@ def _logbook(options: StepOptions) -> StepResult:
 
     texts = None if options.training else options.texts or SYNTHETIC_TEXTS
     book = replace(logbook(model=options.model or "bundled", dataset=texts), metrics=options.metrics)
-    return StepResult(book, summary="Save it to read it with Logbook.read() and to compare it with another logbook.")
+    command = f"nb.runbook.Logbook.read('{options.folder}/logbook.json')"
+    return StepResult(book, summary=f"To read it: {command}; its diff() compares it with another logbook.")
 
 
 STEPS: tuple[Step, ...] = (

@@ -179,7 +179,7 @@ def test_late_variable_stops_at_freeze(bring_up):
         ({"training": 1}, "training"),
         ({"texts": [3]}, "not int"),
         ({"folder": "/proc/none"}, "cannot be written"),
-        ({"model": TEXTS}, "type for model: list"),
+        ({"model": TEXTS, "texts": "bundled"}, r"of 3 items, 'bundled'\. Pass nb\.runbook\.bring_up\(model, texts"),
         ({"dtype": object()}, "cannot be sent"),
     ],
 )

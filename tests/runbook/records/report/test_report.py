@@ -190,7 +190,8 @@ def test_other_steps_continue_after_failures(planted_report):
     assert planted_report.missing_steps == tuple(OUTCOMES)
     assert planted_report.exit_code == 1
     assert planted_report.verdict.endswith(
-        f"2 of 8 steps finished; missing: {', '.join(OUTCOMES)}. Steps to review: report_failure."
+        f"2 of 8 steps finished; missing: {', '.join(OUTCOMES)}. Steps to review: report_failure. "
+        f"Run the same command again: it repeats only {', '.join(OUTCOMES)}."
     )
     assert (failure.status, failure.message) == ("failed", "Seen on cpu. Failed: long products.")
     assert failure.report_json["device"] is None
@@ -239,22 +240,27 @@ def test_page_is_self_contained_and_has_last_lines(planted_report, planted_folde
 
 def test_second_run_resumes_and_other_arguments_restart(run_steps, tmp_path):
     events = []
-    first = run_steps(tmp_path, "succeed", "fail", "measure_busy")
+    functions = ("succeed", "fail", "measure_busy", "succeed")
+    names = (*functions[:-1], "logbook")
+    first = run_steps(tmp_path, *functions, names=names)
     unsubscribe = SESSION.subscribe(lambda event: events.append(str(event)) if event else None)
     try:
-        second = run_steps(tmp_path, "succeed", "fail", "measure_busy")
+        second = run_steps(tmp_path, *functions, names=names)
     finally:
         unsubscribe()
     restarted = run_steps(tmp_path, "succeed", quick=False)
 
     assert second.outcome_for("succeed") == first.outcome_for("succeed")
     assert events == [
-        "Reporting: fail (1 of 3 steps)",
-        "Reporting: measure_busy (2 of 3 steps)",
-        "Reporting: this computer (3 steps)",
+        "Reporting: fail (1 of 4 steps)",
+        "Reporting: measure_busy (2 of 4 steps)",
+        "Reporting: logbook (3 of 4 steps)",
+        "Reporting: this computer (4 steps)",
     ]
     assert second.notes == ("Kept from a previous run: 1 step.",)
-    assert restarted.notes == ("Restarted: the computer, its software or an argument changed.",)
+    assert second.verdict.endswith("it repeats only fail, measure_busy, logbook.")
+    assert json.loads((tmp_path / "logbook.json").read_text("utf-8")) == second.outcome_for("logbook").report_json
+    assert re.match(r"Restarted: .* another quick\.", restarted.notes[0])
     assert (restarted.exit_code, restarted.missing_steps) == (0, ())
 
 
@@ -296,12 +302,11 @@ def test_unavailable_device_falls_back_to_the_cpu(run_steps, tmp_path):
 
 
 def test_unusable_folder_raises_before_any_step(run_steps, tmp_path, capsys):
-    (tmp_path / "file").write_text("mine", "utf-8")
     (tmp_path / "report.json").write_text("{}", "utf-8")
 
-    assert main(["report", str(tmp_path / "file")]) == 2
+    assert main(["report", str(tmp_path / "report.json" / "folder")]) == 2
     assert "cannot be written" in capsys.readouterr().err
-    with pytest.raises(ConfigurationError, match=r"is not a report of nb\.report"):
+    with pytest.raises(ConfigurationError, match=f"Pass a new folder, or delete that file in '{tmp_path.name}'"):
         run_steps(tmp_path, "succeed")
     assert (tmp_path / "report.json").read_text("utf-8") == "{}"
 
