@@ -80,7 +80,7 @@ VARIABLES = frozenset({*SHARED_VARIABLES, *LOG_VARIABLES, *LOCAL_VARIABLES})
 VERBOSE_PATTERN = re.compile(r"detail|debug|on|yes|true|[1-9][0-9]*|.*\+.*", re.IGNORECASE)
 
 ONE_DEVICE_REMEDY = "Create a separate logbook for each device: nb.logbook(report)."
-LOGBOOK_FILE_REMEDY = "Pass a .json file that Logbook.save() of this version created."
+LOGBOOK_FILE_REMEDY = "Pass a .json file of Logbook.save(), or logbook.json of a report, of this version."
 
 SCHEMA_PREFIX = SCHEMA.rstrip("0123456789")  # Common to all versions.
 
