@@ -99,6 +99,8 @@ def find_inner_model(model: torch.nn.Module) -> tuple[str, ...]:
 
 def _count_labels(model: torch.nn.Module) -> int | None:
     """Return the number of labels of a model, or ``None`` if it is unknown or the labels are not classes."""
+    import torch
+
     head = getattr(model, "get_output_embeddings", lambda: None)()
     # The labels of a language model are tokens.
     if head is not None and hasattr(head, "weight"):
@@ -108,16 +110,9 @@ def _count_labels(model: torch.nn.Module) -> int | None:
     if not any(base.__name__.endswith("Classification") for base in type(model).__mro__):
         return None
     count = getattr(getattr(model, "config", None), "num_labels", None)
-    # A single label means regression.
-    return count if count and count > 1 and count == _get_head_width(model) else None
-
-
-def _get_head_width(model: torch.nn.Module) -> int | None:
-    """Return the output size of the last linear layer."""
-    import torch
-
     widths = [layer.out_features for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    return widths[-1] if widths else None
+    # A single label means regression.
+    return count if count and count > 1 and widths[-1:] == [count] else None
 
 
 def _count_tokens(model: torch.nn.Module) -> int | None:
