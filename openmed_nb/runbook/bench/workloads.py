@@ -40,8 +40,7 @@ from ...models.loading import LoadSpec, dtype_of, load_from_spec
 from ...models.records import load_batch_sizes
 from ...models.registry import is_model_name
 from ...session import SESSION
-from ...training.curve import GROWTH_EPOCHS, MemoryCurve
-from ...training.epochs import epochs, function_name
+from ...training.epochs import function_name
 from ...training.guards import get_loss
 from ...training.steps import adamw
 from .timing import (
@@ -340,27 +339,6 @@ def build_benchmarks(target: BenchmarkTarget, devices: Sequence[str]) -> Iterato
         gc.collect()
         for device in devices:
             empty_cache(device)
-
-
-@contextlib.contextmanager
-def open_benchmark(
-    model: object, data: object = None, *, training: bool, device: str, arguments: Mapping[str, object]
-) -> Iterator[Benchmark]:
-    """Context manager that builds the benchmark of a model on one device."""
-    target, device_name = make_target(model, data, training=training, device=device, arguments=arguments)
-    with build_benchmarks(target, [device_name]) as benchmarks:
-        yield benchmarks[device_name]
-
-
-def measure_epoch_memory(workload: Workload, steps: int, device: str) -> MemoryCurve:
-    """Return the memory curve of ten epochs with the given number of steps each."""
-    loop = epochs(GROWTH_EPOCHS, device, release_when=None)
-    with workload.open_batches() as batches:
-        for _epoch in loop:
-            for _step in range(steps):
-                workload.run(next(batches))
-                loop.step()
-    return loop.curve
 
 
 def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the options that its callers share

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..._render.display import WARNING, Displayable, format_milliseconds, pluralize
 from ...session import SESSION
+from ...training.curve import GROWTH_EPOCHS
+from ...training.epochs import epochs
 from ..bench.comparison import compare
 from ..bench.fallbacks import fallbacks
 from ..bench.profile import profile
 from ..bench.sweep import sweep
-from ..bench.workloads import SYNTHETIC_TEXTS, Benchmark, measure_epoch_memory, open_benchmark
+from ..bench.workloads import SYNTHETIC_TEXTS, Benchmark, build_benchmarks, make_target
 from ..checks.doctor import doctor
 from ..checks.forecast import forecast
 from ..checks.parity import parity
@@ -202,18 +204,28 @@ def _profile(options: StepOptions) -> StepResult:
     return StepResult(report, (report,), summary)
 
 
-def _open_benchmark(options: StepOptions, training: bool) -> AbstractContextManager[Benchmark]:
-    """Return a context manager with a benchmark of the model on the device, for annotation or training."""
+@contextmanager
+def _open_benchmark(options: StepOptions, training: bool) -> Iterator[Benchmark]:
+    """Context manager that builds the benchmark of the model on the device, for annotation or training."""
     data = None if training else options.texts
-    return open_benchmark(options.model, data, training=training, device=options.device, arguments=options.arguments)
+    target, device = make_target(
+        options.model, data, training=training, device=options.device, arguments=options.arguments
+    )
+    with build_benchmarks(target, [device]) as benchmarks:
+        yield benchmarks[device]
 
 
 def _memory(options: StepOptions) -> StepResult:
 
     with _open_benchmark(options, options.training) as benchmark:
         workload = benchmark.data_workload(options.batch_size)
-        curve = measure_epoch_memory(workload, 1 if options.quick else 4, options.device)
-    return StepResult(curve, (curve,))
+        loop = epochs(GROWTH_EPOCHS, options.device, release_when=None)
+        with workload.open_batches() as batches:
+            for _epoch in loop:
+                for _step in range(1 if options.quick else 4):
+                    workload.run(next(batches))
+                    loop.step()
+    return StepResult(loop.curve, (loop.curve,))
 
 
 def _compare(options: StepOptions) -> StepResult:
