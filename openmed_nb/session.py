@@ -123,12 +123,12 @@ class Session:
                 if key.spec.dtype != "float32":
                     from .models.records import warn_unless_validated
 
-                    warn_unless_validated(key, device, self.device_manager, self.environ, is_reused)
+                    warn_unless_validated(key, device, self.device_manager, is_reused)
 
             def tuned_batch_sizes(spec: LoadSpec) -> dict[str, int]:
                 from .models.records import load_batch_sizes
 
-                return load_batch_sizes(spec, self.device_manager, self.environ)
+                return load_batch_sizes(spec, self.device_manager)
 
             self._models = ModelStore(self.notify, on_placement, tuned_batch_sizes)
         return self._models
@@ -244,7 +244,7 @@ class Session:
         """
         from .models.records import save_batch_size
 
-        save_batch_size(spec, device, self.device_manager, self.environ, batch_tokens)
+        save_batch_size(spec, device, self.device_manager, batch_tokens)
         self.models.set_batch_tokens(spec, device_type(device), batch_tokens)
 
     def apply_mps_variables(self) -> dict[str, str]:
@@ -465,7 +465,7 @@ class Session:
             from .models.records import select_dtype
 
             spec = replace(spec, folder=self.models.model_folder(spec))
-            spec, precision = select_dtype(spec, choice.device, self.device_manager, self.environ)
+            spec, precision = select_dtype(spec, choice.device, self.device_manager)
         self.device_manager.load_torch()  # The load would import torch without a progress event.
         follows = not DeviceSetting(source, requested).is_explicit and spec.dtype != INT8
         return LoadPlan(spec, choice.device, follows, options, precision)

@@ -272,13 +272,13 @@ def record_store(environ: Mapping[str, str]) -> RecordStore:
     return RecordStore(folder / "validation_records")
 
 
-def load_batch_sizes(spec: LoadSpec, computer: DeviceManager, environ: Mapping[str, str]) -> dict[str, int]:
+def load_batch_sizes(spec: LoadSpec, computer: DeviceManager) -> dict[str, int]:
     """Return the tuned batch sizes of a model in tokens, by device type.
 
     Reads the files of the model only if a tuned batch size is stored for a model of that name.
     """
     tokens = {}
-    for record in record_store(environ).iter_batch_sizes():
+    for record in record_store(computer.environ).iter_batch_sizes():
         identity = record.identity
         has_name = identity.model in spec.reference.names
         if has_name and identify_model(spec, spec.dtype, identity.device, computer).key == identity.key:
@@ -286,16 +286,14 @@ def load_batch_sizes(spec: LoadSpec, computer: DeviceManager, environ: Mapping[s
     return tokens
 
 
-def save_batch_size(
-    spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str], batch_tokens: int | None
-) -> None:
+def save_batch_size(spec: LoadSpec, device: str, computer: DeviceManager, batch_tokens: int | None) -> None:
     """Store the tuned batch size of a model on a device, or delete it if it is ``None``; a failure is a warning."""
     identity = identify_model(spec, spec.dtype, device, computer)
     try:
         if batch_tokens is None:
-            record_store(environ).remove(identity, TunedBatchSize)
+            record_store(computer.environ).remove(identity, TunedBatchSize)
         else:
-            record_store(environ).store(TunedBatchSize(identity, batch_tokens))
+            record_store(computer.environ).store(TunedBatchSize(identity, batch_tokens))
     except ConfigurationError as error:
         warn(str(error))
 
@@ -342,15 +340,13 @@ class DtypeChoice(Displayable):
         return Report(f"Data type: {self.dtype} on {self.device}", (reason,))
 
 
-def select_dtype(
-    spec: LoadSpec, device: str, computer: DeviceManager, environ: Mapping[str, str]
-) -> tuple[LoadSpec, DtypeChoice]:
+def select_dtype(spec: LoadSpec, device: str, computer: DeviceManager) -> tuple[LoadSpec, DtypeChoice]:
     """Return the specification with the selected dtype for a device, and the choice with its reason.
 
     Downloads the files of the model if necessary.
     """
     local_spec = replace(spec, folder=model_folder(spec))
-    store = record_store(environ)
+    store = record_store(computer.environ)
     identity = identify_model(local_spec, spec.dtype, device, computer)
     selected = spec.dtype
     selected_speedup = None
@@ -370,9 +366,7 @@ def select_dtype(
     return local_spec.in_dtype(selected), DtypeChoice(selected, spec.dtype, identity.shown_device, selected_speedup)
 
 
-def warn_unless_validated(
-    key: ModelKey, device: str, computer: DeviceManager, environ: Mapping[str, str], is_reused: bool
-) -> None:
+def warn_unless_validated(key: ModelKey, device: str, computer: DeviceManager, is_reused: bool) -> None:
     """Warn if a model is placed on a device in a dtype that is not validated there, and name the remedy.
 
     If the model was placed there before, only a dtype that a validation did not accept is named again.
@@ -381,7 +375,7 @@ def warn_unless_validated(
     if spec.dtype not in REDUCED_DTYPES:
         return
     identity = identify_model(spec, spec.dtype, device, computer)
-    store = record_store(environ)
+    store = record_store(computer.environ)
     reason = "" if store.get(identity) else NOT_VALIDATED
     requested = "" if key.device is None else f", device={key.device!r}"
     arguments = f"{spec.reference.name!r}, texts, dtype={spec.dtype!r}{requested}"

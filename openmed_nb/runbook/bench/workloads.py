@@ -440,7 +440,7 @@ def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | Non
 
     def build(device: str) -> AnnotationBenchmark:
         pipe = pipeline_from_files(spec, device)
-        pipe.tuned_batch_tokens = load_batch_sizes(spec, SESSION.device_manager, SESSION.environ)
+        pipe.tuned_batch_tokens = load_batch_sizes(spec, SESSION.device_manager)
         return AnnotationBenchmark(name, pipe.default_annotator(), texts, length)
 
     return BenchmarkTarget(name, build, spec)

@@ -130,10 +130,10 @@ class TestAuto:
         selected = {}
         for macos in ((26, 6), (27, 0)):
             mac = replace(computers.MAC, macos_version=macos)
-            manager = computers.Computer(mac, computers.MAC_TORCH, {}).session.device_manager
+            manager = computers.Computer(mac, computers.MAC_TORCH, environ).session.device_manager
             for dtype, speed in (("bfloat16", 2.0), ("float16", 1.5)):
                 record_store(environ).store(make_record(identify_model(spec, dtype, "mps", manager), speed))
-            selected[macos[0]] = select_dtype(spec, "mps", manager, environ)[1]
+            selected[macos[0]] = select_dtype(spec, "mps", manager)[1]
 
         assert {macos: choice.dtype for macos, choice in selected.items()} == {26: "bfloat16", 27: "float16"}
 
