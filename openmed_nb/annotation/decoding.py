@@ -7,7 +7,7 @@ its line ends.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, islice
 from typing import TYPE_CHECKING
@@ -47,22 +47,16 @@ class LabelTables:
     keep_label: np.ndarray
     keep_entity: np.ndarray
 
-    @classmethod
-    def from_id2label(cls, id2label: Mapping[int, str], ignored: Collection[str]) -> LabelTables:
-        """Return the tables of a model's labels.
-
-        Args:
-            id2label: Mapping of label ids to names, from the model's configuration.
-            ignored: Token labels and entity names that are excluded from the results.
-        """
-        return _build_label_tables(tuple(id2label[label] for label in range(len(id2label))), tuple(ignored))
-
 
 @functools.lru_cache(maxsize=32)
-def _build_label_tables(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
+def build_label_tables(names: tuple[str, ...], ignored: tuple[str, ...]) -> LabelTables:
     """Return the lookup tables of labels.
 
     They are cached, because building them takes about as long as annotating a short text.
+
+    Args:
+        names: Names of the token labels, in the order of their ids.
+        ignored: Token labels and entity names that are excluded from the results.
     """
     entity_types = [name[2:] if name.startswith(("B-", "I-")) else name for name in names]
     # transformers removes everything up to the first hyphen from an entity name, even if it is not a B or I prefix.

@@ -22,7 +22,7 @@ from ..errors import ConfigurationError, UnknownDeviceError
 from ..models.config import check_strategy
 from ..models.files import max_input_length, max_positions
 from ..models.loading import LoadedModel, is_quantized, move_model
-from .decoding import Decoder, Detokenizer, LabelTables
+from .decoding import Decoder, Detokenizer, build_label_tables
 from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
 from .references import raise_if_error
 from .results import Entity
@@ -251,7 +251,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
         network = TokenClassifier(model, special_tokens, names, fast_linear, needs_all_labels)
         batch_tokens = self._resolve_batch_tokens(forward_params, network.device)
         budget = replace(budget_for_device(network.device, model), max_tokens=batch_tokens)
-        tables = LabelTables.from_id2label(model.config.id2label, settings.ignore_labels)
+        id2label = model.config.id2label
+        names_of_labels = tuple(id2label[label] for label in range(len(id2label)))
+        tables = build_label_tables(names_of_labels, settings.ignore_labels)
         detokenizer = Detokenizer(
             self.tokenizer
         )  # Not shared between calls, because its cache contains words of the texts.

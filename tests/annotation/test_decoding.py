@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from helpers import tiny_models as tiny
-from openmed_nb.annotation.decoding import Decoder, Detokenizer, LabelTables, Predictions
+from openmed_nb.annotation.decoding import Decoder, Detokenizer, Predictions, build_label_tables
 from openmed_nb.annotation.tokens import tokenize
 
 
@@ -27,7 +27,7 @@ from openmed_nb.annotation.tokens import tokenize
 )
 def test_label_tables_have_entity_names(labels, groups, begins):
     """The entity name follows the first hyphen. Only ``B-`` starts an entity after one of the same type."""
-    tables = LabelTables.from_id2label(dict(enumerate(labels)), ["O"])
+    tables = build_label_tables(tuple(labels), ("O",))
     assert tables.names == tuple(labels)
     assert tables.entity_names == tuple(groups)
     assert tables.is_begin.tolist() == begins
@@ -46,11 +46,11 @@ def test_label_tables_have_entity_names(labels, groups, begins):
 )
 def test_label_tables_have_entity_types(labels, equal):
     """Labels that differ in no more than ``B-`` and ``I-`` can be in one entity."""
-    first, second = LabelTables.from_id2label(dict(enumerate(labels)), []).entity_type_ids
+    first, second = build_label_tables(tuple(labels), ()).entity_type_ids
     assert bool(first == second) is equal
 
 
-LABELS = {0: "O", 1: "B-DRUG", 2: "I-DRUG", 3: "B-AGE", 4: "I-AGE"}
+LABELS = ("O", "B-DRUG", "I-DRUG", "B-AGE", "I-AGE")
 SPELLINGS = {"O": 0, "B": 1, "I": 2, "BA": 3, "IA": 4}
 
 HYPERTENSION = "patient has hypertension ."
@@ -70,7 +70,7 @@ def make_decoder(tokenizer):
     def make_decoder(strategy, ignored=("O",)):
         return Decoder(
             Detokenizer(tokenizer),
-            LabelTables.from_id2label(LABELS, ignored),
+            build_label_tables(LABELS, tuple(ignored)),
             strategy,
             num_prefix_tokens=1,
             ends_at_lines=True,
