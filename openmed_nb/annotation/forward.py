@@ -248,9 +248,13 @@ class TokenClassifier:
         device = self.device
         num_tokens = inputs["input_ids"].numel()
         with self.linear_mode(device, num_tokens), cudnn_attention_disabled(device, self.first_parameter.dtype):
-            output = self.model(**inputs)
-        logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
-        return logits
+            return read_logits(self.model(**inputs))
+
+
+def read_logits(output: Any) -> torch.Tensor:
+    """Return the logits in an output of a model."""
+    logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
+    return logits
 
 
 @dataclass

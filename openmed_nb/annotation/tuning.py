@@ -13,7 +13,7 @@ import torch
 from ..devices.linear import MIN_ROWS, get_linear_mode_class
 from ..devices.profilers import push_modes
 from ..devices.registry import get_device
-from .forward import Inputs, TokenClassifier, evaluation_mode
+from .forward import Inputs, TokenClassifier, evaluation_mode, read_logits
 
 # Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
 PROBE_LENGTH = 32
@@ -41,8 +41,7 @@ def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
     def forward(row: Inputs) -> torch.Tensor:
         """Return the logits of the tokens, without calling the hooks of users."""
         output = network.model.forward(**network.copy_to_device([row])[0])
-        logits: torch.Tensor = output["logits"] if isinstance(output, dict) else output[0]
-        return logits[0, :length].float()
+        return read_logits(output)[0, :length].float()
 
     with evaluation_mode(network.model), torch.no_grad():
         padded = forward(inputs)

@@ -249,7 +249,7 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
     """Return the gradient of each parameter on the host in float32, without changing ``parameter.grad``."""
     import torch
 
-    from ...annotation.forward import evaluation_mode
+    from ...annotation.forward import evaluation_mode, read_logits
 
     model = network.model
     parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -260,8 +260,7 @@ def _compute_gradients(network: TokenClassifier, inputs: Inputs, labels: torch.T
     labels = labels.to(device)
     is_token = model_inputs.get("attention_mask", torch.ones_like(labels)).bool()
     with evaluation_mode(model), torch.enable_grad():
-        output = model(**model_inputs)
-        logits = output["logits"] if isinstance(output, dict) else output[0]
+        logits = read_logits(model(**model_inputs))
         loss = torch.nn.functional.cross_entropy(logits.float()[is_token], labels[is_token])
         gradients = torch.autograd.grad(LOSS_SCALE * loss, list(parameters.values()), allow_unused=True)
         get_device(device).synchronize()
