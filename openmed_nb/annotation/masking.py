@@ -179,6 +179,8 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
     keys: NoteKeys
     limits: MaskingLimits = NO_LIMITS_KNOWN
 
+    JSON_EXCLUDE = ("keys", "limits")
+
     def __len__(self) -> int:
         return len(self.texts)
 
@@ -217,9 +219,6 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
             raise ConfigurationError("The table already has a column 'masked_text'.", "Rename that column.")
         texts = [None if masked.error or masked.missing else masked.text for masked in self]
         return table.assign(masked_text=make_id_column([texts[note] for note in notes]))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"texts": [masked.to_dict() for masked in self]}
 
     def to_report(self) -> Report:
         """Return the number of replacements, the first texts with highlighted replacements, and the limits of masking."""

@@ -1405,13 +1405,6 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
             segments.append(TextSegment("…"))
         return segments
 
-    @property
-    def _gold_ids(self) -> Any:
-        """The ids of the texts, or the names of their files, or ``None``."""
-        if self.ids is None and _are_files(self.texts):
-            return [PurePath(source or "").name for source in self.sources]
-        return self.ids
-
     def note_spans(self, index: int) -> list[GoldSpan]:
         """Return the entities of a text as spans, or raise an error if they are tokens."""
         from .gold import GoldSpan
@@ -1459,7 +1452,9 @@ class Annotations(LiveNotes, Sequence[list[Entity]]):
         from .scores import score_spans
 
         seed = check_integer("seed", seed, 0)
-        ids = self._gold_ids
+        ids = self.ids
+        if ids is None and _are_files(self.texts):
+            ids = [PurePath(source or "").name for source in self.sources]
         context: dict[str, SchemeScores] = {}
         if isinstance(gold, Review):
             review = gold

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._render.display import Report, pluralize
-from .._utils.validation import check_bool, check_choice, check_integer, check_optional_integer, check_path, is_hashable
+from .._utils.validation import check_bool, check_choice, check_integer, check_optional_integer, is_hashable
 from ..errors import ConfigurationError
 from .context import CONTEXT_LABELS, CONTEXT_VALUES, check_context_values
 from .gold import GoldSpan, GoldText, GoldTexts, parse_span
@@ -89,7 +89,6 @@ class Review(LiveNotes):
         sample = check_optional_integer("sample", sample)
         self.found = found
         self.seed = check_integer("seed", seed, 0)
-        self.path = None if path is None else check_path(path, "path")
         if not found.show_text:
             raise ConfigurationError("The texts are hidden.", "Annotate with show_text=True to review the notes.")
         if found.texts is None and len(found.preview_texts) < len(found):
@@ -285,8 +284,7 @@ class Review(LiveNotes):
             if right and span not in marks:
                 # The boundaries of the found entities that overlap it are wrong.
                 found = [entity for entity in self.entities[note] if entity.label == span.label]
-                overlapping = [entity for entity in found if entity.start < span.end and span.start < entity.end]
-                marks.update(dict.fromkeys(overlapping))
+                marks.update(dict.fromkeys(filter(span.overlaps, found)))
             marks[span] = {**self._start_context(note, span, self.contexts(note)), **context} if right else None
         finished = self.is_reviewed(note) and (right is not None or span not in self.entities[note])
         self._change(note, NoteMarks(marks, finished))
@@ -409,7 +407,7 @@ class Review(LiveNotes):
 
     def notices(self) -> tuple[str, ...]:
         """Return the sentences below the notes."""
-        return (SAMPLE_NOTICE,) if self.path is not None else (SAMPLE_NOTICE, NOT_SAVED_NOTICE)
+        return (SAMPLE_NOTICE,) if self._file is not None else (SAMPLE_NOTICE, NOT_SAVED_NOTICE)
 
     def progress(self) -> str:
         """Return the number of reviewed notes as a sentence, and after the last one the next step."""

@@ -199,8 +199,7 @@ class Profile(StepReport):
         """
         path = check_path(file, "the file of a profile")
         remedy = "Pass a file written by Profile.save()."
-        loaded: Profile = read_json_file(cls, path, "a profile of nb.runbook.profile()", remedy)
-        return loaded
+        return read_json_file(cls, path, "a profile of nb.runbook.profile()", remedy)
 
     def diff(self, other: object) -> ProfileDiff:
         """Compare this profile with a profile of the same workload at another time.

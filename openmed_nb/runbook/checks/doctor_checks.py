@@ -313,8 +313,8 @@ def _is_finite(weight: torch.Tensor) -> bool:
     return weight.dtype.itemsize == 1 or bool(torch.isfinite(weight.detach()).all())
 
 
-def _join_first(names: list[str], limit: int = 3) -> str:
-    return ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+def _join_first(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if names[3:] else "")
 
 
 # Packages whose requirements are checked.

@@ -165,9 +165,7 @@ def select_gold(gold: GoldTexts, ids: Sequence[Any] | None, texts: Sequence[Any]
 def _validate_labels(spans: Sequence[Sequence[Span]], candidate: Annotator) -> None:
     """Raise an error if the gold has labels that the model does not have."""
     # Labels that are not entities, such as "O", are not valid in gold.
-    tables = candidate.decoder.tables
-    rows = zip(tables.entity_names, tables.keep_entity, strict=True)
-    valid_labels = {label for label, is_entity in rows if is_entity}
+    valid_labels = set(candidate.decoder.entity_labels)
     labels = [label for entities in spans for _, _, label in entities]
     unknown = sum(label not in valid_labels for label in labels)
     if unknown:  # The labels are not quoted, because they may be text content.

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding
+from ..._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Finding, pluralize
 from ..._utils import child
 from ..._utils.text import describe_error, short_type_name
 from ...devices.backend import TENSOR_LOCK, get_rng_states, use_rng_states, without_autocast
@@ -452,7 +452,7 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
             findings.append(Finding(bug.name, bug.status, evidence, bug.remedy, details))
     matches = len(outcomes) - len(findings)
     if matches:
-        agree = "1 probe agrees" if matches == 1 else f"{matches} probes agree"
+        agree = pluralize(matches, "probe agrees", "probes agree")
         evidence = f"{agree} with the CPU in both runs, with an empty cache and with reused memory"
         findings.append(Finding(name, OK, evidence))
     return tuple(findings)

@@ -260,7 +260,7 @@ def run_smoke_test(bundle: Path) -> tuple[Finding, ...]:
         ConfigurationError: If a file of the bundle is not valid, or the model is not that of the golden run.
         ModelError: If the model cannot be loaded.
     """
-    golden: GoldenRun = read_json_file(GoldenRun, bundle / GOLDEN, "the golden run of a bundle", RECOPY_REMEDY)
+    golden = read_json_file(GoldenRun, bundle / GOLDEN, "the golden run of a bundle", RECOPY_REMEDY)
     texts: tuple[str, ...] = read_json_file(tuple[str, ...], bundle / TEXTS, "the texts of a bundle", RECOPY_REMEDY)
     reference = Logbook.read(bundle / LOGBOOK)
     spec = golden.spec(bundle)
