@@ -362,15 +362,12 @@ def find_obstacle(stage: Stage, report: DeviceReport, seconds: float) -> Obstacl
     doctor = report.outcome_for("doctor")
     if stage is FREEZE and doctor is not None:
         failures = {*(evidence["doctor_failures"] or ())} - DEVICE_FINDINGS
-        findings = [finding for finding in doctor.report_json["findings"] if finding["name"] in failures]
-        problems = [Obstacle(f"{finding['name']}: {finding['evidence']}.", finding["remedy"]) for finding in findings]
-        problems += [
-            Obstacle(f"{setting.name}: {setting.effect}.", setting.remedy)
-            for setting in SESSION.device_manager.mps_environment(report.device or "cpu").settings
-            if setting.effect in {TOO_LATE, CONFLICT}
-        ]
-        if problems:
-            return problems[0]
+        for finding in doctor.report_json["findings"]:
+            if finding["name"] in failures:
+                return Obstacle(f"{finding['name']}: {finding['evidence']}.", finding["remedy"])
+        for setting in SESSION.device_manager.mps_environment(report.device or "cpu").settings:
+            if setting.effect in {TOO_LATE, CONFLICT}:
+                return Obstacle(f"{setting.name}: {setting.effect}.", setting.remedy)
     return unmet_criterion(evaluate(evidence), stage, seconds)
 
 
