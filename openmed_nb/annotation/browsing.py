@@ -34,8 +34,6 @@ NUM_LISTED = 100
 # Selects the entities without a context label.
 NO_CONTEXT = "no context"
 
-TEXTS_NOT_SEARCHED = "Only the entities were searched in notes whose text is not stored: {:,}."
-
 
 def _fold(text: str) -> str:
     return straighten_apostrophes(text).casefold()
@@ -161,7 +159,7 @@ class NoteListing:
         start = max(0, min(self.position - NUM_LISTED // 2, count - NUM_LISTED))
         status = f"{count:,} of {pluralize(len(self.found), 'note')}."
         if self._num_unsearched:
-            status += " " + TEXTS_NOT_SEARCHED.format(self._num_unsearched)
+            status += f" Only the entities were searched in notes whose text is not stored: {self._num_unsearched:,}."
         if not count:
             if self._is_filtered:
                 status += " A filter is on."

@@ -412,12 +412,6 @@ class Context:
     gates: Thresholds = field(default_factory=Thresholds)
 
 
-REPORTS_REMEDY = (
-    "Pass a report of nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), nb.training.last_curve() or a "
-    "similar function."
-)
-
-
 def extract_metrics(report: Any) -> ReportMetrics:
     """Return the metrics that a logbook stores for a report; texts are never stored.
 
@@ -447,7 +441,11 @@ def read_report(report: Any, _context: Context) -> ReportMetrics:
     Reports of the layers above provide them in a method ``logbook_metrics``.
     """
     if not hasattr(type(report), "logbook_metrics"):
-        raise ConfigurationError(f"{short_type_name(report)} is not a report for a logbook.", REPORTS_REMEDY)
+        raise ConfigurationError(
+            f"{short_type_name(report)} is not a report for a logbook.",
+            "Pass a report of nb.sweep(), nb.compare(), nb.runbook.profile(), nb.runbook.parity(), "
+            "nb.training.last_curve() or a similar function.",
+        )
     metrics: ReportMetrics = report.logbook_metrics()
     return metrics
 

@@ -60,8 +60,6 @@ TASK_BY_STEP = {ANNOTATION: ANNOTATION, FORWARD_PASS: INFERENCE, TRAINING_STEP: 
 # Classes that wrap a model, and do not identify it.
 WRAPPERS = frozenset({"OptimizedModule", "DataParallel", "DistributedDataParallel"})
 
-REVIEW_AFTER_TWO_WEEKS = "If the same operators still dominate Profile.diff(...) after two weeks, move this work to another lane or accept it."
-
 # Execution targets of a workload, with their strengths, risks and typical workloads.
 LANES = (
     (
@@ -106,7 +104,8 @@ class Lanes(Displayable):
     def to_report(self) -> Report:
         """Return a report with a row for each lane."""
         table = Table("Lanes", ("lane", "strengths", "risks", "best for"), LANES)
-        return Report(f"Lanes: {self.recommendation}", (REVIEW_AFTER_TWO_WEEKS,), (table,))
+        review = "If the same operators still dominate Profile.diff(...) after two weeks, move this work to another lane or accept it."
+        return Report(f"Lanes: {self.recommendation}", (review,), (table,))
 
 
 @dataclass(frozen=True, repr=False)
