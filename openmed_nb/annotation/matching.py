@@ -66,7 +66,7 @@ def warn_if_not_unique(ids: Any, name: str) -> None:
         name: Name of a list of ids as a column.
     """
     counts = [*map(len, find_positions(ids).values())]
-    num_repeated = len(counts) - counts.count(1)
+    num_repeated = len([count for count in counts if count > 1])
     num_missing = len(ids) - sum(counts)
     problems = [pluralize(num_repeated, "id occurs more than once", "ids occur more than once")] if num_repeated else []
     problems += [pluralize(num_missing, "note has no id", "notes have no id")] if num_missing else []
@@ -179,7 +179,8 @@ class NoteKeys:
     def _remedy(self) -> str:
         """Return the remedy for a table whose rows do not match."""
         ids = self.ids or ()
-        count = len(ids) - [*map(len, find_positions(ids).values())].count(1)
+        unique = [positions for positions in find_positions(ids).values() if len(positions) == 1]
+        count = len(ids) - len(unique)
         if not count:
             return TABLE_REMEDY
         return (
