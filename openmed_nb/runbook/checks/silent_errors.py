@@ -47,7 +47,6 @@ ACCELERATOR_TYPES = tuple(name for name, device in DEVICE_TYPES.items() if devic
 # has larger tolerances for attention, recurrent networks and 16-bit dtypes, which round more.
 DEFAULT_TOLERANCE = 1e-3
 
-RETRY_REMEDY = "Run nb.doctor() again while no other program is running."
 
 # From this number of terms, sums can be wrong on M1 and M2 (pytorch#177116, #193487).
 REDUCTION_LIMIT = 32_767
@@ -103,6 +102,11 @@ def _integer_tensor(*shape: int) -> Tensor:
     """Return integers from -2 to 2 without a simple pattern, as float32 on the CPU."""
     indices = torch.arange(math.prod(shape), device="cpu")
     return ((indices * 7919 + indices // 3) % 5 - 2).to(torch.float32).reshape(shape)
+
+
+def _concatenate(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of all tensors in one dimension."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def matmul_long_reduction(rows: Tensor) -> Tensor:
@@ -193,14 +197,14 @@ def lstm_dropout(inputs: Tensor) -> Tensor:
         for weight in network.parameters():
             weight.copy_(_integer_tensor(*weight.shape) / 8)
     output = network.to(inputs.device).train()(inputs.requires_grad_())[0]
-    return torch.cat([output.detach().flatten(), torch.autograd.grad(output.sum(), inputs)[0].flatten()])
+    return _concatenate([output.detach(), *torch.autograd.grad(output.sum(), inputs)])
 
 
 def batch_norm_channels_last(images: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> Tensor:
     images = images.contiguous(memory_format=torch.channels_last)
     inputs = [tensor.requires_grad_() for tensor in (images, weight, bias)]
     output = functional.batch_norm(images, None, None, weight, bias, training=True)
-    return torch.cat([gradient.flatten() for gradient in torch.autograd.grad(output, inputs, gradient)])
+    return _concatenate(torch.autograd.grad(output, inputs, gradient))
 
 
 def conv2d_sliced_kernel(images: Tensor, kernel: Tensor) -> Tensor:
@@ -239,7 +243,7 @@ def linear_half_twice(inputs: Tensor, weight: Tensor) -> Tensor:
         rows = inputs.to(torch.float16).requires_grad_()
         output = functional.linear(rows, weight)
         results += [output.detach(), torch.autograd.grad(output.sum(), rows)[0]]
-    return torch.cat([result.float().flatten() for result in results])
+    return _concatenate(results).float()
 
 
 def copy_converted_source(values: Tensor) -> Tensor:
@@ -278,8 +282,7 @@ def linear_transposed_bfloat16(inputs: Tensor, weight: Tensor) -> Tensor:
 
 def linear_gradient_five_dimensions(inputs: Tensor, weight: Tensor) -> Tensor:
     operands = [inputs.requires_grad_(), weight.requires_grad_()]
-    gradients = torch.autograd.grad(functional.linear(inputs, weight).sum(), operands)
-    return torch.cat([gradient.flatten() for gradient in gradients])
+    return _concatenate(torch.autograd.grad(functional.linear(inputs, weight).sum(), operands))
 
 
 # Errors in the order of the report. Errors are excluded if a probe would need more than a few megabytes. Unsynchronized copies (pytorch#189690) are excluded because this package makes none. Two
@@ -445,7 +448,8 @@ def bug_findings(name: str, outcomes: Sequence[ProbeOutcome], device: str) -> tu
         bug = by_issue[outcome.issue]
         if outcome.not_run:
             # It has no details, by which the verdict recognizes an error that was found.
-            findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", RETRY_REMEDY))
+            remedy = "Run nb.doctor() again while no other program is running."
+            findings.append(Finding(f"{name}: {bug.name}", WARNING, f"not probed: {outcome.not_run}", remedy))
         elif outcome.mismatch:
             evidence = f"{format_device(device)} {outcome.mismatch}"
             details = f"{bug.issue}: {bug.description}; seen with {bug.affected}"
