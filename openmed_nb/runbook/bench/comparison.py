@@ -366,7 +366,7 @@ def _list_usable() -> list[str]:
     return [choice.device for choice in SESSION.list_devices().devices if choice.usable is not False]
 
 
-def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: float = math.inf) -> Comparison:
+def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: float) -> Comparison:
     """Measure workloads: interleaved rounds, then phases, then the utilization of each device.
 
     The measurement ends at about ``deadline``, a time of the clock. It ends after one step per device on a busy or hot computer,

@@ -434,7 +434,7 @@ def check_no_arguments(name: str, arguments: Mapping[str, object]) -> None:
         )
 
 
-def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | None = None) -> BenchmarkTarget:
+def target_from_files(spec: LoadSpec, texts: Sequence[object], length: int | None) -> BenchmarkTarget:
     """Return the target for annotation with a model that is loaded from its files, separate from the session."""
     name = spec.reference.name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -166,7 +167,7 @@ class SmokeBenchmark(JsonMixin):
         return ReportMetrics("golden run", "golden texts", self.device, self.simulated, finite_numbers(values), run)
 
 
-def record_golden_run(device: str, spec: LoadSpec, texts: list[str]) -> tuple[Logbook, SmokeBenchmark, Entities]:
+def record_golden_run(device: str, spec: LoadSpec, texts: Sequence[str]) -> tuple[Logbook, SmokeBenchmark, Entities]:
     """Annotate texts once to record their entities, then repeatedly to measure throughput and memory."""
     benchmark_target = target_from_files(spec, texts, None).build(device)
     SESSION.device_manager.load_torch()
@@ -261,7 +262,7 @@ def run_smoke_test(bundle: Path) -> tuple[Finding, ...]:
         ModelError: If the model cannot be loaded.
     """
     golden = read_json_file(GoldenRun, bundle / GOLDEN, "the golden run of a bundle", RECOPY_REMEDY)
-    texts: tuple[str, ...] = read_json_file(tuple[str, ...], bundle / TEXTS, "the texts of a bundle", RECOPY_REMEDY)
+    texts = read_json_file(tuple[str, ...], bundle / TEXTS, "the texts of a bundle", RECOPY_REMEDY)
     reference = Logbook.read(bundle / LOGBOOK)
     spec = golden.spec(bundle)
     if hash_model_files(model_folder(spec)) != golden.model_hashes:
@@ -270,7 +271,7 @@ def run_smoke_test(bundle: Path) -> tuple[Finding, ...]:
             "Copy the bundle again, or download the model in the revision of the golden run.",
         )
     device, device_finding = _select_device(golden.device)
-    book, benchmark, entities = record_golden_run(device, spec, list(texts))
+    book, benchmark, entities = record_golden_run(device, spec, texts)
     return (
         device_finding,
         check_entities(golden.entities, entities),
