@@ -605,7 +605,8 @@ class Gates(Thresholds, Displayable):
         symptoms = tuple(
             (
                 row.symptom,
-                *(text.replace("`", "") for text in (row.cause, " ".join(row.actions))),
+                row.cause.replace("`", ""),
+                " ".join(row.actions).replace("`", ""),
                 ", ".join(row.sources),
             )
             for row in SYMPTOMS
