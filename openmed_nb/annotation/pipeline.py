@@ -239,10 +239,9 @@ class AnnotationPipeline(TokenClassificationPipeline):
                 "Use a model with a fast tokenizer (a tokenizer.json).",
             )
         strategy = postprocess_params.get("aggregation_strategy")
-        ignored = postprocess_params.get("ignore_labels")
         settings = AnnotationSettings(
             aggregation_strategy="none" if strategy is None else strategy.value,
-            ignore_labels=("O",) if ignored is None else tuple(ignored),
+            ignore_labels=postprocess_params.get("ignore_labels", ("O",)),
             max_tokens=self._max_tokens,
             transformers_boundaries=preprocess_params.get("transformers_boundaries", False),
         )

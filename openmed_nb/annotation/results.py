@@ -211,9 +211,9 @@ class ResultStore(Sequence[list[Entity]]):
         names: Sequence[str],
         text_offsets: np.ndarray,
         labels: np.ndarray,
-        words: Sequence[str],
+        words: list[str],
         columns: Mapping[str, np.ndarray],
-        dropped: Mapping[int, tuple[DroppedSpan, ...]],
+        dropped: dict[int, tuple[DroppedSpan, ...]],
     ) -> ResultStore:
         """Return the results of a chunk from columns with one value for each of ``E`` entities of ``S`` texts.
 
@@ -228,9 +228,9 @@ class ResultStore(Sequence[list[Entity]]):
         """
         chunk = cls(key)
         chunk._text_offsets = array("q", text_offsets.tobytes())
-        chunk.dropped = dict(dropped)
+        chunk.dropped = dropped
         chunk.labels = [names[label] for label in labels.tolist()]
-        chunk.words = list(words)
+        chunk.words = words
         for name, column in columns.items():
             chunk._numbers[name].extend(column.tolist())
         return chunk

@@ -444,7 +444,7 @@ class Review(LiveNotes):
             return
         lines = list(self._file.read())
         if not lines:  # The file is new, or somebody has removed it.
-            for position, marks in list(self._marks.items()):
+            for position, marks in self._marks.items():
                 self._save(position, marks)
         for line in lines:
             # The lines of an older file have no context.

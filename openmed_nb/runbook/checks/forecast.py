@@ -129,14 +129,14 @@ def has_kernel(operator: str, key: str) -> bool:
 
 
 # Synthetic texts of different lengths, so that the batch contains padding.
-EXAMPLE_SENTENCES = ("Patient with type 2 diabetes mellitus.", "No asthma.")
+EXAMPLE_SENTENCES = ["Patient with type 2 diabetes mellitus.", "No asthma."]
 
 
 def _synthetic_example(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> ModelInputs:
     """Return a batch of two synthetic sentences for a transformers model."""
     from ...annotation.forward import input_names
 
-    batch = dict(tokenizer(list(EXAMPLE_SENTENCES), padding=True, return_tensors="pt"))
+    batch = tokenizer(EXAMPLE_SENTENCES, padding=True, return_tensors="pt")
     names = input_names(model, tuple(batch))
     return ModelInputs(kwargs={name: tensor for name, tensor in batch.items() if name in names})
 

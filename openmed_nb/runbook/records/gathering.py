@@ -321,10 +321,10 @@ def read_randomness(uses_cudnn: bool) -> Randomness:
     except RuntimeError:  # torch raises after the newer setting was used (``aten/src/ATen/Context.cpp``).
         precision = torch.backends.cuda.matmul.fp32_precision
     return Randomness(
-        torch_seed=int(torch.initial_seed()),
-        deterministic_algorithms=bool(torch.are_deterministic_algorithms_enabled()),
-        cudnn_benchmark=bool(torch.backends.cudnn.benchmark) if uses_cudnn else None,
-        matmul_precision=str(precision),
+        torch_seed=torch.initial_seed(),
+        deterministic_algorithms=torch.are_deterministic_algorithms_enabled(),
+        cudnn_benchmark=torch.backends.cudnn.benchmark if uses_cudnn else None,
+        matmul_precision=precision,
     )
 
 
