@@ -12,7 +12,7 @@ from .._utils.text import describe_value, short_type_name
 from .._utils.validation import invalid_type, is_hashable, suggest
 from ..errors import ConfigurationError
 from .matching import match_rows
-from .references import FileReference, get_row_index
+from .references import FileReference, get_row_index, package_of
 
 # Columns of tables of entities: the position of the note, and the ids that have no name. A table of notes has neither, unless it
 # contains the same ids.
@@ -167,7 +167,7 @@ def _select_column(table: Any, argument: str, name: Any, other_name: Any) -> Any
     column: Any = None if is_repeated else table[name]
     if is_repeated or getattr(column, "ndim", 1) != 1:
         raise ConfigurationError(f"The table has several columns with the name of {argument}.", "Rename one of them.")
-    return column.to_pylist() if _is_arrow(column) else column
+    return column.to_pylist() if package_of(column) == "pyarrow" else column
 
 
 def _validate_ids(ids: Any) -> Any:
@@ -180,11 +180,11 @@ def _validate_ids(ids: Any) -> Any:
     is_ordered = isinstance(ids, Sized) and not isinstance(ids, (Mapping, set, frozenset, bytes, bytearray))
     if not is_ordered or getattr(ids, "ndim", 1) != 1:
         raise invalid_type("ids", ids, _IDS_REMEDY)
-    if type(ids).__module__.partition(".")[0] == "dask":
+    if package_of(ids) == "dask":
         raise ConfigurationError(
             "The column of ids is not in memory.", "Make the ids the index of the table, with set_index."
         )
-    if _is_arrow(ids):
+    if package_of(ids) == "pyarrow":
         ids = ids.to_pylist()
     elif hasattr(ids, "tolist"):  # NumPy scalars become Python scalars.
         ids = ids.tolist()
@@ -196,7 +196,3 @@ def _validate_ids(ids: Any) -> Any:
                 "Pass strings or integers as ids.",
             )
     return values
-
-
-def _is_arrow(column: Any) -> bool:
-    return type(column).__module__.partition(".")[0] == "pyarrow"

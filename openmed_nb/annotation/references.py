@@ -137,6 +137,11 @@ class FileReference(TextReference):
         return self.from_path(self.path)
 
 
+def package_of(value: object) -> str:
+    """Return the name of the package that defines the type of a value."""
+    return type(value).__module__.partition(".")[0]
+
+
 # Types whose only value is a missing value.
 MISSING_VALUE_TYPES = {("pandas", "NAType"), ("pandas", "NaTType"), ("numpy", "MaskedConstant")}
 
@@ -154,7 +159,7 @@ def is_missing(value: Any) -> bool:
         return value.fingerprint() == MISSING_FINGERPRINT
     if isinstance(value, Decimal):  # A signaling NaN cannot be compared.
         return value.is_nan()
-    library = type(value).__module__.partition(".")[0]
+    library = package_of(value)
     type_name = type(value).__name__
     if isinstance(value, Number) or (library == "numpy" and type_name in {"datetime64", "timedelta64"}):
         return bool(value != value)  # noqa: PLR0124 - only NaN and NaT differ from themselves

@@ -27,7 +27,7 @@ from .forward import (
     TokenClassifier,
     plan_batches,
 )
-from .references import effective_length, raise_if_error, read_text
+from .references import effective_length, package_of, raise_if_error, read_text
 from .results import Entity, ResultStore
 from .tokens import Tokens, Windows, plan_windows, tokenize
 
@@ -74,7 +74,7 @@ def text_error(text: object, index: int) -> InvalidTextError | None:
             remedy = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
         elif isinstance(text, (list, tuple)):
             remedy = "Pass the words of a text as one string, such as ' '.join(words)."
-        elif type(text).__module__.partition(".")[0] == "pyarrow":
+        elif package_of(text) == "pyarrow":
             remedy = "Pass the strings of an Arrow column, as in column.to_pylist()."
         return InvalidTextError(f"{name} must be a string, not {short_type_name(text)}.", remedy)
     try:
