@@ -17,7 +17,7 @@ from typing import NamedTuple
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load_from_spec
 from openmed_nb.runbook.checks.parity import pair_from_files, run_parity
-from openmed_nb.runbook.checks.validation import measure_speedup
+from openmed_nb.runbook.checks.validation import median_speedup, time_dtypes
 
 SENTENCES = ("ncbi-disease/devel.tsv", "bc5cdr/disease/devel.tsv")
 NOTES = "clinical-notes/aci_valid.csv"
@@ -78,7 +78,8 @@ def measure(model: str, dtype: str, device: str, texts: Texts) -> None:
     pair = pair_from_files(spec, device)
     report = run_parity(pair, texts.texts, texts.gold, gradients=dtype != "int8")
     float32 = pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), device).model)
-    gain = measure_speedup(float32, pair.candidate, texts.texts)
+    seconds = time_dtypes(float32, pair.candidate, texts.texts, lambda _number: False)
+    gain = median_speedup(seconds[1:])  # The first round is the warm-up.
     spans = report.spans
     print(
         f"{model:13} {dtype:8} {texts.name:14} {report.texts:4} texts {report.tokens:6,} tokens",

@@ -38,10 +38,10 @@ from .timing import (
     TRANSFER,
     Interval,
     PhaseTimes,
-    describe_load,
     find_disturbance,
     format_rate,
     interleave,
+    limit_rounds,
     median_interval,
 )
 from .workloads import (
@@ -378,12 +378,7 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
     disturbance = find_disturbance(own=own)
     if not disturbance:
         trials_deadline = current_time() + TRIAL_TIME_FRACTION * (deadline - current_time())
-
-        def is_over(number: int) -> bool:
-            # An interval needs some rounds. On a computer that has become busy, they would take too long.
-            return current_time() > trials_deadline and (number >= MIN_VALUES or bool(describe_load(read_load())))
-
-        trials = _time_interleaved(workloads, rounds, is_over)
+        trials = _time_interleaved(workloads, rounds, limit_rounds(read_load, trials_deadline))
         # Rounds are missing only if other programs slowed them down.
         disturbance = find_disturbance(read_load(), 1.0 if len(trials[CPU]) >= MIN_VALUES else 0.0)
     if disturbance:

@@ -301,6 +301,16 @@ def find_disturbance(
     return "the times of the same step vary too much" if varies else ""
 
 
+def limit_rounds(read_load: Callable[[], float | None], deadline: float) -> Callable[[int], bool]:
+    """Return the function ``is_over`` of :func:`interleave` for rounds that end after ``deadline``, a time of the clock."""
+
+    def is_over(number: int) -> bool:
+        # An interval needs some rounds. On a computer that has become busy, they would take too long.
+        return current_time() > deadline and (number >= MIN_VALUES or bool(describe_load(read_load())))
+
+    return is_over
+
+
 class Quartiles(NamedTuple):
     """First and third quartile of repeated measurements.
 

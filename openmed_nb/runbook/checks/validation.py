@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..._events.activity import ProgressEvent
 from ..._render.display import FAILED, OK, WARNING, Displayable, Report, format_percent, pluralize
-from ..._utils.clock import time_call
+from ..._utils.clock import current_time, time_call
 from ..._utils.plain import utc_timestamp
 from ..._utils.text import model_label, short_type_name
 from ..._utils.validation import check_names
@@ -36,7 +36,7 @@ from ...models.records import (
 )
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ..bench.timing import find_disturbance, interleave, repeat_remedy
+from ..bench.timing import MIN_VALUES, find_disturbance, interleave, limit_rounds, repeat_remedy
 from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
@@ -63,6 +63,8 @@ CRITERIA = {
 }
 # Number of interleaved rounds of both dtypes.
 TIMING_ROUNDS = 9
+# Duration in seconds after which no further round starts.
+MAX_TIMING_SECONDS = 30.0
 # Approximate number of characters that a round processes.
 NUM_TIMED_CHARACTERS = 16384
 
@@ -213,15 +215,22 @@ Valid values: float16, bfloat16, int8.
         store = record_store(SESSION.environ)
         if verdict.accepted and not identity.simulated:
             with without_autocast(target_device):
-                baseline = pair.reference  # Float32 on the device of the candidate.
-                if get_device(target_device).is_accelerator:
-                    baseline = pair.candidate.with_model(load_from_spec(spec.in_dtype("float32"), target_device).model)
                 read_load = BackgroundLoadReader()
-                speedup: float | None = measure_speedup(baseline, pair.candidate, unique_texts)
-                disturbance = find_disturbance(read_load())
+                disturbance = find_disturbance()
+                if not disturbance:
+                    baseline = pair.reference  # Float32 on the device of the candidate.
+                    if get_device(target_device).is_accelerator:
+                        float32_model = load_from_spec(spec.in_dtype("float32"), target_device).model
+                        baseline = pair.candidate.with_model(float32_model)
+                    is_over = limit_rounds(read_load, current_time() + MAX_TIMING_SECONDS)
+                    seconds = time_dtypes(baseline, pair.candidate, unique_texts, is_over)
+                    # Rounds are missing only if other programs slowed them down.
+                    disturbance = find_disturbance(read_load(), 1.0 if len(seconds) >= MIN_VALUES else 0.0)
             if disturbance:  # An earlier measurement remains valid. Without one, "auto" does not select the dtype.
                 earlier = store.get(identity)
                 speedup = earlier.evidence.speedup if earlier else None
+            else:
+                speedup = median_speedup(seconds[1:])  # The first round is the warm-up.
             verdict = replace(judge(report, identity, speedup), disturbance=disturbance)
         if verdict.record:
             store.store(verdict.record)
@@ -266,17 +275,19 @@ def judge(report: ParityReport, identity: ModelIdentity, speedup: float | None =
     return PrecisionVerdict(report, (), record)
 
 
-def measure_speedup(baseline: Annotator, reduced: Annotator, texts: Sequence[str]) -> float:
-    """Return the speedup of a reduced dtype over float32 on the same device, or 1 if it is not clear."""
+def time_dtypes(
+    baseline: Annotator, reduced: Annotator, texts: Sequence[str], is_over: Callable[[int], bool]
+) -> list[tuple[float, float]]:
+    """Return the seconds of float32 and of a reduced dtype on the same device per interleaved round."""
     from ...annotation.stream import iter_chunks
 
     sample: list[str] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])
-    variants = {
+    measures = {
         index: partial(time_call, partial(annotator.entities, sample))
         for index, annotator in enumerate((baseline, reduced))
     }
-    seconds = interleave(variants, SESSION.track("Timing", "both dtypes", range(TIMING_ROUNDS + 1), "round"))
-    return median_speedup(list(zip(*seconds.values(), strict=True))[1:])  # The first round is the warm-up.
+    rounds = SESSION.track("Timing", "both dtypes", range(TIMING_ROUNDS + 1), "round")
+    return list(zip(*interleave(measures, rounds, is_over).values(), strict=True))
 
 
 def median_speedup(seconds: Sequence[tuple[float, float]]) -> float:

@@ -123,13 +123,22 @@ def test_model_with_identical_entities_is_accepted(load, keyword_model, dtype):
     assert [entity["word"] for entity in pipe(SURE[1])] == ["asthma mellitus"]
 
 
-@pytest.mark.real_computer
-def test_busy_computer_keeps_the_speedup_of_an_earlier_record(keyword_model, set_conditions):
-    """The entities are validated. Without an earlier record, the speedup is unknown."""
-    set_conditions(load=0.6)
+@pytest.mark.parametrize("calls", [0, 2])
+def test_busy_computer_keeps_the_speedup_of_an_earlier_record(keyword_model, clock, monkeypatch, set_conditions, calls):
+    """The entities are validated. Without an earlier record, the speedup is unknown. A round that takes too long is the last."""
+    timed = []
+
+    def become_busy(work):
+        timed.append(work)
+        clock.advance(60)
+        set_conditions(load=0.6)
+        return 1.0
+
+    monkeypatch.setattr(validation, "time_call", become_busy)
+    set_conditions(load=0.1 if calls else 0.6)
     verdict = validate(keyword_model, SURE, "bfloat16")
 
-    assert (verdict.accepted, verdict.record.evidence.speedup) == (True, None)
+    assert (verdict.accepted, verdict.record.evidence.speedup, len(timed)) == (True, None, calls)
     assert "busy" in verdict.disturbance in str(verdict)
 
     store = record_store(SESSION.environ)
