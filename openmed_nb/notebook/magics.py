@@ -341,7 +341,8 @@ class OpenMedMagics(Magics):
         requested = [name for name, is_requested in requests.items() if is_requested]
         if len(requested) > 1:
             listed = f"{', '.join(requested[:-1])} and {requested[-1]}"
-            raise MagicError(f"%openmed_device: {listed} cannot be combined.", "Use only one of them.")
+            remedy = "Use only one of them." if arguments.memory is None else 'Enter a size as in --memory "8 GiB".'
+            raise MagicError(f"%openmed_device: {listed} cannot be combined.", remedy)
         self.preloader.schedule()
         if arguments.device is not None:
             return SESSION.use(arguments.device, "%openmed_device")

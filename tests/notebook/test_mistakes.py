@@ -21,6 +21,7 @@ INVALID_CELLS = [
     ("%openmed_device --memory 8GiB", "MagicError", "--memory"),
     ("%openmed_device --simulate mps cpu", "MagicError", "--simulate and a device"),
     ("%openmed_device --simulate mps --reset", "MagicError", "--reset and --simulate"),
+    ("%openmed_device --simulate mps --memory 8 GiB", "MagicError", '--memory "8 GiB"'),
     ("%openmed_device --simulate mps --memory lots", "ConfigurationError", "'lots'"),
     (f"%%openmed_ner --bogus\n{NOTE}", "MagicError", ""),
     (f"%%openmed_ner --model\n{NOTE}", "MagicError", "expected one argument"),
