@@ -366,7 +366,9 @@ def check_iterable(texts: Any) -> None:
 def _not_iterable_error(texts: Any) -> ConfigurationError:
     """Return the error for a value that is not an iterable of texts."""
     message = f"{short_type_name(texts)} is not an iterable of strings."
-    remedy = "Pass a list, a generator or a column of strings, or one text as [text]."
-    if isinstance(texts, Mapping):
+    remedy = "Pass a list, a generator or a column of strings."
+    if isinstance(texts, str):
+        remedy = "Pass a list: [text]."
+    elif isinstance(texts, Mapping):
         remedy = "Pass the texts of one key, such as notes['text']."
     return ConfigurationError(message, remedy)

@@ -72,6 +72,8 @@ def text_error(text: object, index: int) -> InvalidTextError | None:
         remedy = "Pass a string; use '' for a missing text."
         if isinstance(text, os.PathLike):
             remedy = "Pass paths in a list, such as sorted(folder.glob('*.txt'))."
+        elif hasattr(text, "text"):
+            remedy = "Pass the texts of the items, such as [item.text for item in gold]."
         elif isinstance(text, (list, tuple)):
             remedy = "Pass the words of a text as one string, such as ' '.join(words)."
         elif package_of(text) == "pyarrow":

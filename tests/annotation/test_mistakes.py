@@ -7,6 +7,7 @@ import pytest
 
 import openmed_nb as nb
 from helpers.annotations import annotate
+from openmed_nb.annotation.gold import GoldText
 from openmed_nb.errors import ConfigurationError, OpenMedError, OpenMedWarning
 
 TABLE = pd.DataFrame({"note_id": [1, 2], "text": ["She has asthma.", "Well."], "ward": [3, 4]})
@@ -72,7 +73,8 @@ MISTAKES = {
     "unknown id": (lambda _: annotate(TABLE, **COLUMNS).show("F9"), "No text has this id", "found.ids"),
     "id as a position": (lambda _: annotate(TABLE, **COLUMNS).at("F9"), "'F9'", "one of found.ids to found.show()"),
     "id without ids": (lambda found: found.show("F9"), "No text has this id", "id_column"),
-    "one text": (lambda _: nb.runbook.parity("bundled_small", "Well."), "one text as [text]", "Pass a list"),
+    "one text": (lambda _: nb.runbook.parity("bundled_small", "Well."), "str is not", "Pass a list: [text]."),
+    "gold as texts": (lambda _: nb.runbook.validate_precision("bundled_small", [GoldText(1, "Well.", ())]), "not GoldText", "[item.text for item in gold]"),
     "texts for training": (lambda _: nb.compare("bundled_small", ["Well."], training=True), "list", "labels for training"),
     "folder of a model": (lambda _: nb.load_model("./notes_2025"), "'./notes_2025'", "Did you mean 'notes_2024'?"),
     "file as a model": (lambda _: nb.load_model("notes.csv"), "'notes.csv' is a file", "Pass the folder"),

@@ -420,9 +420,11 @@ def spec_of_pipeline(pipe: AnnotationPipeline) -> LoadSpec:
 
 def is_token_classifier(model: object) -> bool:
     """Return whether ``model`` is a token-classification model, given as a name or as a pipeline."""
+    if is_model_name(model):  # Importing the pipeline imports torch, which takes longer than the check of the texts.
+        return True
     from ...annotation.pipeline import AnnotationPipeline
 
-    return is_model_name(model) or isinstance(model, AnnotationPipeline)
+    return isinstance(model, AnnotationPipeline)
 
 
 def check_no_arguments(name: str, arguments: Mapping[str, object]) -> None:

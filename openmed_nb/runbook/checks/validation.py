@@ -37,6 +37,7 @@ from ...models.records import (
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
 from ..bench.timing import MIN_VALUES, find_disturbance, interleave, limit_rounds, repeat_remedy
+from ..bench.workloads import validate_texts
 from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
     MAX_RECALL_LOSS,
@@ -199,6 +200,7 @@ Valid values: float16, bfloat16, int8.
             )
         notes = read_notes(model, texts)
         text_list = list(iter_texts(notes.texts))
+        validate_texts(text_list)
         name = normalize_dtype(dtype)
         check_names("a reduced dtype", [name], REDUCED_DTYPES)
         if device is not None:

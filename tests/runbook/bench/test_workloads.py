@@ -1,6 +1,7 @@
 """Tests of the workloads of each task: results, phases, and unchanged inputs."""
 
 import itertools
+import sys
 import threading
 from contextlib import nullcontext
 
@@ -294,3 +295,11 @@ def test_make_target_rejects_invalid_arguments(model, data, options, message):
     with pytest.raises(ConfigurationError, match=message):
         make_target(model, data, **{"arguments": {}, **options})
     assert SESSION.inventory().names == names
+
+
+@pytest.mark.parametrize("measure", [nb.compare, nb.runbook.profile, nb.runbook.parity, nb.runbook.validate_precision])
+def test_texts_are_checked_before_torch_is_imported(monkeypatch, measure):
+    """The module of the pipeline imports torch."""
+    monkeypatch.setitem(sys.modules, "openmed_nb.annotation.pipeline", None)
+    with pytest.raises(ConfigurationError, match="str is not"):
+        measure("bundled_small", "Well.")
