@@ -45,7 +45,6 @@ NEAR = 0.8
 BEYOND = 8
 """So many times the largest size of the sweep is looked at."""
 
-ROUNDS = 7
 EXAMPLE = {name: torch.ones(1, 128, dtype=torch.long) for name in ("input_ids", "attention_mask")}
 
 
@@ -75,7 +74,7 @@ def again(measurement: SweepMeasurement, points: list[Point], knee: int) -> dict
     best = find_best(points)
     assert best is not None  # noqa: S101 - one row fits
     near = [point for point in select_fitting(points) if point.rows == knee or point.speed >= NEAR * best.speed]
-    return {point.rows: point for point in measurement.measure_interleaved(near, ROUNDS)}
+    return {point.rows: point for point in measurement.measure_interleaved(near)}
 
 
 def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict[str, Any]:
