@@ -23,6 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
+from openmed_nb._utils.clock import current_time
 from openmed_nb.runbook.bench.sweep import (
     Point,
     SweepMeasurement,
@@ -41,6 +42,9 @@ ALLOWED = 0.95
 
 NEAR = 0.8
 """Sizes with this share of the best throughput are measured again."""
+
+ROUND_SECONDS = 60.0
+"""After this time, the rounds of the sizes near the best end."""
 
 BEYOND = 8
 """So many times the largest size of the sweep is looked at."""
@@ -74,6 +78,7 @@ def again(measurement: SweepMeasurement, points: list[Point], knee: int) -> dict
     best = find_best(points)
     assert best is not None  # noqa: S101 - one row fits
     near = [point for point in select_fitting(points) if point.rows == knee or point.speed >= NEAR * best.speed]
+    measurement.time_budget = current_time() - measurement.start + ROUND_SECONDS
     return {point.rows: point for point in measurement.measure_interleaved(near)}
 
 
@@ -101,7 +106,7 @@ def compared(asked: dict[str, Any], largest: int | None, seconds: float) -> dict
     return {
         "report": report,
         "seconds": seconds,
-        "exhaustive_seconds": measurement.elapsed,
+        "exhaustive_seconds": current_time() - measurement.start,
         "best": best.rows,
         "largest": points[-1].rows,
         "ratio": turned[knee.rows].speed / best.speed,

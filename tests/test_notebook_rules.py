@@ -268,7 +268,7 @@ def test_notebook_stops_politely_without_an_optional_package(name, path):
 WRONG = [
     ("worth_it", "keep this device", "move to MLX"),
     ("worth_it", "No action is needed.", "Buy a new computer."),
-    ("worth_it", "no other rule applies to the measured metrics", "data dominates"),
+    ("worth_it", "none is clearly beyond its gate", "data dominates"),
     ("worth_it", "forward dominates", "data dominates"),
     ("worth_it", "on cpu", "on mps"),
     ("worth_it", "this computer has no GPU", "this computer has a GPU"),
