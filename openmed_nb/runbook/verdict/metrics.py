@@ -6,10 +6,12 @@ of the metric with that name. ``read_report`` reads the values of a report for a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import singledispatch
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from ..._render.display import (
@@ -144,67 +146,16 @@ class Area(IntEnum):
 
 
 class Metric(NamedTuple):
-    """Label and unit of a metric."""
+    """Label and unit of a metric, and a note about its value."""
 
     label: str
     unit: Unit
+    note: str = ""
 
 
 METRICS = {
-    "device": Metric("device", "text"),
-    "task": Metric("task", "text"),
-    # Lower end, median and upper end of the confidence interval.
-    "speedup_low": Metric("speedup over the CPU, lower bound", "ratio"),
-    "speedup": Metric("speedup over the CPU", "ratio"),
-    "speedup_high": Metric("speedup over the CPU, upper bound", "ratio"),
-    # Without the idle utilization.
-    "utilization": Metric("utilization", "fraction"),
-    "phase_fractions": Metric("time per phase", "phases"),
-    "data_fraction": Metric("step time waiting for data", "fraction"),
-    "transfer_fraction": Metric("step time in copies to the device", "fraction"),
-    "synchronizations": Metric("synchronization points", "names"),
-    "tiny_batch": Metric("dominated by kernel launches", "boolean"),
-    "batch_tokens": Metric("maximum tokens per batch", "count"),
-    # For annotation, the number of rows of the sweep's length.
-    "batch": Metric("batch size in use", "count"),
-    "knee": Metric("batch size at the knee", "count"),
-    # Over the batch size in use; 0.1 is 10% more.
-    "knee_gain": Metric("throughput gain at the knee", "fraction"),
-    # 0 if all sizes fit.
-    "out_of_memory_at": Metric("smallest batch size out of memory", "count"),
-    # At the batch size in use.
-    "headroom": Metric("free memory below the limit", "fraction"),
-    "memory_growth": Metric("memory growth over ten epochs", "fraction"),
-    "memory_verdict": Metric("memory curve", "text"),
-    # Cause and remedy, unless no action is needed.
-    "memory_advice": Metric("advice of the memory curve", "text"),
-    # Compared with the CPU in float32.
-    "entity_agreement": Metric("entity agreement", "fraction"),
-    # Largest fraction with 95% confidence.
-    "entity_bound": Metric("entities that can differ, upper bound", "fraction"),
-    "logits": Metric("largest logit difference", "difference"),
-    "non_finite_tokens": Metric("tokens with NaN or infinity", "count"),
-    "recall_loss": Metric("recall loss", "fraction"),
-    "gradients": Metric("largest relative gradient difference", "difference"),
-    "divergence_source": Metric("training diverges from the CPU", "names"),
-    "refused_dtype": Metric("dtype that changes the entities", "text"),
-    "refused_operators": Metric("operators not supported on MPS", "names"),
-    "fallback_operators": Metric("operators that fall back to the CPU", "names"),
-    "fallback_time": Metric("time in fallbacks", "fraction"),
-    "fallback_calls": Metric("calls that fall back", "fraction"),
-    "device_faults": Metric("failed device checks", "names"),
-    "silent_errors": Metric("known silent errors detected", "names"),
-    "doctor_failures": Metric("failed checks of nb.doctor()", "names"),
-    "slow_conditions": Metric("conditions that affect timings", "names"),
-    # Calls that repeat them. Their times are not part of the evidence.
-    "disturbed_measurements": Metric("measurements whose times do not count", "names"),
-    "texts_per_second_low": Metric("throughput (texts or rows), lower bound", "rate"),
-    "texts_per_second": Metric("throughput (texts or rows)", "rate"),
-    "texts_per_second_high": Metric("throughput (texts or rows), upper bound", "rate"),
-    "num_texts": Metric("number of texts", "count"),
-    "hours": Metric("time for all texts", "hours"),
-    "no_gpu": Metric("no GPU on this computer", "boolean"),
-    "simulated": Metric("simulated", "boolean"),
+    name: Metric(**values)
+    for name, values in json.loads(Path(__file__).with_name("metrics.json").read_text("utf-8")).items()
 }
 
 
