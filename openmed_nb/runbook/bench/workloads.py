@@ -367,6 +367,12 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
     check_bool("training", training)
     length = check_optional_integer("length", length)
     kind = short_type_name(model)
+    # Checked before torch is imported. Pipelines, modules and step functions are callable.
+    if not (is_model_name(model) or callable(model)) or isinstance(model, type):
+        raise ConfigurationError(
+            f"{kind} cannot be measured.",
+            "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data.",
+        )
     if not is_model_name(model):
         check_no_arguments(kind, arguments)
     load_arguments = dict(arguments) if device is None else {**arguments, "device": device}
@@ -391,7 +397,7 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
 
         if isinstance(model, torch.nn.Module):
             target = _target_from_module(model, data, training, type(model).__name__)
-        elif callable(model) and not isinstance(model, type):  # A step function, whose side effects are not undone.
+        else:  # A step function, whose side effects are not undone.
             name = function_name(model)
             if data is None:
                 raise ConfigurationError(
@@ -399,11 +405,6 @@ def make_target(  # noqa: PLR0913 - one branch for each kind of model, and the o
                     "Pass data=, a function that returns a batch with a given number of rows. Except for a sweep, it may be a list of batches.",
                 )
             target = _target_from_step(model, name, data if callable(data) else check_batches(name, data), moved)
-        else:
-            raise ConfigurationError(
-                f"{kind} cannot be measured.",
-                "Pass the name of a model, a pipeline, a torch module, or a step function first, and then the data.",
-            )
     return target, SESSION.device(load_arguments.get("device")).device
 
 
