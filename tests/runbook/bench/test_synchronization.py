@@ -58,6 +58,7 @@ WAITING_CALLS = [
     (lambda: LOGGER.error("loss %s", SCALAR), "printing a tensor"),
     (lambda: torch.nonzero(ROW), ".nonzero()"),
     (lambda: ROW[ROW > 0], "indexing with a mask"),
+    (lambda: ROW.unique(), ".unique()"),
 ]
 
 
