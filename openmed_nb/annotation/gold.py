@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .._render.values import Displayable, Report, Table, pluralize
-from .._utils.text import describe_names, short_type_name
-from .._utils.validation import as_integer, invalid_type, is_hashable
+from .._utils.text import describe_names, describe_value, short_type_name
+from .._utils.validation import as_integer, invalid_type, is_hashable, suggest
 from .._utils.warning import warn
 from ..errors import ConfigurationError, UnmatchedIdsError
 from .inputs import ID_COLUMN, NOTE_COLUMN
@@ -186,6 +186,10 @@ def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str =
         parsed = _gold_from_frame(gold, id_name)
     else:
         parsed = GoldTexts(tuple(_parse_texts(gold)))
+    present = sorted({span.label for text in parsed for span in text.spans})
+    for name in names:
+        if present and name not in present:
+            warn(f"No gold entity has the label {describe_value(name)}. {suggest(name, present)}")
     num_repeated = 0
     texts = []
     for text in parsed:

@@ -177,6 +177,8 @@ class TestScores:
         assert found.score(gold, labels={"Disease": "DISEASE"}).total.strict.f1 == 1.0
         with pytest.warns(OpenMedWarning, match=r"labels=\{'Disease': 'DISEASE'\}"):
             assert found.score(gold).total.strict.f1 == 0.0
+        with pytest.warns(OpenMedWarning, match="label 'DISEAS'. Did you mean 'DISEASE'?"):
+            found.score([[(8, 14, "DISEASE")]], labels={"DISEAS": "DRUG"})
 
     def test_parity_takes_gold_by_id_and_renames_labels(self):
         texts = pd.Series(NOTES[:2], index=["x", "y"])
