@@ -148,7 +148,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
 
     Repeated growth above the threshold is growing, and so are three rises at the end. An equal rise and fall is a
     sawtooth. A single jump to a stable level is flat, or insufficient data if it is the last change. A series whose slope
-    is above 0 with 95% confidence is growing below the limit.
+    is at least 0.1% in ten epochs with 95% confidence is growing below the limit.
 
     No outlier decides. The slope is the median over all pairs (Theil 1950, Sen 1968). Growth must be repeated (Kendall
     1938), and must exceed half the threshold without its largest rise.
@@ -181,7 +181,7 @@ def classify_trend(sizes: Sequence[int], threshold: float = GROWTH_THRESHOLD) ->
         kind = "sawtooth"
     elif last_rise > max(threshold / 2, threshold * num_rises / GROWTH_EPOCHS):  # A smaller final rise is ignored.
         kind = "growing" if num_rises >= MIN_STEADY_EPOCHS else "insufficient data"
-    elif low is not None and low > 0 and growth > TOLERANCE:
+    elif low is not None and low >= TOLERANCE / 10 and growth > TOLERANCE:
         kind = "growing below the limit"
     if kind == "growing" and growth <= threshold:
         growth = max(
