@@ -18,6 +18,7 @@ from helpers.sample_reports import PROFILE
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
 from openmed_nb.errors import ConfigurationError, RunInterrupted
+from openmed_nb.runbook.checks.parity_report import CPU_ONLY
 from openmed_nb.runbook.records.report import (
     SCHEMA_FILE,
     DeviceReport,
@@ -176,7 +177,7 @@ def test_results_state_what_was_not_measured():
     assert (profile["status"], parity["status"]) == ("warning", "not applicable")
     assert "disturbed_measurements" not in parity["evidence"]
     assert profile["evidence"]["disturbed_measurements"] == ["nb.sweep(model)", "nb.runbook.profile(model)"]
-    assert parity["message"].startswith("Nothing was compared but the CPU with itself. Logits")
+    assert parity["message"].startswith(f"{CPU_ONLY} Logits")
     assert [sample.step for sample in _memory(options).displayed.epoch_samples] == [*range(1, 11)]
     book = _logbook(options).displayed
     assert (book.model.name, book.dataset.items) == ("bundled", 4)
