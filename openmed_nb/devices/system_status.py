@@ -64,8 +64,8 @@ class SystemStatus(Displayable):
         thermal_state: ``"nominal"``, ``"moderate"``, or ``"limited"`` for heavy thermal pressure. Only macOS reports it.
         chip: Name of the processor.
         simulated: Whether the machine is a simulated Mac, whose values cannot be read.
-        background_load: Load of other programs as a clause if times cannot be measured because of it. ``None`` if it is
-            lower, or was not checked.
+        background_load: Load of other programs as a clause if times cannot be measured because of it. Empty if it is lower,
+            and ``None`` if it was not checked.
 
     Example:
         >>> SystemStatus(power_source="battery").to_report().title
@@ -85,12 +85,14 @@ class SystemStatus(Displayable):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """One finding for each condition that can reduce performance, and one for too much load of other programs."""
+        """One finding for each condition that can reduce performance, and one for the load of other programs if it was checked."""
         findings = [condition.finding(self) for condition in CONDITIONS]
         if self.background_load:
             findings.append(
                 Finding(LOAD, WARNING, f"busy: {self.background_load}", "Close them before you measure times.")
             )
+        elif self.background_load is not None:
+            findings.append(Finding(LOAD, OK, "low"))
         return tuple(findings)
 
     def to_report(self) -> Report:

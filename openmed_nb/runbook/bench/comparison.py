@@ -36,6 +36,7 @@ from ...session import SESSION, check_options
 from .timing import (
     MIN_VALUES,
     TRANSFER,
+    Disturbance,
     Interval,
     PhaseTimes,
     find_disturbance,
@@ -415,7 +416,7 @@ def _run_comparison(workloads: Mapping[str, Workload], rounds: int, deadline: fl
     for speedup in filter(None, (device.speedup for device in metrics)):
         # Even if the check is off, no device is faster by less than the times vary.
         if not speedup.low <= 1 <= speedup.high and max(speedup.median, 1 / speedup.median) < spread:
-            disturbance = disturbance or "the times of the same step vary by more than the devices differ"
+            disturbance = disturbance or Disturbance("the times of the same step vary by more than the devices differ")
     return Comparison(
         **baseline.report_fields,
         devices=metrics,

@@ -41,13 +41,13 @@ from .fallbacks import Fallback, fallbacks
 from .timing import (
     DATA,
     MAX_DATA_FRACTION,
+    Disturbance,
     OperatorTime,
     PhaseTimes,
     Reason,
     Synchronization,
     find_disturbance,
     repeat_measurement,
-    repeat_remedy,
 )
 from .workloads import CUSTOM_STEP, StepReport, Workload, build_benchmarks, make_target
 
@@ -360,7 +360,7 @@ class ProfileDiff(Displayable):
         return tuple(name for name in COMPARABLE_FIELDS if getattr(self.first, name) != getattr(self.second, name))
 
     @property
-    def _disturbance(self) -> str:
+    def _disturbance(self) -> Disturbance | None:
         return self.first.disturbance or self.second.disturbance
 
     @property
@@ -377,8 +377,8 @@ class ProfileDiff(Displayable):
     def findings(self) -> tuple[Finding, ...]:
         """Findings on the workload, on the time of the step, and on the stopping rule."""
         if self._disturbance:
-            remedy = repeat_remedy(self._disturbance)
-            return (Finding(STEP_TIME, WARNING, f"not comparable: {self._disturbance}", remedy),)
+            evidence = f"not comparable: {self._disturbance}"
+            return (Finding(STEP_TIME, WARNING, evidence, self._disturbance.remedy),)
         if self.progress is None:
             remedy = "Profile the same model again, with the same batch on the same device."
             evidence = f"different {', '.join(self.differences)}; times are not comparable"

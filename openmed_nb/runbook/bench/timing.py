@@ -248,21 +248,35 @@ MAX_BACKGROUND_FRACTION = 0.25
 # many steps, which tolerate the variation of a quiet computer. Sharing a processor core doubles a time.
 MAX_RATIO = 1.5
 
-# Remedies by a word of the reason why times are not reliable. The last one is for times that changed for an unknown reason.
-REPEAT_REMEDIES = {
-    "busy": "Close other programs, end the processes that earlier cells have started, and measure again.",
-    "hot": "Let the computer cool down, and measure again.",
-    "": "Measure again, without starting or closing a program.",
-}
+BUSY = "the computer is busy"
 
 
-def repeat_remedy(disturbance: str) -> str:
-    """Return the remedy for a reason why times are not reliable."""
-    return next(remedy for word, remedy in REPEAT_REMEDIES.items() if word in disturbance)
+@dataclass(frozen=True)
+class Disturbance(JsonMixin):
+    """Reason why times are not reliable.
+
+    Attributes:
+        reason: Reason as a clause, such as ``"the computer is busy"``.
+        remedy: What to do before the times are measured again, as a sentence.
+        details: Measured load as a clause, or an empty string.
+
+    Example:
+        >>> str(Disturbance("the computer is busy", details="other programs use 1.2 of 2 processor cores"))
+        'the computer is busy (other programs use 1.2 of 2 processor cores)'
+    """
+
+    reason: str
+    remedy: str = "Measure again, without starting or closing a program."
+    details: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.details})" if self.details else self.reason
 
 
-def describe_load(load: float | None = None, own: Collection[int] = ()) -> str:
-    """Return the load of other programs as a clause if times cannot be measured because of it, or an empty string.
+def describe_load(load: float | None = None, own: Collection[int] = ()) -> str | None:
+    """Return the load of other programs as a clause if times cannot be measured because of it, or an empty string if they can.
+
+    If the check is off, return ``None``.
 
     The stated load is sampled while this process waits. During a measurement, it is lower, because both compete for the cores.
 
@@ -271,7 +285,7 @@ def describe_load(load: float | None = None, own: Collection[int] = ()) -> str:
         own: Ids of processes of the measurement that run before it, such as persistent loader workers.
     """
     if is_disabled(CHECK_VARIABLE, SESSION.environ):
-        return ""
+        return None
     if load is None or load > MAX_BACKGROUND_FRACTION:
         load = max(load or 0.0, sample_background_load(own) or 0.0)
     cores = import_psutil().cpu_count() or 1
@@ -280,8 +294,8 @@ def describe_load(load: float | None = None, own: Collection[int] = ()) -> str:
 
 def find_disturbance(
     load: float | None = None, speed_ratio: float = 1.0, varies: bool = False, own: Collection[int] = ()
-) -> str:
-    """Return the reason why times are not reliable, as a clause, or an empty string if none is known.
+) -> Disturbance | None:
+    """Return the reason why times are not reliable, or ``None`` if none is known.
 
     Args:
         load: Load of other programs during the measurement, or ``None`` before it.
@@ -290,15 +304,17 @@ def find_disturbance(
         own: As in :func:`describe_load`.
     """
     if is_disabled(CHECK_VARIABLE, SESSION.environ):
-        return ""
+        return None
     manager = SESSION.device_manager
-    if described_load := describe_load(load, own):
-        return f"the computer is busy ({described_load})"
+    if details := describe_load(load, own):
+        remedy = "Close other programs, end the processes that earlier cells have started, and measure again."
+        return Disturbance(BUSY, remedy, details)
     if read_system_status(manager.machine, "cpu", manager.run).thermal_state == "limited":
-        return "the computer is hot and has reduced its speed until it cools down"
+        reason = "the computer is hot and has reduced its speed until it cools down"
+        return Disturbance(reason, "Let the computer cool down, and measure again.")
     if not 1 / MAX_RATIO <= speed_ratio <= MAX_RATIO:
-        return f"the computer became {'faster' if speed_ratio > 1 else 'slower'} during the measurement"
-    return "the times of the same step vary too much" if varies else ""
+        return Disturbance(f"the computer became {'faster' if speed_ratio > 1 else 'slower'} during the measurement")
+    return Disturbance("the times of the same step vary too much") if varies else None
 
 
 def limit_rounds(read_load: Callable[[], float | None], deadline: float) -> Callable[[int], bool]:

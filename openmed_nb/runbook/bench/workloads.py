@@ -50,10 +50,10 @@ from .timing import (
     MIN_REPEATS,
     REMEDIES,
     TRANSFER,
+    Disturbance,
     Measured,
     PhaseTimes,
     repeat_measurement,
-    repeat_remedy,
 )
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class StepReport(Displayable):
         row_shape: Shape of a row, such as ``"3x224x224"``, or ``None`` for texts and for rows without a shape.
         texts: Number of your texts, which the steps repeat. ``None`` for built-in sentences and for other tasks.
         simulated: Whether MPS was simulated. Measurements on ``"mps"`` then do not represent real MPS hardware.
-        disturbance: Why the times are not reliable, such as ``"the computer is busy (...)"``. They are not shown, and nothing
-            is concluded from them. Empty if they are reliable.
+        disturbance: Why the times are not reliable, such as ``"the computer is busy"``, with the remedy. They are not shown, and
+            nothing is concluded from them. ``None`` if they are reliable.
     """
 
     name: str
@@ -120,7 +120,7 @@ class StepReport(Displayable):
     row_shape: str | None = field(default=None, kw_only=True)
     texts: int | None = field(default=None, kw_only=True)
     simulated: bool = field(default=False, kw_only=True)
-    disturbance: str = field(default="", kw_only=True)
+    disturbance: Disturbance | None = field(default=None, kw_only=True)
 
     COMMAND = ""  # Call that repeats the measurement.
     # The title labels the simulated device itself, because the same report may also cover the CPU.
@@ -147,7 +147,7 @@ class StepReport(Displayable):
     @property
     def not_measured(self) -> str:
         """Reason why the times are not reliable, and the remedy, as sentences; empty if they are reliable."""
-        return f"Not measured: {self.disturbance}. {repeat_remedy(self.disturbance)}" if self.disturbance else ""
+        return f"Not measured: {self.disturbance}. {self.disturbance.remedy}" if self.disturbance else ""
 
     def select_reliable(self, *shown: Measured) -> tuple[Measured, ...]:
         """Return values, tables or charts of times, or none of them if the times are not reliable."""

@@ -177,7 +177,7 @@ def system_status() -> SystemStatus:
 def _read_status_with_load(manager: DeviceManager, device: str) -> SystemStatus:
     """Return the status of a machine, with the load of other programs unless the machine is simulated."""
     status = read_system_status(manager.machine, device, manager.run)
-    return status if status.simulated else replace(status, background_load=describe_load() or None)
+    return status if status.simulated else replace(status, background_load=describe_load())
 
 
 def diagnose(facts: SystemFacts) -> DoctorReport:

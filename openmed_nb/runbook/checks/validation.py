@@ -36,7 +36,7 @@ from ...models.records import (
 )
 from ...models.registry import is_model_name
 from ...session import SESSION, check_options
-from ..bench.timing import MIN_VALUES, find_disturbance, interleave, limit_rounds, repeat_remedy
+from ..bench.timing import MIN_VALUES, Disturbance, find_disturbance, interleave, limit_rounds
 from ..bench.workloads import validate_texts
 from .parity import pair_from_files, read_notes, run_parity, select_gold
 from .parity_report import (
@@ -78,13 +78,13 @@ class PrecisionVerdict(Displayable):
         parity: Comparison with the CPU in float32.
         reasons: Reasons for a rejection, or an empty tuple if the dtype is accepted.
         record: Validation record, or ``None`` if the dtype is rejected.
-        disturbance: Why the speedup could not be measured; empty if it was measured or is not needed.
+        disturbance: Why the speedup could not be measured; ``None`` if it was measured or is not needed.
     """
 
     parity: ParityReport
     reasons: tuple[RejectionReason, ...] = ()
     record: ValidationRecord | None = None
-    disturbance: str = ""
+    disturbance: Disturbance | None = None
 
     JSON_PROPERTIES = ("accepted",)
 
@@ -124,7 +124,7 @@ class PrecisionVerdict(Displayable):
             if self.simulated:
                 effect = "dtype='auto' now selects it under the simulation, where no speed is measured."
             if self.disturbance:
-                effect = f"Its speed was not measured: {self.disturbance}. {repeat_remedy(self.disturbance)}"
+                effect = f"Its speed was not measured: {self.disturbance}. {self.disturbance.remedy}"
             reasons = [self.record.summary, effect]
             limit = 1 - MIN_SPAN_AGREEMENT
             if spans.exact == spans.all and round(bound, 3) > limit:

@@ -31,6 +31,7 @@ from ..._render.drawing import render_charts, status_badge
 from ..._utils.plain import find_changes, read_json_file, save_files, to_json, utc_timestamp
 from ..._utils.text import describe_file, describe_value
 from ..._utils.validation import check_bool, check_number, check_path
+from ..._utils.warning import warn
 from ...devices.environment import CONFLICT, TOO_LATE
 from ...devices.machine import processor_name, read_simulation
 from ...devices.request import DeviceRequest, parse_device_argument, sanitize_path
@@ -38,6 +39,7 @@ from ...errors import ConfigurationError, RunInterrupted
 from ...models.registry import find_model, is_model_name
 from ...session import SESSION, check_options
 from ...training.curve import total_memory_bytes
+from ..bench.timing import find_disturbance
 from ..bench.workloads import ANNOTATION, BUILT_IN, validate_texts
 from ..verdict.metrics import TRAINING, Evidence
 from ..verdict.verdict import Verdict, evaluate
@@ -586,6 +588,8 @@ def run_report(
     report = load_previous(DeviceReport(SCHEMA, utc_timestamp(), subject, None, planned_steps), folder)
     save_files(folder, report.files(), "The report")
     completed = len(steps)
+    if disturbance := find_disturbance():
+        warn(f"No times can be measured now: {disturbance}. {disturbance.remedy}")
     with SESSION.operation():
         for number, step in enumerate(steps):
             if step.name in report.finished_steps:

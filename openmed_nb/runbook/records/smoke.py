@@ -37,7 +37,7 @@ from ...models.files import ModelHashes, hash_model_files
 from ...models.loading import LoadSpec, model_folder
 from ...session import SESSION
 from ...training.curve import METRIC_LABELS, STATUS, MemoryCurve, take_sample
-from ..bench.timing import find_disturbance
+from ..bench.timing import Disturbance, find_disturbance
 from ..bench.workloads import target_from_files
 from ..verdict.metrics import ReportMetrics, extract_metrics, finite_numbers
 from .gathering import collect_logbook, fingerprint_dataset, model_from_files
@@ -139,7 +139,7 @@ class SmokeBenchmark(JsonMixin):
         device: Device of the run, labeled if it is simulated.
         texts_per_second: Throughput of each round.
         memory: Memory after each round. The first round is a warm-up.
-        disturbance: Why the throughput is not reliable, and counts as not measured. Empty if it is reliable.
+        disturbance: Why the throughput is not reliable, and counts as not measured. ``None`` if it is reliable.
     """
 
     JSON_PROPERTIES = ("fastest",)
@@ -147,7 +147,7 @@ class SmokeBenchmark(JsonMixin):
     device: str
     texts_per_second: tuple[float, ...]
     memory: MemoryCurve
-    disturbance: str = ""
+    disturbance: Disturbance | None = None
 
     @property
     def simulated(self) -> bool:

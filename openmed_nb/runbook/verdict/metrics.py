@@ -41,7 +41,7 @@ from ..bench.sweep import (
     SweepReport,
     select_fitting,
 )
-from ..bench.timing import MAX_DATA_FRACTION
+from ..bench.timing import BUSY, MAX_DATA_FRACTION
 from ..bench.workloads import ANNOTATION, TRAINING_STEP
 from ..checks.doctor import DoctorReport
 from ..checks.doctor_checks import COMPUTATION, GPU_CHECKS, REQUIRED_DTYPES, SILENT_ERRORS
@@ -426,7 +426,7 @@ def _read_benchmark(
     """Return the values of a benchmark with its run settings; without its times if they are not reliable."""
     if report.disturbance:
         values = {name: value for name, value in values.items() if name in TIMELESS_METRICS}
-        values |= {"slow_conditions": (report.disturbance,), "disturbed_measurements": (report.COMMAND,)}
+        values |= {"slow_conditions": (report.disturbance.reason,), "disturbed_measurements": (report.COMMAND,)}
     tokens = batch_size and report.batch_tokens
     run = Run(
         report.task,
@@ -672,7 +672,8 @@ def _read_doctor(report: DoctorReport, _context: Context) -> ReportMetrics:
 
 def _slow_conditions(findings: Sequence[Finding]) -> tuple[str, ...]:
     names = {LOAD, *(condition.name for condition in CONDITIONS)}
-    return tuple(str(finding) for finding in findings if finding.status == WARNING and finding.name in names)
+    slow = [finding for finding in findings if finding.status == WARNING and finding.name in names]
+    return tuple(BUSY if finding.name == LOAD else str(finding) for finding in slow)
 
 
 # Types of the reports of a verdict, in the order of the readers above. If several contain a metric, the first has precedence.

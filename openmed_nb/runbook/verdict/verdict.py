@@ -411,11 +411,9 @@ def collect_evidence(
             context = Context(Evidence(**values), gates)
             for name, value in read_report(reports_by_type[report_type], context).values.items():
                 is_known = value is not None and (not isinstance(value, float) or is_finite_number(value))
-                # All reports contribute; a load is stated once.
+                # All reports contribute.
                 if name == "disturbed_measurements" or (name == "slow_conditions" and evidence[name] is None):
-                    conditions = dict.fromkeys(values.get(name, ()) + value)
-                    repeated = [text for text in conditions if "busy" in text][1:]
-                    values[name] = tuple(text for text in conditions if text not in repeated)
+                    values[name] = tuple(dict.fromkeys(values.get(name, ()) + value))
                 elif name in METRICS and is_known and values.get(name) is None:
                     values[name] = value
     return Evidence(**values)

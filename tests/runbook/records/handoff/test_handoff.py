@@ -23,6 +23,7 @@ from helpers.logbooks import COMPLETE
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, ModelError, UntrustedModelError
 from openmed_nb.models.files import hash_model_files
+from openmed_nb.runbook.bench.timing import Disturbance
 from openmed_nb.runbook.records import handoff as bundles
 from openmed_nb.runbook.records.smoke import (
     EntitySpan,
@@ -358,7 +359,12 @@ BOOK = replace(COMPLETE, hardware=replace(COMPLETE.hardware, device="cpu"), metr
 
 @pytest.mark.parametrize(
     ("golden_disturbance", "rate", "disturbance", "status"),
-    [("", 80.0, "", OK), ("", 70.0, "", FAILED), ("busy", 80.0, "", WARNING), ("", 70.0, "hot", WARNING)],
+    [
+        (None, 80.0, None, OK),
+        (None, 70.0, None, FAILED),
+        (Disturbance("busy"), 80.0, None, WARNING),
+        (None, 70.0, Disturbance("hot"), WARNING),
+    ],
 )
 def test_check_throughput_requires_undisturbed_runs(golden_disturbance, rate, disturbance, status):
     golden = BOOK.with_reports(replace(BENCHMARK, disturbance=golden_disturbance))

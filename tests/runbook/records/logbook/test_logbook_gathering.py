@@ -17,7 +17,7 @@ from openmed_nb.devices.machine import Footprint
 from openmed_nb.errors import ConfigurationError, DeviceError
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import PhaseTimes
+from openmed_nb.runbook.bench.timing import Disturbance, PhaseTimes
 from openmed_nb.runbook.records import gathering
 from openmed_nb.runbook.records.gathering import resident_peak
 from openmed_nb.runbook.records.logbook import SCHEMA_FILE, report_device
@@ -127,7 +127,7 @@ def test_logbook_takes_run_and_metrics_from_reports(home):
 
     assert (late.run.batch_size, late.metrics[0].run.length, late.metrics[0].run.peak_memory_bytes) == (2, 64, 5)
     assert "2 rows of 64 tokens" in str(late)
-    disturbed = str(late.with_reports(replace(COMPARISON, disturbance="busy")))
+    disturbed = str(late.with_reports(replace(COMPARISON, disturbance=Disturbance("busy"))))
     assert "at most 2,048 tokens" in disturbed
     assert "times of comparison" in disturbed
     assert early.with_reports(sweep).conditions == early.conditions

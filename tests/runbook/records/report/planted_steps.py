@@ -17,6 +17,7 @@ from openmed_nb._render.display import FAILED, Displayable, Finding, Report
 from openmed_nb._render.drawing import Bar, Chart
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
+from openmed_nb.runbook.bench.timing import Disturbance
 from openmed_nb.runbook.records.steps import StepResult
 
 
@@ -44,7 +45,7 @@ def sweep(_options):
 
 def measure_busy(_options):
     """Return a sweep that a busy computer has not measured."""
-    report = SweepReport("mine", "annotation", "cpu", (Point(8, 10.0),), disturbance="busy")
+    report = SweepReport("mine", "annotation", "cpu", (Point(8, 10.0),), disturbance=Disturbance("busy"))
     return StepResult(report, (report,))
 
 

@@ -18,6 +18,7 @@ from helpers.sample_reports import PROFILE
 from openmed_nb.__main__ import main
 from openmed_nb._utils import child
 from openmed_nb.errors import ConfigurationError, RunInterrupted
+from openmed_nb.runbook.bench.timing import Disturbance
 from openmed_nb.runbook.checks.parity_report import CPU_ONLY
 from openmed_nb.runbook.records.report import (
     SCHEMA_FILE,
@@ -169,7 +170,7 @@ def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps
 
 def test_results_state_what_was_not_measured():
     options = StepOptions(quick=True, backward=False)
-    profile = replace(PROFILE, disturbance="the computer is busy")
+    profile = replace(PROFILE, disturbance=Disturbance("the computer is busy"))
     known = Evidence(task="training", disturbed_measurements=("nb.sweep(model)",))
     results = (_parity(options), StepResult(profile, (profile,)))
     parity, profile = (_describe_result(result, known) for result in results)
