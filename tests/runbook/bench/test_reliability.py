@@ -94,7 +94,6 @@ def test_busy_computer_is_in_the_system_status_the_doctor_and_the_handoff(set_co
     status = nb.system_status()
     handoff = nb.handoff(tmp_path / "bundle", "bundled_small")
 
-
     assert (status.findings[-1].name, status.findings[-1].status) == (LOAD, WARNING)
     assert status.findings[-1] in nb.doctor().findings
     assert status.background_load in str(status)
@@ -111,17 +110,15 @@ SPEEDS = {1: 89, 2: 151, 3: 200, 4: 251, 5: 310, 6: 364, 7: 385, 8: 410}
 
 @pytest.mark.usefixtures("set_conditions")
 @pytest.mark.parametrize(
-    ("device", "factor", "reason", "seconds"),
+    ("factor", "reason", "seconds"),
     [
-        *(
-            ("cpu", factor, reason, seconds)
-            for factor, reason in REASONS.items()
-            for seconds in (0.5, 1.2, 2.0, 2.4, 2.8)
-        ),
-        ("mps", 0.4, "", 0.5),  # Only 1 row was slower, in which a GPU waits for the CPU.
+        *((factor, reason, seconds) for factor, reason in REASONS.items() for seconds in (1.2, 2.0, 2.4, 2.8)),
+        # Only 1 row was measured before. It is less than half as fast as the best, so that it cannot be the knee.
+        (1.3, "", 0.5),
+        (0.4, "", 0.5),
     ],
 )
-def test_sweep_detects_a_change_of_the_speed(clock, device, factor, reason, seconds):
+def test_sweep_detects_a_change_of_the_speed(clock, factor, reason, seconds):
     """Regression: the knee was 8 rows although 6 rows had 364 rows per second, and 7 and 8 later had 80 and 91."""
     clock.tick = 1e-6
     change = clock() + seconds
@@ -130,8 +127,7 @@ def test_sweep_detects_a_change_of_the_speed(clock, device, factor, reason, seco
         rows = len(batch)
         clock.advance(rows / SPEEDS[rows] * (factor if clock() > change else 1))
 
-    with nb.simulated_mps():
-        report = nb.sweep(step, torch.ones, device=device, seconds=600, max_batch_size=8)
+    report = nb.sweep(step, torch.ones, device="cpu", seconds=600, max_batch_size=8)
 
     assert reason in str(report.disturbance or "")
     assert bool(reason) == ("without starting" in str(report))
