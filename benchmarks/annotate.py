@@ -46,8 +46,7 @@ from openmed_nb.annotation.forward import pad_batch
 from openmed_nb.annotation.pipeline import AnnotationPipeline
 from openmed_nb.annotation.stream import chunk_characters, iter_chunks
 from openmed_nb.annotation.tokens import WINDOW_CONTEXT as CONTEXT
-from openmed_nb.annotation.tuning import fast_linear, measure_onednn_speedup
-from openmed_nb.devices.linear import cudnn_attention_disabled
+from openmed_nb.devices.linear import cudnn_attention_disabled, fast_linear, measure_onednn_speedup
 from openmed_nb.models.config import OpenMedConfig
 from openmed_nb.models.loading import LoadSpec, load_from_spec
 

@@ -491,7 +491,7 @@ class Session:
 # - models that guards watch (``training.guards.WATCHED_MODELS``, weakly), and open panels (``notebook.panel.OPEN_PANELS``,
 #   weakly);
 # - reported conversions (``devices.moving.REPORTED_CONVERSIONS``), and the faster library for linear layers
-#   (``annotation.tuning.LINEAR_TUNING``);
+#   (``devices.linear.LINEAR_TUNING``);
 # - the active simulated MPS device, of which torch supports one (``devices.machine.ACTIVE_SIMULATIONS``);
 # - the locks for tensor work and tokenization (``devices.backend.TENSOR_LOCK`` and ``TOKENIZER_LOCK``);
 # - the thread that imports torch in the background (``notebook.preload``);

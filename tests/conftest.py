@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def torch_products() -> None:
     """Keep torch's own matrix products. A change of the library between two tests would change the last digits of scores."""
-    from openmed_nb.annotation.tuning import LINEAR_TUNING
+    from openmed_nb.devices.linear import LINEAR_TUNING
 
     LINEAR_TUNING.onednn_speedup = 0.0
 

@@ -112,7 +112,6 @@ ALLOWED = {
     "annotation": {"numpy"},
     "annotation.browsing": {"anywidget", "numpy"},
     "annotation.pipeline": {"numpy", "torch", "transformers"},
-    "annotation.tuning": {"numpy", "torch"},
     "notebook.panel.view": {"anywidget", "ipywidgets"},
     "runbook.checks.silent_errors": {"torch"},
     "runbook.checks.operator_tracer": {"torch"},

@@ -44,6 +44,9 @@ ROW_DIVISOR = 8
 # Up to this number of probabilities, copying all of them to the host is faster than reducing them on a GPU.
 MAX_PROBABILITIES_TO_COPY = 1024
 
+# Length of the row that is used to check whether a model masks padding. Rows on MPS are padded to this length anyway.
+PROBE_LENGTH = 32
+
 # Arrays that the model takes, by argument name.
 Inputs = dict[str, np.ndarray]
 
@@ -471,6 +474,37 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
         finally:
             for module in training:
                 module.training = True
+
+
+def is_padding_masked(network: TokenClassifier, max_length: int) -> bool:
+    """Return whether padding a row leaves the predictions for its tokens unchanged, except for rounding.
+
+    A model may accept an attention mask and still read the padding, such as the convolutions of ConvBERT, the pooling of Funnel
+    and the hashes of YOSO. A row of synthetic tokens therefore runs with and without padding. Hooks of the user are not called.
+    An error of the model is raised, so that no answer is cached.
+    """
+    import torch
+
+    if "attention_mask" not in network.input_names:
+        return False
+    padded_length = min(PROBE_LENGTH, max_length)
+    length = padded_length * 2 // 3
+    ids = np.full((1, padded_length), network.special_tokens.pad_token_id, np.int64)
+    ids[0, :length] = np.resize([*network.special_tokens.prefix_ids, *network.special_tokens.suffix_ids] or [0], length)
+    inputs = network.build_inputs(ids, (np.arange(padded_length) < length)[None])
+
+    def forward(row: Inputs) -> torch.Tensor:
+        """Return the logits of the tokens, without calling the hooks of users."""
+        output = network.model.forward(**network.copy_to_device([row])[0])
+        return read_logits(output)[0, :length].float()
+
+    with evaluation_mode(network.model), torch.no_grad():
+        padded = forward(inputs)
+        unpadded = forward({name: array[:, :length] for name, array in inputs.items()})
+        difference = float((padded - unpadded).abs().max())
+        magnitude = float(unpadded.abs().max())
+    rounding = torch.finfo(network.model.dtype).eps ** 0.5
+    return not difference > rounding * max(1.0, magnitude)  # NaN is reported with the results.
 
 
 def input_names(model: PreTrainedModel, tokenizer_names: Sequence[str]) -> frozenset[str]:

@@ -17,18 +17,18 @@ from transformers import PreTrainedModel, TokenClassificationPipeline
 from .._utils.text import describe_error, describe_value, short_type_name
 from .._utils.validation import check_bool, check_integer
 from ..devices.backend import TENSOR_LOCK, gc_disabled
+from ..devices.linear import fast_linear
 from ..devices.registry import get_device
 from ..errors import ConfigurationError, UnknownDeviceError
 from ..models.config import check_strategy
 from ..models.files import max_input_length, max_positions
 from ..models.loading import LoadedModel, is_quantized, move_model
 from .decoding import Decoder, Detokenizer, build_label_tables
-from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names
+from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names, is_padding_masked
 from .references import raise_if_error
 from .results import Entity
 from .stream import AnnotationSettings, Annotator
 from .tokens import SpecialTokens
-from .tuning import fast_linear, is_padding_masked
 
 if TYPE_CHECKING:
     from ..models.records import DtypeChoice

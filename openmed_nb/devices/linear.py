@@ -2,17 +2,19 @@
 
 torch computes float32 matrix products with MKL if it is available. MKL leaves half of the vector units of AMD processors
 idle: on an EPYC with AVX-512, oneDNN is twice as fast (``benchmarks/annotate.py`` prints the speedup). oneDNN is part of
-torch. No weights are packed or cached, so they may change. ``annotation.tuning`` measures which library is faster.
+torch. No weights are packed or cached, so they may change. A job that is large enough measures which library is faster.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import timeit
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .profilers import Arguments, Keywords, Result, TorchFunction
+from .profilers import Arguments, Keywords, Result, TorchFunction, push_modes
 from .registry import get_device
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 # Matrix products with fewer rows are too small for a speedup. With the bundled model on two cores of an EPYC, a text of 21
 # tokens takes 0.77 of the time with oneDNN, and one of 14 tokens 0.97.
 MIN_ROWS = 16
+
+# Minimum speedup for the use of oneDNN, and number of tokens that run before it is measured.
+MIN_ONEDNN_SPEEDUP = 1.2
+MIN_ONEDNN_TOKENS = 4096
 
 
 def cudnn_attention_disabled(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[None]:
@@ -119,3 +125,62 @@ def is_onednn_candidate(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.
     )
     shapes_match = inputs.shape[-1:] == weight.shape[1:]
     return are_supported and shapes_match and inputs.numel() >= MIN_ROWS * weight.shape[1] > 0
+
+
+@dataclass
+class LinearTuning:
+    """Choice of the library for linear layers on the CPU.
+
+    Attributes:
+        num_tokens: Number of tokens that ran on the CPU in this process.
+        onednn_speedup: Measured speedup of oneDNN, or ``None`` before the measurement.
+    """
+
+    num_tokens: int = 0
+    onednn_speedup: float | None = None
+
+
+LINEAR_TUNING = LinearTuning()
+
+
+def fast_linear(device: torch.device, num_tokens: int) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager in which ``torch.nn.functional.linear`` uses the faster library on this machine.
+
+    The libraries are compared when the tokens of this process are numerous enough to gain from it.
+
+    Args:
+        device: Device of the model. The context manager has an effect on the CPU only.
+        num_tokens: Number of tokens in the batch. The context manager has no effect for few tokens, because it intercepts
+            every torch function, which would take longer than it saves.
+    """
+    if get_device(device).is_accelerator or num_tokens < MIN_ROWS:
+        return contextlib.nullcontext()
+    LINEAR_TUNING.num_tokens += num_tokens
+    if LINEAR_TUNING.onednn_speedup is None and LINEAR_TUNING.num_tokens >= MIN_ONEDNN_TOKENS:
+        LINEAR_TUNING.onednn_speedup = measure_onednn_speedup()
+    use_onednn = (LINEAR_TUNING.onednn_speedup or 0) >= MIN_ONEDNN_SPEEDUP
+    return push_modes(get_linear_mode_class()()) if use_onednn else contextlib.nullcontext()
+
+
+def measure_onednn_speedup() -> float:
+    """Return the speedup of oneDNN over the default of torch on this machine, or 0 if oneDNN cannot be used.
+
+    It takes about 30 milliseconds. The rounds are interleaved, so that background load affects both. The clock is the real
+    one, even if ``CLOCK`` is replaced: the speedup applies to the whole process.
+    """
+    import torch
+
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return 0.0
+    numbers = torch.linspace(-1, 1, 768 * 768).reshape(768, 768)
+    product = functools.partial(torch.nn.functional.linear, numbers[:512], numbers)
+
+    def onednn_product() -> torch.Tensor:
+        with get_linear_mode_class()():
+            return product()
+
+    with torch.inference_mode():
+        if not torch.allclose(onednn_product(), product(), rtol=1e-4, atol=1e-3):
+            return 0.0
+        rounds = [(timeit.timeit(product, number=1), timeit.timeit(onednn_product, number=1)) for _ in range(4)]
+    return min(default for default, _ in rounds) / min(onednn for _, onednn in rounds)

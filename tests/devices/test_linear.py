@@ -8,20 +8,18 @@ import torch
 from torch.nn import functional
 from torch.overrides import BaseTorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
-from openmed_nb.annotation import tuning
-from openmed_nb.annotation.tuning import (
+from openmed_nb.devices import linear
+from openmed_nb.devices.linear import (
     MIN_ONEDNN_SPEEDUP,
     MIN_ONEDNN_TOKENS,
-    LinearTuning,
-    fast_linear,
-    measure_onednn_speedup,
-)
-from openmed_nb.devices.linear import (
     MIN_ROWS,
+    LinearTuning,
     cudnn_attention_disabled,
     define_known_mask,
+    fast_linear,
     get_linear_mode_class,
     is_onednn_candidate,
+    measure_onednn_speedup,
     wrap_mask,
 )
 
@@ -142,7 +140,7 @@ def test_fast_linear_has_no_effect_on_gpu_or_few_rows(device, rows):
 
 @needs_onednn
 def test_interrupt_preserves_other_modes(monkeypatch):
-    monkeypatch.setattr(tuning, "LINEAR_TUNING", LinearTuning(onednn_speedup=2.0))
+    monkeypatch.setattr(linear, "LINEAR_TUNING", LinearTuning(onednn_speedup=2.0))
     with BaseTorchFunctionMode() as own:
         with contextlib.suppress(KeyboardInterrupt), fast_linear(torch.device("cpu"), 1000):
             _pop_mode()
@@ -161,8 +159,8 @@ def test_candidate_requires_min_rows(inputs, expected):
 @pytest.mark.parametrize("speedup", [MIN_ONEDNN_SPEEDUP - 0.1, MIN_ONEDNN_SPEEDUP])
 def test_onednn_is_measured_once_after_many_tokens(speedup, monkeypatch):
     measured = Mock(return_value=speedup)
-    monkeypatch.setattr(tuning, "LINEAR_TUNING", LinearTuning())
-    monkeypatch.setattr(tuning, "measure_onednn_speedup", measured)
+    monkeypatch.setattr(linear, "LINEAR_TUNING", LinearTuning())
+    monkeypatch.setattr(linear, "measure_onednn_speedup", measured)
     assert isinstance(fast_linear(torch.device("cpu"), MIN_ONEDNN_TOKENS - 1), contextlib.nullcontext)
     measured.assert_not_called()
     for _ in range(2):
