@@ -34,6 +34,7 @@ from .._utils.warning import warn
 from ..errors import ConfigurationError, InvalidTextError, OpenMedError, PositionError, UnmatchedIdsError
 from ..models.registry import BUNDLED
 from ..session import SESSION, check_options
+from .boundaries import is_other_language
 from .context import (
     ALL,
     CONTEXT_COLUMNS,
@@ -44,7 +45,6 @@ from .context import (
     create_context_finder,
 )
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
-from .language import is_other_language
 from .masking import (
     HIDDEN_TEXT_NOTICE,
     IS_MISSING,

@@ -6,7 +6,7 @@ import json
 import openmed_nb as nb
 from helpers import ROOT
 from helpers.annotations import annotate
-from openmed_nb.annotation.language import is_other_language
+from openmed_nb.annotation.boundaries import is_other_language
 
 OTHERS = [
     "Der Patient klagt über starke Kopfschmerzen. Kein Hinweis auf eine Meningitis.",
