@@ -1,17 +1,17 @@
 """Mutate the pure modules, one change at a time, and report the changes that their tests do not detect.
 
     python -m pip install mutmut                            # for its operators; the tests do not need it
-    python scripts/mutate.py                                # 100 mutants of each room, half an hour or more
-    python scripts/mutate.py verdict --sample 60 --seed 2     # others of one room
+    python scripts/mutate.py                                # 100 mutants of each group, half an hour or more
+    python scripts/mutate.py verdict --sample 60 --seed 2     # other mutants of one group
 
 A mutant is a file with one change by an operator of mutmut 3: another number, comparison, argument, string, and so on.
-The room's tests of the first suite run until one fails: then the mutant is killed. The doctests of the changed file
-and its test file run first. All happens in a copy of this tree. A process that has imported torch, transformers
-and pytest forks for each mutant.
+The tests of a group of modules run until one fails, which kills the mutant. The doctests of the changed file and its test
+file run first. Files are changed in a copy of this tree only. A process that has imported torch, transformers and pytest forks
+for each mutant.
 
-Not changed are annotations, type aliases, decorators, documentation, and sentences (strings with a space). Changes in
-EQUIVALENT and NEEDS_A_GPU are left out.
-The same seed draws the same mutants as long as the files are the same. The status is 1 where a room has less than 90 %.
+Annotations, type aliases, decorators, documentation, and sentences (strings with a space) are not changed. Changes in
+EQUIVALENT and NEEDS_A_GPU are excluded.
+A seed selects the same mutants until the files change. The exit status is 1 if less than 90% of a group are killed.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ import libcst as cst
 from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
-BAR = 0.9
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+MIN_KILLED_FRACTION = 0.9
+EXCLUDED_FILES = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
 
 WARM = {"torch", "transformers", "tokenizers", "numpy", "_pytest", "hypothesis"}
-"""The packages that are imported once, with the submodules that a room's tests use."""
+"""The packages that are imported once, with the submodules that the tests of a group use."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """Files whose behavior hangs on nothing but their arguments.
+class ModuleGroup:
+    """Modules whose results depend only on their arguments, and their tests.
 
     Attributes:
-        sources: The files, as a pattern.
-        tests: Their tests, as patterns.
+        sources: Patterns of the modules.
+        tests: Patterns of their test files.
     """
 
     sources: tuple[str, ...]
@@ -69,19 +69,19 @@ class Room:
         return own, [test for test in self.tests_of(tree) if test not in own and test.stem.startswith("test_")]
 
 
-ROOMS = {
-    "devices": Room(
+GROUPS = {
+    "devices": ModuleGroup(
         ("openmed_nb/devices/*.py",),
         (
             *("tests/devices/test_*.py", "tests/test_session.py", "tests/test_session_environment.py"),
             "tests/training/test_steps.py",
         ),
     ),
-    "annotation": Room(
+    "annotation": ModuleGroup(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("decoding", "tokens")),
         tuple(f"tests/annotation/test_{name}.py" for name in ("boundaries", "decoding", "tokens")),
     ),
-    "entities": Room(
+    "entities": ModuleGroup(
         tuple(f"openmed_nb/annotation/{name}.py" for name in ("gold", "inputs", "scores")),
         (
             *(
@@ -91,15 +91,15 @@ ROOMS = {
             "tests/test_reports.py",
         ),
     ),
-    "training": Room(
+    "training": ModuleGroup(
         tuple(f"openmed_nb/training/{name}.py" for name in ("curve", "steps")),
         (*(f"tests/training/test_{name}.py" for name in ("curve", "steps")), "tests/test_reports.py"),
     ),
-    "verdict": Room(
+    "verdict": ModuleGroup(
         ("openmed_nb/runbook/verdict/*.py",),
         ("tests/runbook/verdict/test_*.py", "tests/test_reports.py"),
     ),
-    "records": Room(
+    "records": ModuleGroup(
         ("openmed_nb/models/records.py", "openmed_nb/runbook/checks/parity_report.py"),
         (
             "tests/models/test_records.py",
@@ -115,15 +115,15 @@ ROOMS = {
 
 EQUIVALENT = {
     r"\(KEY\|TOKEN\|SECRET": "the pattern ignores capitals",
-    r"\"default\"\), cutoff=0.4\)|order=\"c\"\)": "the nearest of several comes first; numpy takes the order in small letters too",
-    r"field\(default=(False|None), init=(False|None), repr=(False|None)\)$": "set before it is read, so None does as False",
+    r"\"default\"\), cutoff=0.4\)|order=\"c\"\)": "the closest of several matches is first, and numpy accepts the order in lower case too",
+    r"field\(default=(False|None), init=(False|None), repr=(False|None)\)$": "set before it is read, so None is equivalent to False",
     r"slice\(positions\[0\]\)": "a slice starts at 0",
     r"re\.match\(.* or \"XX0?XX\"": "neither text is a version or a chip",
-    r"accumulate\(rises, initial=1\.0\)": "a slope is the same wherever the series starts",
+    r"accumulate\(rises, initial=1\.0\)": "a slope does not depend on the start of the series",
     r"max\(\(other\.end \+ other\.start for": "a longer search finds the same overlaps",
     r"libSystem\.B": "only macOS has this library; the tests pass another one",
 }
-"""What makes a changed line the same as the original, as patterns, and why."""
+"""Patterns of changed lines that are equivalent to the original, with reasons."""
 
 STRICT = re.compile(r", (strict=\w+)?(?=\))")
 """The last argument of ``zip``. It checks lengths that are equal by construction, so no test can see it missing."""
@@ -167,39 +167,39 @@ class Mutant:
         new = [line for line in after if line not in before_lines]
         if STRICT.sub("", self.before) == STRICT.sub("", self.after):
             return True
-        if any(part in line for part in left_out_of(self.file) if not part.isidentifier() for line in (*old, *new)):
+        if any(part in line for part in excluded_code(self.file) if not part.isidentifier() for line in (*old, *new)):
             return True
         return any(re.search(pattern, line) for pattern in EQUIVALENT for line in new)
 
 
-def left_out_of(file: Path) -> Sequence[str]:
+def excluded_code(file: Path) -> Sequence[str]:
     """Return the functions and parts of lines of a file that need a GPU."""
     return NEEDS_A_GPU.get(f"{file.parent.name}/{file.name}", ())
 
 
-class Places(cst.CSTVisitor):
-    """Collects what can be changed in a module, and into what."""
+class ChangeCollector(cst.CSTVisitor):
+    """Collects the changes of a module: pairs of a node and its replacement."""
 
-    def __init__(self, left_out: Sequence[str] = ()) -> None:
+    def __init__(self, excluded: Sequence[str] = ()) -> None:
         super().__init__()
-        self.found: list[tuple[cst.CSTNode, cst.CSTNode]] = []
-        self._left_out = left_out
+        self.changes: list[tuple[cst.CSTNode, cst.CSTNode]] = []
+        self._excluded = excluded
         self._depth = 0  # Number of functions around the node.
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        """Collect the changes of a node; its children follow, unless they are only for people or type checkers."""
+        """Collect the changes of a node; skip documentation, and nodes for type checkers."""
         if isinstance(node, (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom)):
             return False
         if is_documentation(node) or names_a_type(node):
             return False
         if isinstance(node, cst.FunctionDef):
-            if node.name.value in self._left_out:
+            if node.name.value in self._excluded:
                 return False
             self._depth += 1
         for kind, operator in mutation_operators:
             if isinstance(node, kind) and not is_sentence(node):
                 changes = [(node, other) for other in operator(node)]
-                self.found += [change for change in changes if self._depth or not is_empty_declaration(*change)]
+                self.changes += [change for change in changes if self._depth or not is_empty_declaration(*change)]
         return True
 
     def on_leave(self, original_node: cst.CSTNode) -> None:
@@ -240,9 +240,9 @@ def mutants(files: Sequence[Path], chance: random.Random) -> Iterator[Mutant]:
     modules = {file: cst.parse_module(file.read_text("utf-8")) for file in files}
     changes = []
     for file, module in modules.items():
-        places = Places(left_out_of(file))
-        module.visit(places)
-        changes += [(file, *change) for change in places.found]
+        collector = ChangeCollector(excluded_code(file))
+        module.visit(collector)
+        changes += [(file, *change) for change in collector.changes]
     chance.shuffle(changes)
     seen = set()
     for file, old, new in changes:
@@ -261,25 +261,25 @@ def compiles(code: str) -> bool:
     return True
 
 
-def forked_tests(tree: Path, tests: Sequence[Path], seconds: float, found: Path, keep: bool = False) -> int:
-    """Run tests in a fork of this process; return 0 where they passed, and -1 where they took too long.
+def forked_tests(tree: Path, tests: Sequence[Path], seconds: float, folder: Path, keep: bool = False) -> int:
+    """Run tests in a fork of this process; return 0 if they passed, and -1 after the time limit.
 
     Args:
-        tree: The copy with its change.
+        tree: Copy of this tree with the change.
         tests: The test files.
-        seconds: How long they may take.
-        found: Where their output goes.
-        keep: Whether the fork writes bytecode for those that follow, and the names of what it imported into ``found``.
+        seconds: Time limit.
+        folder: Folder of their output.
+        keep: Whether the fork writes bytecode for later forks, and the names of its imported modules into ``folder``.
     """
     child = os.fork()
     if not child:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1,) * 2)
-        with (found / "output").open("wb") as output:
+        with (folder / "output").open("wb") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        os._exit(run_tests(tree, tests, found if keep else None))
-    for _ in range(int(seconds / 0.02)):  # No clock: a computer that sleeps, or is busy, kills no mutant.
+        os._exit(run_tests(tree, tests, folder if keep else None))
+    for _ in range(int(seconds / 0.02)):  # Without a clock, a computer that sleeps or is busy kills no mutant.
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
@@ -289,13 +289,13 @@ def forked_tests(tree: Path, tests: Sequence[Path], seconds: float, found: Path,
     return -1
 
 
-def run_tests(tree: Path, tests: Sequence[Path], found: Path | None) -> int:
+def run_tests(tree: Path, tests: Sequence[Path], folder: Path | None) -> int:
     """Run tests in this process until one fails."""
     import pytest
 
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    sys.dont_write_bytecode = found is None
+    sys.dont_write_bytecode = folder is None
     os.environ.update(PYTHONPATH=str(tree), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", PYTHONDONTWRITEBYTECODE="1")
     options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "--assert=plain", "--doctest-modules"]
     options += ["-o", "addopts=--import-mode=importlib"]
@@ -303,38 +303,38 @@ def run_tests(tree: Path, tests: Sequence[Path], found: Path | None) -> int:
         status = int(pytest.main([*options, *map(str, tests)]))
         if status == pytest.ExitCode.NO_TESTS_COLLECTED:  # The file has no doctests and no tests of its own.
             status = 0
-    except BaseException:  # noqa: BLE001 - whatever a mutant raises, it was noticed
+    except BaseException:  # noqa: BLE001 - any error of a mutant is detected
         status = 1
-    if found is not None:
-        (found / "modules").write_text("\n".join(sys.modules))
+    if folder is not None:
+        (folder / "modules").write_text("\n".join(sys.modules))
     sys.stdout.flush()
     return status
 
 
-def warm_up(room: Room, tree: Path, found: Path) -> float:
-    """Run the tests of a module without a change, import what they need, and return the time limit of a mutant."""
+def warm_up(group: ModuleGroup, tree: Path, folder: Path) -> float:
+    """Run the tests of a group without a change, import their packages, and return the time limit of a mutant in seconds."""
     started = time.monotonic()
-    status = forked_tests(tree, room.tests_of(tree), 3600, found, keep=True)
+    status = forked_tests(tree, group.tests_of(tree), 3600, folder, keep=True)
     if status:
-        sys.exit(f"The tests fail without a change:\n{(found / 'output').read_text()}")
+        sys.exit(f"The tests fail without a change:\n{(folder / 'output').read_text()}")
     taken = time.monotonic() - started
-    for name in (found / "modules").read_text().splitlines():
+    for name in (folder / "modules").read_text().splitlines():
         if name.split(".")[0] in WARM and name not in sys.modules:
             importlib.import_module(name)
     return 30 + 5 * taken
 
 
 def survivors_of(name: str, tree: Path, sample: int, seed: int) -> tuple[int, list[str]]:
-    """Return the number of tested mutants of a module, and the diffs of the undetected ones."""
-    room, found = ROOMS[name], tree.parent
-    seconds = warm_up(room, tree, found)
-    drawn = mutants(room.files(tree), random.Random(f"{seed} {name}"))
+    """Return the number of tested mutants of a group, and the diffs of the undetected mutants."""
+    group, folder = GROUPS[name], tree.parent
+    seconds = warm_up(group, tree, folder)
+    selected = mutants(group.files(tree), random.Random(f"{seed} {name}"))
     tried, survivors = 0, []
-    for mutant, _ in zip(drawn, range(sample), strict=False):
+    for mutant, _ in zip(selected, range(sample), strict=False):
         changed = mutant.file.stat().st_mtime_ns
         mutant.file.write_text(mutant.after, "utf-8")
-        own, others = room.tests_in_order(tree, mutant.file)
-        status = forked_tests(tree, own, seconds, found) or forked_tests(tree, others, seconds, found)
+        own, others = group.tests_in_order(tree, mutant.file)
+        status = forked_tests(tree, own, seconds, folder) or forked_tests(tree, others, seconds, folder)
         mutant.file.write_text(mutant.before, "utf-8")
         os.utime(mutant.file, ns=(changed, changed))  # So that its bytecode counts again.
         tried += 1
@@ -345,26 +345,26 @@ def survivors_of(name: str, tree: Path, sample: int, seed: int) -> tuple[int, li
 
 
 def main() -> int:
-    """Print the survivors, and for each room how many were killed."""
+    """Print the survivors, and the number of killed mutants of each group."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("rooms", nargs="*", metavar="room", help=f"of {', '.join(ROOMS)}; all where none is named")
-    parser.add_argument("--sample", type=int, default=100, help="how many mutants of each room (100)")
-    parser.add_argument("--seed", type=int, default=0, help="which ones (0)")
-    given = parser.parse_args()
-    if unknown := set(given.rooms) - set(ROOMS):
-        parser.error(f"there is no room {', '.join(sorted(unknown))}")
+    parser.add_argument("groups", nargs="*", metavar="group", help=f"{', '.join(GROUPS)}; all by default")
+    parser.add_argument("--sample", type=int, default=100, help="number of mutants of each group (100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of their selection (0)")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.groups) - set(GROUPS):
+        parser.error(f"{', '.join(sorted(unknown))} is not a group. Use one of {', '.join(GROUPS)}.")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for package in sorted(WARM):
         importlib.import_module(package)
     good, lines = True, []
-    with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
-        tree = Path(os.path.realpath(folder)) / "tree"
-        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
-        for name in given.rooms or ROOMS:
-            tried, survivors = survivors_of(name, tree, given.sample, given.seed)
+    with tempfile.TemporaryDirectory(prefix="mutants_") as temporary:
+        tree = Path(os.path.realpath(temporary)) / "tree"
+        shutil.copytree(ROOT, tree, ignore=EXCLUDED_FILES)
+        for name in arguments.groups or GROUPS:
+            tried, survivors = survivors_of(name, tree, arguments.sample, arguments.seed)
             killed = tried - len(survivors)
-            good = good and killed >= BAR * tried
-            lines.append(f"{name}: {killed} of {tried} killed ({killed / tried:.0%}), seed {given.seed}")
+            good = good and killed >= MIN_KILLED_FRACTION * tried
+            lines.append(f"{name}: {killed} of {tried} killed ({killed / tried:.0%}), seed {arguments.seed}")
             print(lines[-1], flush=True)
     print("\n".join(["", *lines]))
     return 0 if good else 1
