@@ -29,7 +29,8 @@ MAX_RATIO = 2.0
 
 SETUP = """
 from openmed_nb.annotation.references import text_fingerprint
-from openmed_nb.annotation.results import Annotations, ResultStore
+from openmed_nb.annotation.results import Annotations
+from openmed_nb.annotation.storage import ResultStore
 
 def annotations(count):
     sentence = "Patient {} has asthma and takes aspirin. She has no further complaints, and lives at home. "

@@ -16,7 +16,8 @@ from pathlib import Path
 from openmed_nb import read_annotations
 from openmed_nb.annotation.browsing import ReviewListing
 from openmed_nb.annotation.references import text_fingerprint
-from openmed_nb.annotation.results import Annotations, ResultStore
+from openmed_nb.annotation.results import Annotations
+from openmed_nb.annotation.storage import ResultStore
 
 SIZES = (2_000, 20_000)
 WORDS = "Known gout.\n"

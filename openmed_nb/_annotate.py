@@ -34,8 +34,9 @@ from .annotation.references import (
     iter_texts,
     text_fingerprint,
 )
-from .annotation.results import AnnotatedText, Annotations, FingerprintedResult, ResultStore
+from .annotation.results import AnnotatedText, Annotations
 from .annotation.resume import ResultsFile, changed_settings, run_settings
+from .annotation.storage import FingerprintedResult, ResultStore
 from .devices.machine import format_device
 from .errors import ConfigurationError, RunInterrupted
 from .models.config import PIPELINE_OPTIONS, OpenMedConfig

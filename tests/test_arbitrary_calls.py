@@ -31,8 +31,9 @@ from helpers.leaks import LONG_WORD, SENTENCE, find_leaks
 from helpers.public_api import CALLABLES
 from openmed_nb.__main__ import main
 from openmed_nb._render.display import Displayable
+from openmed_nb.annotation.annotated_notes import Summary
 from openmed_nb.annotation.masking import MaskedText, MaskedTexts
-from openmed_nb.annotation.results import AnnotatedText, Annotations, Summary
+from openmed_nb.annotation.results import AnnotatedText, Annotations
 from openmed_nb.errors import OpenMedError
 from openmed_nb.session import SESSION
 

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
@@ -22,6 +22,9 @@ from .context import CONTEXT_LABELS, CUE_SUFFIX, context_mark
 from .gold import GoldSpan
 from .inputs import NOTE_COLUMN
 from .presentation import displayable, note_name
+
+if TYPE_CHECKING:
+    from .annotated_notes import AnnotatedNotes
 
 FOLDER = Path(__file__).parent
 
@@ -43,7 +46,7 @@ class NoteListing:
     """The notes that a browser lists, and the displayed note.
 
     Attributes:
-        found: The :class:`Annotations`, which import this module.
+        found: The :class:`Annotations`.
         query: Searched text, or an empty string.
         hidden_labels: Labels that are not displayed.
         min_score: Minimum score of a displayed entity.
@@ -53,7 +56,7 @@ class NoteListing:
         alert: Error of the last action, or an empty string.
     """
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, found: AnnotatedNotes) -> None:
         self.found = found
         self.query = ""
         self.hidden_labels: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ import numpy as np
 
 from .boundaries import find_line_ends
 from .masking import strip_bio_prefix
-from .results import DroppedSpan, ResultStore
+from .storage import DroppedSpan, ResultStore
 from .tokens import Tokens, expand_ranges, get_token_names, mark_changes
 
 if TYPE_CHECKING:

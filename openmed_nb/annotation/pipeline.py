@@ -26,7 +26,7 @@ from ..models.loading import LoadedModel, is_quantized, move_model
 from .decoding import Decoder, Detokenizer, build_label_tables
 from .forward import TokenBudget, TokenClassifier, evaluation_mode, input_names, is_padding_masked
 from .references import raise_if_error
-from .results import Entity
+from .storage import Entity
 from .stream import AnnotationSettings, Annotator
 from .tokens import SpecialTokens
 

@@ -24,7 +24,7 @@ from .._utils.text import describe_error, describe_file
 from ..devices.backend import TENSOR_LOCK, TOKENIZER_LOCK
 from ..models.loading import packed_layers
 from .json_lines import LineFile
-from .results import DroppedSpan, FingerprintedResult
+from .storage import DroppedSpan, FingerprintedResult
 
 if TYPE_CHECKING:
     from .pipeline import AnnotationPipeline

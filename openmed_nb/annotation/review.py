@@ -22,6 +22,7 @@ from .presentation import LiveNotes
 if TYPE_CHECKING:
     import pandas as pd
 
+    from .annotated_notes import AnnotatedNotes
     from .scores import SchemeScores, Scores
 
 FORMAT = "openmed_nb review, 1"
@@ -73,7 +74,7 @@ class Review(LiveNotes):
     In a notebook, it is displayed as a browser of the notes of the sample. Only notes that are marked as reviewed count.
 
     Attributes:
-        found: The reviewed :class:`Annotations`, which import this module.
+        found: The reviewed :class:`Annotations`.
         path: File of the review, or ``None`` if it is not saved.
         notes: Ids of the notes of the sample, or their positions if there are no ids, in random order. A note whose id is missing
             or occurs more than once has its position as ``"#3"``. The first notes are a random sample, too.
@@ -85,7 +86,9 @@ class Review(LiveNotes):
 
     JSON_PROPERTIES = ("num_notes", "num_reviewed")
 
-    def __init__(self, found: Any, path: str | os.PathLike[str] | None, sample: int | None, seed: int) -> None:
+    def __init__(
+        self, found: AnnotatedNotes, path: str | os.PathLike[str] | None, sample: int | None, seed: int
+    ) -> None:
         sample = check_optional_integer("sample", sample)
         self.found = found
         self.seed = check_integer("seed", seed, 0)
@@ -195,10 +198,9 @@ class Review(LiveNotes):
         Raises:
             ConfigurationError: If no note was reviewed.
         """
-        scores: Scores = self.found.score(self, seed=seed)
-        return scores
+        return self.found.score(self, seed=seed)
 
-    def score_context(self, found: Any, seed: int) -> dict[str, SchemeScores]:
+    def score_context(self, found: AnnotatedNotes, seed: int) -> dict[str, SchemeScores]:
         """Return the scores of each context label over the entities of results that have the boundaries of a true entity."""
         from .scores import score_spans
 
@@ -221,7 +223,7 @@ class Review(LiveNotes):
         scores = score_spans(found.model, predicted, expected, found.show, seed)
         return {label: of_label.strict for label, of_label in scores.labels.items()}
 
-    def gold_of(self, found: Any) -> GoldTexts:
+    def gold_of(self, found: AnnotatedNotes) -> GoldTexts:
         """Return the true entities if results belong to the same notes, of which at least one is reviewed."""
         if found.results.text_fingerprint() != self.found.results.text_fingerprint():
             raise ConfigurationError(

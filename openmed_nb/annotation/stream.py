@@ -28,7 +28,7 @@ from .forward import (
     plan_batches,
 )
 from .references import effective_length, package_of, raise_if_error, read_text
-from .results import Entity, ResultStore
+from .storage import Entity, ResultStore
 from .tokens import Tokens, Windows, plan_windows, tokenize
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .._utils.text import short_type_name
 from .._utils.warning import warn
 from ..annotation.references import TextReference, absolute_path
-from ..annotation.results import ResultStore
+from ..annotation.storage import ResultStore
 from ..annotation.stream import END_OF_STREAM, AnnotationSource, Chunk, iter_chunks, text_error
 from ..errors import ConfigurationError, WorkerKilledError
 from ..models.registry import BUNDLED, is_model_name

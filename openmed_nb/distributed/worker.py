@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..annotation.forward import TokenBudget
 from ..annotation.loading import create_pipeline
-from ..annotation.results import ResultStore
 from ..annotation.resume import run_settings
+from ..annotation.storage import ResultStore
 from ..annotation.stream import Annotator, Chunk, chunk_characters
 from ..errors import OpenMedWarning
 from ..models.config import OpenMedConfig

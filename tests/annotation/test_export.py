@@ -22,7 +22,8 @@ from helpers.leaks import MARKER, catch_rejection
 from openmed_nb.annotation.export.formats import SPAN_GROUP
 from openmed_nb.annotation.export.notes import CHANGED_LABELS, OVERLAPPING, TRIMMED, WITHOUT_TEXT
 from openmed_nb.annotation.export.registry import FORMATS
-from openmed_nb.annotation.results import Annotations, ResultStore
+from openmed_nb.annotation.results import Annotations
+from openmed_nb.annotation.storage import ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 EXPORTS = [name for name, form in FORMATS.items() if form.write]

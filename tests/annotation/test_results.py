@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from helpers.annotations import annotate, make_annotations, make_entity, make_text
 from helpers.html import read
 from openmed_nb._render.display import to_text
+from openmed_nb.annotation.annotated_notes import MAX_TABLE_ROWS, MAX_TEXT_CHARACTERS
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import FileReference, text_fingerprint
-from openmed_nb.annotation.results import MAX_TABLE_ROWS, MAX_TEXT_CHARACTERS, FingerprintedResult, ResultStore
+from openmed_nb.annotation.storage import FingerprintedResult, ResultStore
 from openmed_nb.errors import ConfigurationError, InvalidTextError, OpenMedWarning, PositionError
 
 TEXT = "He has asthma and type 2 diabetes."

@@ -10,7 +10,8 @@ import pytest
 import openmed_nb as nb
 from openmed_nb.annotation.masking import MAX_DISPLAYED_TEXTS
 from openmed_nb.annotation.references import text_fingerprint
-from openmed_nb.annotation.results import AnnotatedText, Annotations, ResultStore
+from openmed_nb.annotation.results import AnnotatedText, Annotations
+from openmed_nb.annotation.storage import ResultStore
 
 NOTE = "the patient has diabetes mellitus and hypertension . no asthma ."
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from spacy import Language
     from spacy.tokens import Doc
 
+    from ..annotated_notes import AnnotatedNotes
+
 INVALID_UNICODE_REMEDY = "Pass other ids, or rename files whose names are not UTF-8."
 
 # Only predictions have a score. In a string, the quotation mark would follow a backslash.
@@ -92,14 +94,14 @@ def import_library(name: str) -> Any:
         ) from error
 
 
-def save_jsonl(path: Path, found: Any) -> None:
+def save_jsonl(path: Path, found: AnnotatedNotes) -> None:
     """Write one JSON object per note with its key, text and entities, and its error or ``missing``."""
     with open_utf8(path) as file:
         for record in found.iter_records():
             file.write(f"{json.dumps(record, ensure_ascii=False)}\n")
 
 
-def save_csv(path: Path, found: Any) -> None:
+def save_csv(path: Path, found: AnnotatedNotes) -> None:
     """Write one row per entity, without the texts of the notes."""
     # The csv module quotes the characters of the line terminator only, and words may contain both.
     found.to_frame_with_ids().to_csv(path, index=False, lineterminator="\r\n", encoding="utf-8")
@@ -115,12 +117,12 @@ def to_arrow(frame: pd.DataFrame) -> pa.Table:
     raise ConfigurationError("An id or a label is not valid Unicode.", INVALID_UNICODE_REMEDY)
 
 
-def save_parquet(path: Path, found: Any) -> None:
+def save_parquet(path: Path, found: AnnotatedNotes) -> None:
     """Write one row per entity, without the texts of the notes."""
     import_library("pyarrow.parquet").write_table(to_arrow(found.to_frame_with_ids()), path)
 
 
-def save_html(path: Path, found: Any) -> None:
+def save_html(path: Path, found: AnnotatedNotes) -> None:
     """Write a page with all notes and their marked entities, without scripts and network access."""
     summary = found.summary().to_report()
     sentences = "".join(f"<p>{escape(sentence)}</p>" for sentence in summary.sentences)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._render.display import Displayable, Report, pluralize
 from ..._utils.plain import temporary_folder
@@ -19,6 +19,9 @@ from ..gold import GoldText, GoldTexts
 from ..references import describe_read_error
 from . import formats
 from .notes import Export, InvalidNoteError, RawNote, create_gold_text, select_version
+
+if TYPE_CHECKING:
+    from ..annotated_notes import AnnotatedNotes
 
 ResultT = TypeVar("ResultT")
 
@@ -36,7 +39,7 @@ class Format(NamedTuple):
     read: Callable[[Path], Iterable[RawNote]] | None = None
     suffixes: tuple[str, ...] = ()
     write: Callable[[Path, Export], str | None] | None = None
-    save: Callable[[Path, Any], None] | None = None
+    save: Callable[[Path, AnnotatedNotes], None] | None = None
 
 
 FORMATS: Mapping[str, Format] = {
@@ -114,7 +117,7 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     return ExportReport(name, target, export.num_notes, export.num_entities, dict(+export.losses), config)
 
 
-def save_annotations(path: Any, found: Any) -> None:
+def save_annotations(path: Any, found: AnnotatedNotes) -> None:
     """Write all results to a file whose suffix selects the format.
 
     Raises:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
     from ...annotation.forward import Batch, ForwardRun
     from ...annotation.pipeline import AnnotationPipeline
-    from ...annotation.results import ResultStore
+    from ...annotation.storage import ResultStore
     from ...annotation.stream import Annotator, TokenizedChunk
 
 # Tasks.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ...annotation.forward import Batch, Inputs, TokenClassifier
     from ...annotation.gold import GoldTexts
     from ...annotation.inputs import NoteInputs
-    from ...annotation.results import TextResult
+    from ...annotation.storage import TextResult
     from ...annotation.stream import Annotator, TokenizedChunk
 
 # Maximum number of texts with which the CPU is compared with itself, which shows nothing about another device.
@@ -284,7 +284,7 @@ def run_parity(  # noqa: C901, PLR0912, PLR0915 - one loop over the texts
     """
     import numpy as np
 
-    from ...annotation.results import entity_span
+    from ...annotation.storage import entity_span
     from ...annotation.stream import chunk_characters, iter_chunks
 
     if gradients and pair.dtype == INT8:

@@ -26,7 +26,7 @@ from ..._utils.clock import current_time
 from ..._utils.plain import read_json_file
 from ..._utils.text import describe_value, short_type_name
 from ...annotation.references import raise_if_error
-from ...annotation.results import entity_span
+from ...annotation.storage import entity_span
 from ...devices.machine import format_device, is_marked_simulated
 from ...devices.registry import empty_cache
 from ...devices.request import DeviceRequest
