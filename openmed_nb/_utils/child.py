@@ -38,7 +38,7 @@ TRACEBACK_FRACTION = 0.3
 MAX_OUTPUT_BYTES = 65_536
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """Outcome of a call in a child process.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
 
 def run(
     function: Callable[..., object], arguments: tuple[object, ...], seconds: float, environ: Mapping[str, str]
-) -> Outcome:
+) -> CallOutcome:
     """Call a function in a child process, and return its outcome. An interrupt also kills the child.
 
     Args:
@@ -99,7 +99,7 @@ def run(
         with output_file.open("rb") as stream:
             if stream.seek(max(0, output_file.stat().st_size - MAX_OUTPUT_BYTES)):
                 stream.readline()  # The first line is truncated.
-            return Outcome(exit_code, value, stream.read().decode("utf-8", "replace"))
+            return CallOutcome(exit_code, value, stream.read().decode("utf-8", "replace"))
 
 
 def _send(stream: IO[bytes], data: bytes) -> None:

@@ -54,6 +54,9 @@ class Minimum:
         return number >= self.number
 
 
+Count = Annotated[int, Minimum(0)]
+Size = Annotated[int, Minimum(1)]
+
 MAX_INTEGER = 1 << 64  # Absolute values of integers must be smaller, as the seeds of torch are.
 
 

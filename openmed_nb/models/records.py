@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from .._render.display import OK, SIMULATED_SUFFIX, Displayable, Report, Table, pluralize, to_plain_data
-from .._utils.plain import Minimum, atomic_write, from_json_data
+from .._utils.plain import Count, Minimum, Size, atomic_write, from_json_data
 from .._utils.text import collapse_whitespace, describe_error, describe_value
 from .._utils.warning import warn
 from ..devices.backend import import_torch
@@ -35,7 +35,6 @@ from .store import ModelKey
 # Names the directory for the records of the user. If it is not set, the user data directory of the system is used.
 DATA_VARIABLE = "OPENMED_NB_DATA"
 
-Count = Annotated[int, Minimum(0)]
 Ratio = Annotated[float, Minimum(0)]
 
 
@@ -184,7 +183,7 @@ class TunedBatchSize:
     """
 
     identity: ModelIdentity
-    batch_tokens: Annotated[int, Minimum(1)]
+    batch_tokens: Size
 
 
 @dataclass(frozen=True)

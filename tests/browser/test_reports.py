@@ -16,7 +16,7 @@ from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING, Find
 from openmed_nb.devices.choice import DeviceChoice, Rejection
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
+from openmed_nb.runbook.bench.timing import MedianInterval, PhaseTimes
 from openmed_nb.runbook.checks.doctor import DoctorReport
 from openmed_nb.runbook.verdict.metrics import Evidence
 from openmed_nb.runbook.verdict.rules import Gates
@@ -71,7 +71,7 @@ REPORTS = {
         *("m", "annotation"),
         (
             DeviceMetrics("cpu", 0.4, 32, SPLIT),
-            DeviceMetrics("mps", 0.13, 32, SPLIT, Interval(2.9, 3.1, 3.3, 0.959)),
+            DeviceMetrics("mps", 0.13, 32, SPLIT, MedianInterval(2.9, 3.1, 3.3, 0.959)),
         ),
         20,
     ),

@@ -6,7 +6,7 @@ from openmed_nb.models.records import ModelIdentity, ValidationMetrics, Validati
 from openmed_nb.runbook.bench.comparison import Comparison, DeviceMetrics
 from openmed_nb.runbook.bench.profile import Profile
 from openmed_nb.runbook.bench.sweep import Point, SweepReport
-from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes
+from openmed_nb.runbook.bench.timing import MedianInterval, OperatorTime, PhaseTimes
 from openmed_nb.runbook.checks.parity_report import EntityAgreement, ParityReport
 
 MEBIBYTE = 1 << 20
@@ -21,7 +21,7 @@ COMPARISON = Comparison(
             0.01,
             16,
             PhaseTimes({"data": 0.0025, "transfer": 0.0025, "forward": 0.0025, "decode": 0.0025}),
-            Interval(3.8, 4.0, 4.3, 0.96),
+            MedianInterval(3.8, 4.0, 4.3, 0.96),
             0.7,
         ),
     ),

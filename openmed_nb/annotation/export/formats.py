@@ -25,9 +25,9 @@ from .notes import (
     Export,
     ExportedNote,
     InvalidNoteError,
+    OffsetUnit,
     RawEntity,
     RawNote,
-    Unit,
     Version,
     create_entities,
     is_surface,
@@ -173,7 +173,7 @@ def _parse_task(task: Mapping[str, Any]) -> RawNote:
             names = [annotator.get("id"), annotator.get("email")] if isinstance(annotator, Mapping) else [annotator]
             versions.append(Version(entities, tuple(names), is_prediction=not annotations))
     # The text of a web page has no carriage returns.
-    units: tuple[Unit, ...] = ("characters", "characters with joined line ends")
+    units: tuple[OffsetUnit, ...] = ("characters", "characters with joined line ends")
     return RawNote(data["text"], versions, **read_key(data), units=units)
 
 

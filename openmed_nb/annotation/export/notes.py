@@ -24,7 +24,7 @@ OVERLAPPING = "entities that were omitted because they overlap another entity"
 CUT_WORDS = "starts or ends of entities are inside a word, where the tool may have shifted them"
 
 # Unit in which a tool counts offsets. In joined line ends, CR and LF count as one character, as in the text of a web page.
-Unit = Literal["characters", "UTF-16 code units", "characters with joined line ends"]
+OffsetUnit = Literal["characters", "UTF-16 code units", "characters with joined line ends"]
 
 
 class ExportedNote(NamedTuple):
@@ -132,7 +132,7 @@ class RawNote(NamedTuple):
     versions: Sequence[Version]
     id: Any = None
     position: int | None = None
-    units: Sequence[Unit] = ("characters",)
+    units: Sequence[OffsetUnit] = ("characters",)
 
 
 class InvalidNoteError(Exception):
@@ -229,7 +229,7 @@ def create_gold_text(note: RawNote, version: Version, counts: Counter[str]) -> G
     return GoldText(note.id, text, tuple(converted), note.position)
 
 
-def _convert(text: str, entities: Sequence[RawEntity], unit: Unit) -> list[GoldSpan] | str:
+def _convert(text: str, entities: Sequence[RawEntity], unit: OffsetUnit) -> list[GoldSpan] | str:
     """Return spans in characters, or the problem of entities that do not agree with the text."""
     indices = _index_characters(text, unit)
     spans = []
@@ -248,7 +248,7 @@ def is_surface(surface: str, words: str) -> bool:
     return surface.replace("\\n", " ").split() == words.replace("\\n", " ").split()
 
 
-def _index_characters(text: str, unit: Unit) -> Sequence[int | None]:
+def _index_characters(text: str, unit: OffsetUnit) -> Sequence[int | None]:
     """Return the index of the character at each offset, or ``None`` inside of a character."""
     if unit == "characters":
         return range(len(text) + 1)

@@ -37,7 +37,7 @@ from .timing import (
     MIN_VALUES,
     TRANSFER,
     Disturbance,
-    Interval,
+    MedianInterval,
     PhaseTimes,
     find_disturbance,
     format_rate,
@@ -113,9 +113,9 @@ class DeviceMetrics(JsonMixin):
     seconds: float
     rows: int
     phase_times: PhaseTimes
-    speedup: Interval | None = None
+    speedup: MedianInterval | None = None
     utilization: float | None = None
-    throughput: Interval | None = None
+    throughput: MedianInterval | None = None
 
     JSON_PROPERTIES = ("rows_per_second",)
 
@@ -444,7 +444,9 @@ def _device_metrics(
         phase_times,
         None if device == CPU or get_device(device).is_simulated else median_interval(ratios),
         utilization,
-        Interval(workload.rows / step.high, workload.rows / step.median, workload.rows / step.low, step.confidence),
+        MedianInterval(
+            workload.rows / step.high, workload.rows / step.median, workload.rows / step.low, step.confidence
+        ),
     )
 
 

@@ -20,13 +20,13 @@ from ...errors import ConfigurationError
 if TYPE_CHECKING:
     from .profile_watch import OperatorCounter
 
-Outcome = Literal["fell back to the CPU", "raised an error"]
+FallbackOutcome = Literal["fell back to the CPU", "raised an error"]
 
 FELL_BACK: Final = "fell back to the CPU"
 RAISED_ERROR: Final = "raised an error"
 
 # Remedy of each outcome.
-REMEDIES: dict[Outcome, str] = {
+REMEDIES: dict[FallbackOutcome, str] = {
     FELL_BACK: "",
     RAISED_ERROR: " Set PYTORCH_ENABLE_MPS_FALLBACK=1 before torch is imported.",
 }
@@ -49,7 +49,7 @@ class Fallback:
     """
 
     operator: str
-    outcome: Outcome
+    outcome: FallbackOutcome
     count: int
 
 
@@ -63,7 +63,7 @@ class FallbackLog(Displayable):
 
     simulated: bool
     _counter: OperatorCounter = field(repr=False)
-    _calls: Counter[tuple[str, Outcome]] = field(default_factory=Counter, repr=False)
+    _calls: Counter[tuple[str, FallbackOutcome]] = field(default_factory=Counter, repr=False)
 
     JSON_EXCLUDE = ("_counter", "_calls")
     JSON_PROPERTIES = ("verdict", "count", "num_mps_operators", "entries")

@@ -44,8 +44,8 @@ from .timing import (
     Disturbance,
     OperatorTime,
     PhaseTimes,
-    Reason,
     Synchronization,
+    WaitReason,
     find_disturbance,
     repeat_measurement,
 )
@@ -69,7 +69,7 @@ FALLBACK = "fallback"
 MAX_LAUNCH_FRACTION = 0.5
 
 # Remedies for a wait, by its reason.
-WAIT_REMEDIES: Mapping[Reason, str] = {
+WAIT_REMEDIES: Mapping[WaitReason, str] = {
     "read": "Accumulate the values on the device, and read them only every few steps.",
     "copy": "Copy the tensor together with the batch before the step computes, or create it on the device.",
 }

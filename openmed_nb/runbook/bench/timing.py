@@ -128,7 +128,7 @@ class OperatorTime:
 # Why a call waits.
 # - "read": The host reads values from the device.
 # - "copy": A copy to the device waits for all work that the step has launched so far.
-Reason = Literal["read", "copy"]
+WaitReason = Literal["read", "copy"]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Synchronization:
         file: Name of the file without its directory, or of the notebook cell.
         line: Line number.
         function: Name of the function.
-        reason: Why the call waits, see :data:`Reason`.
+        reason: Why the call waits, see :data:`WaitReason`.
         count: Number of calls per step.
     """
 
@@ -148,7 +148,7 @@ class Synchronization:
     file: str
     line: int
     function: str
-    reason: Reason
+    reason: WaitReason
     count: float = 0.0
 
     @property
@@ -166,7 +166,7 @@ MIN_VALUES = 6
 
 
 @dataclass(frozen=True)
-class Interval:
+class MedianInterval:
     """A median and its confidence interval.
 
     Attributes:
@@ -176,9 +176,9 @@ class Interval:
         confidence: Minimum probability that such an interval contains the true median.
 
     Example:
-        >>> str(Interval(1.1, 1.25, 1.5, 0.9586))
+        >>> str(MedianInterval(1.1, 1.25, 1.5, 0.9586))
         '1.25 (1.10 to 1.50, 95.9% CI)'
-        >>> str(Interval(6625.62, 9876.54, 14072.77, 0.969))
+        >>> str(MedianInterval(6625.62, 9876.54, 14072.77, 0.969))
         '9,877 (6,626 to 14,073, 96.9% CI)'
     """
 
@@ -192,7 +192,7 @@ class Interval:
         return f"{median} ({low} to {high}, {format_percent(self.confidence, '.1f')} CI)"
 
 
-def median_interval(values: Sequence[float]) -> Interval:
+def median_interval(values: Sequence[float]) -> MedianInterval:
     """Return the median of at least :data:`MIN_VALUES` values with its narrowest confidence interval of at least 95%.
 
     The interval is nonparametric. Of n sorted values, the k-th smallest and the k-th largest enclose the population median
@@ -201,7 +201,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
     Example:
         >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0, 8.0, 7.0, 10.0, 9.0])
-        Interval(low=2.0, median=5.5, high=9.0, confidence=0.978515625)
+        MedianInterval(low=2.0, median=5.5, high=9.0, confidence=0.978515625)
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -210,7 +210,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     below = itertools.accumulate(math.comb(count, rank) for rank in range(count // 2))
     levels = [1 - 2 * combinations / 2**count for combinations in below]  # By rank, the widest interval first.
     rank = len([level for level in levels if level >= CONFIDENCE_LEVEL])
-    return Interval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
+    return MedianInterval(ordered[rank - 1], statistics.median(ordered), ordered[-rank], levels[rank - 1])
 
 
 def interleave(
@@ -256,7 +256,7 @@ class Disturbance(JsonMixin):
     """Reason why times are not reliable.
 
     Attributes:
-        reason: Reason as a clause, such as ``"the computer is busy"``.
+        reason: WaitReason as a clause, such as ``"the computer is busy"``.
         remedy: What to do before the times are measured again, as a sentence.
         details: Measured load as a clause, or an empty string.
 

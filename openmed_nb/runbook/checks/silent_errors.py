@@ -334,13 +334,13 @@ def probe_in_process(issue: str, device: str) -> ProbeOutcome:
     return describe_exit(issue, child.run(probe_in_this_process, (issue, device, memory), PROBE_SECONDS, os.environ))
 
 
-def describe_exit(issue: str, exited: child.Outcome) -> ProbeOutcome:
+def describe_exit(issue: str, exited: child.CallOutcome) -> ProbeOutcome:
     """Return the outcome of a probe from the outcome of its process.
 
     Example:
-        >>> describe_exit("pytorch#197796", child.Outcome(-6, None, "")).mismatch
+        >>> describe_exit("pytorch#197796", child.CallOutcome(-6, None, "")).mismatch
         'aborts the process (SIGABRT)'
-        >>> describe_exit("pytorch#197796", child.Outcome(1, None, "ModuleNotFoundError: torch")).not_run
+        >>> describe_exit("pytorch#197796", child.CallOutcome(1, None, "ModuleNotFoundError: torch")).not_run
         'its process failed (ModuleNotFoundError: torch)'
     """
     if exited.exit_code == 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..._render.display import FAILED, OK, SIMULATED_SUFFIX, WARNING, Displayable, JsonMixin, Report, Table, pluralize
-from ..._utils.plain import Change, Pattern, find_changes, read_json_file, save_text, to_json
+from ..._utils.plain import Change, Count, Pattern, Size, find_changes, read_json_file, save_text, to_json
 from ..._utils.text import describe_file, short_type_name
 from ..._utils.validation import check_path
 from ...devices.environment import VARIABLES as MPS_VARIABLES
@@ -20,7 +20,7 @@ from ...devices.request import normalize_device
 from ...devices.system_status import SystemStatus
 from ...errors import ConfigurationError
 from ...training.steps import ActivationCheckpointing, GradientAccumulation, Precision
-from ..verdict.metrics import Count, ReportMetrics, Run, Size, extract_metrics
+from ..verdict.metrics import ReportMetrics, Run, extract_metrics
 
 SCHEMA: Literal["openmed_nb/logbook/1"] = "openmed_nb/logbook/1"
 

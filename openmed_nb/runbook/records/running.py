@@ -17,12 +17,12 @@ from typing import Any, Literal
 from ..._render.display import FAILED, OK, WARNING, Report, to_plain_data, worst_status
 from ..._utils import child
 from ..._utils.clock import current_time
-from ..._utils.plain import from_json_data, utc_timestamp
+from ..._utils.plain import Count, from_json_data, utc_timestamp
 from ..._utils.text import describe_error, escape_control_characters, short_type_name
 from ...devices.request import MASK, home_folder, redact_secrets
 from ...errors import OpenMedError
 from ...session import SESSION
-from ..verdict.metrics import Count, Evidence, ReportMetrics, extract_metrics
+from ..verdict.metrics import Evidence, ReportMetrics, extract_metrics
 from .logbook import Software, UtcTimestamp
 from .steps import Step, StepOptions, StepResult
 
@@ -135,7 +135,7 @@ def run_step(step: Step, options: StepOptions, subject: ReportSubject, known: Ev
     return StepOutcome(step.name, outcome, None, message, remedy, lines, created_at, seconds)
 
 
-def describe_exit(exited: child.Outcome, limit: float, lines: Sequence[str]) -> tuple[Outcome, str, str]:
+def describe_exit(exited: child.CallOutcome, limit: float, lines: Sequence[str]) -> tuple[Outcome, str, str]:
     """Return the outcome, message and remedy of a step without a result.
 
     Args:
@@ -144,7 +144,7 @@ def describe_exit(exited: child.Outcome, limit: float, lines: Sequence[str]) -> 
         lines: Last lines of its output.
 
     Example:
-        >>> describe_exit(child.Outcome(1, None, ""), 5, ("KeyError: 1",))[:2]
+        >>> describe_exit(child.CallOutcome(1, None, ""), 5, ("KeyError: 1",))[:2]
         ('failed', 'The process exited with status 1: KeyError: 1.')
     """
     if exited.exit_code is None:

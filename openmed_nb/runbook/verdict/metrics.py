@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import singledispatch
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..._render.display import (
     FAILED,
@@ -23,7 +23,7 @@ from ..._render.display import (
     Finding,
     format_percent,
 )
-from ..._utils.plain import Minimum
+from ..._utils.plain import Count, Size
 from ..._utils.text import short_type_name
 from ..._utils.validation import check_number, is_finite_number
 from ...devices.registry import get_device
@@ -61,10 +61,6 @@ Values = dict[str, Any]
 
 Unit = Literal["fraction", "difference", "hours", "ratio", "rate", "count", "text", "names", "phases", "boolean"]
 SUFFIXES: Mapping[Unit, str] = {"ratio": "x", "rate": " per second", "hours": " hours"}
-
-
-Count = Annotated[int, Minimum(0)]
-Size = Annotated[int, Minimum(1)]
 
 
 @dataclass(frozen=True)
@@ -356,8 +352,8 @@ GATES: dict[str, Gate] = {gate.name: gate.metadata["gate"] for gate in fields(Th
 
 
 @dataclass(frozen=True)
-class Context:
-    """Metrics that are known before a report is read, and the gates of the verdict."""
+class Case:
+    """Evidence, such as the metrics that are known before a report is read, and the gates of its verdict."""
 
     evidence: Evidence = field(default_factory=Evidence)
     gates: Thresholds = field(default_factory=Thresholds)
@@ -373,7 +369,7 @@ def extract_metrics(report: Any) -> ReportMetrics:
         >>> extract_metrics(SweepReport("mine", "annotation", "cpu", (), workers=2)).run.workers
         2
     """
-    metrics = read_report(report, Context())
+    metrics = read_report(report, Case())
     return replace(metrics, values=_select_numbers(metrics.values))
 
 
@@ -386,7 +382,7 @@ def _select_numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 @singledispatch
-def read_report(report: Any, _context: Context) -> ReportMetrics:
+def read_report(report: Any, _case: Case) -> ReportMetrics:
     """Return the values of a report: metrics of a verdict, and other numbers for a logbook.
 
     Reports of the layers above provide them in a method ``logbook_metrics``.
@@ -440,7 +436,7 @@ def _read_benchmark(
 
 
 @read_report.register
-def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
+def _read_comparison(report: Comparison, case: Case) -> ReportMetrics:
     # A logbook stores the values of every device, and a verdict reads those of its device.
     values: Values = {
         f"{device.device}_{name}": value
@@ -448,8 +444,8 @@ def _read_comparison(report: Comparison, context: Context) -> ReportMetrics:
         for name, value in _select_numbers(_device_values(device)).items()
     }
     only_device = report.devices[0].device if len(report.devices) == 1 else None
-    if context.evidence["device"]:
-        device = report.for_device(context.evidence["device"])
+    if case.evidence["device"]:
+        device = report.for_device(case.evidence["device"])
         # Annotation batches by tokens instead of rows.
         batch = None if report.task == ANNOTATION else device.rows
         values |= {**_device_values(device), "batch_tokens": report.batch_tokens, "batch": batch}
@@ -473,7 +469,7 @@ def _device_values(device: DeviceMetrics) -> Values:
 
 
 @read_report.register
-def _read_profile(report: Profile, context: Context) -> ReportMetrics:
+def _read_profile(report: Profile, case: Case) -> ReportMetrics:
     statuses = {finding.name: finding.status for finding in report.findings}
     waits = report.synchronizations if statuses[SYNCHRONIZATION] == WARNING else ()
     values = {
@@ -491,7 +487,7 @@ def _read_profile(report: Profile, context: Context) -> ReportMetrics:
         names = {entry.operator.split(".")[0] for entry in report.fallbacks if entry.outcome == FELL_BACK}
         fallback_seconds = sum(operator.seconds for operator in report.operators if operator.operator in names)
         total = sum(operator.seconds for operator in report.operators)
-        if total and not report.simulated and fallback_seconds / total > context.gates.fallback_time:
+        if total and not report.simulated and fallback_seconds / total > case.gates.fallback_time:
             values["fallback_time"] = fallback_seconds / total
     return _read_benchmark(report, "profile", report.device, report.rows, values)
 
@@ -505,10 +501,10 @@ def _fallback_values(entries: Sequence[Fallback]) -> Values:
 
 
 @read_report.register
-def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
+def _read_sweep(report: SweepReport, case: Case) -> ReportMetrics:
     knee = report.knee_point
-    batch = context.evidence["batch"]
-    tokens = context.evidence["batch_tokens"]
+    batch = case.evidence["batch"]
+    tokens = case.evidence["batch_tokens"]
     if batch is None and tokens and report.length:
         batch = max(1, tokens // report.length)
     # Headroom of the smallest measured batch from the batch size in use, or the knee, on.
@@ -524,7 +520,7 @@ def _read_sweep(report: SweepReport, context: Context) -> ReportMetrics:
     values = {
         "batch": batch,
         "knee": report.knee,
-        "knee_gain": None if ended_early and (gain or 0) <= context.gates.knee_gain else gain,
+        "knee_gain": None if ended_early and (gain or 0) <= case.gates.knee_gain else gain,
         "out_of_memory_at": min((point.rows for point in report.points if not point.fits), default=0),
         "headroom": _free_fraction(sizes[0], report.limit) if sizes and report.limit else None,
         "rows_per_second": best_throughput,
@@ -559,8 +555,8 @@ TOO_FEW_EPOCHS = "too few epochs"
 
 
 @read_report.register
-def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
-    curve = replace(report, growth_threshold=context.gates.memory_growth)
+def _read_curve(report: MemoryCurve, case: Case) -> ReportMetrics:
+    curve = replace(report, growth_threshold=case.gates.memory_growth)
     free = [
         _free_fraction(sample.peak, sample.recommended * (report.limit or 1.0))
         for sample in report.samples
@@ -578,7 +574,7 @@ def _read_curve(report: MemoryCurve, context: Context) -> ReportMetrics:
 
 
 @read_report.register
-def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
+def _read_parity(report: ParityReport, _case: Case) -> ReportMetrics:
     values: Values = {
         "entity_agreement": report.spans.agreement if report.spans.all else None,
         "entity_bound": report.spans.upper_bound,
@@ -595,12 +591,12 @@ def _read_parity(report: ParityReport, _context: Context) -> ReportMetrics:
 
 
 @read_report.register
-def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics:
+def _read_precision(report: PrecisionVerdict, case: Case) -> ReportMetrics:
     """Return the values of a reduced dtype. One that changes the entities is evidence against the dtype alone."""
     parity = report.parity
     spans = parity.spans
     values: Values = {"dtype_agreement": spans.agreement}
-    loses_entities = spans.agreement < context.gates.entity_agreement or parity.non_finite_tokens
+    loses_entities = spans.agreement < case.gates.entity_agreement or parity.non_finite_tokens
     if report.is_refuted or (spans.all and loses_entities):
         values["refused_dtype"] = parity.dtype
     elif not loses_entities:
@@ -611,7 +607,7 @@ def _read_precision(report: PrecisionVerdict, context: Context) -> ReportMetrics
 
 
 @read_report.register
-def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
+def _read_losses(report: LossParity, _case: Case) -> ReportMetrics:
     source = (f"from step {report.divergence_step}",) if report.divergence_step else ()
     values: Values = {"divergence_source": source, "drift": max(report.drift)}
     return ReportMetrics(
@@ -625,7 +621,7 @@ def _read_losses(report: LossParity, _context: Context) -> ReportMetrics:
 
 
 @read_report.register
-def _read_fallbacks(report: FallbackLog, _context: Context) -> ReportMetrics:
+def _read_fallbacks(report: FallbackLog, _case: Case) -> ReportMetrics:
     calls = report.num_mps_operators
     values: Values = {}
     if calls:
@@ -634,22 +630,22 @@ def _read_fallbacks(report: FallbackLog, _context: Context) -> ReportMetrics:
 
 
 @read_report.register
-def _read_forecast(report: Forecast, context: Context) -> ReportMetrics:
+def _read_forecast(report: Forecast, case: Case) -> ReportMetrics:
     # A forecast covers a forward pass, so it cannot show that no operator of a training falls back.
-    nothing = None if context.evidence["task"] == TRAINING else ()
+    nothing = None if case.evidence["task"] == TRAINING else ()
     values: Values = {"fallback_operators": report.cpu_operators or nothing}
     # A forecast runs on the CPU and does not depend on a simulation.
     return ReportMetrics("forecast", sanitize_path(report.model), None, False, values)
 
 
 @read_report.register
-def _read_status(report: SystemStatus, _context: Context) -> ReportMetrics:
+def _read_status(report: SystemStatus, _case: Case) -> ReportMetrics:
     values: Values = {"slow_conditions": _slow_conditions(report.findings)}
     return ReportMetrics("system status", "computer", None, report.simulated, values)
 
 
 @read_report.register
-def _read_doctor(report: DoctorReport, _context: Context) -> ReportMetrics:
+def _read_doctor(report: DoctorReport, _case: Case) -> ReportMetrics:
     findings = report.findings
     statuses = {finding.name: finding.status for finding in findings}
     computation = {COMPUTATION, *REQUIRED_DTYPES}

@@ -24,7 +24,7 @@ from .metrics import (
     TOO_FEW_EPOCHS,
     TRAINING,
     Area,
-    Context,
+    Case,
     Evidence,
     Thresholds,
 )
@@ -60,8 +60,8 @@ DEVICE_GATES = ("headroom", "memory_growth", "data_fraction", "knee_gain", "fall
 
 
 @dataclass(frozen=True)
-class EvidenceCase(Context):
-    """Evidence and thresholds, with the conditions of the rules and requirements.
+class DecisionCase(Case):
+    """A case with the conditions of the rules and requirements.
 
     A method that returns names of metrics returns none if its condition does not hold.
     """
@@ -264,7 +264,7 @@ class Requirement:
     is_blocking: bool = True
 
 
-def list_requirements(case: EvidenceCase) -> tuple[Requirement, ...]:
+def list_requirements(case: DecisionCase) -> tuple[Requirement, ...]:
     """Return all requirements of a verdict."""
     evidence = case.evidence
     task = evidence["task"]
@@ -356,7 +356,7 @@ IS_IDLE = "the device is less than {speedup} faster than the CPU at a utilizatio
 IS_SLOW = "the device is less than {speedup} faster than the CPU, even at the upper bound of the interval,"
 
 
-def build_decision_matrix(case: EvidenceCase, next_step: str) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
+def build_decision_matrix(case: DecisionCase, next_step: str) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
     """Return the rules for problems in order of precedence, and the rules that decide if there is no problem.
 
     Args:
@@ -600,7 +600,7 @@ class Gates(Thresholds, Displayable):
         thresholds = tuple(
             (name, value, GATES[name].description, GATES[name].reason) for name, value in self.format_values().items()
         )
-        matrix = build_decision_matrix(EvidenceCase(Evidence(), self), "Run the first command that the verdict lists.")
+        matrix = build_decision_matrix(DecisionCase(Evidence(), self), "Run the first command that the verdict lists.")
         rules = tuple((rule.recommendation, *rule.conditions, *rule.actions) for part in matrix for rule in part)
         symptoms = tuple(
             (

@@ -37,7 +37,7 @@ from .metrics import (
     TASKS,
     TRAINING,
     Area,
-    Context,
+    Case,
     Evidence,
     ReportMetrics,
     finite_numbers,
@@ -45,7 +45,7 @@ from .metrics import (
     read_report,
 )
 from .rules import (
-    EvidenceCase,
+    DecisionCase,
     Gates,
     Reason,
     Recommendation,
@@ -163,8 +163,8 @@ class Verdict(Displayable):
         return bool(self.evidence["simulated"])
 
     @property
-    def _case(self) -> EvidenceCase:
-        return EvidenceCase(self.evidence, self.gates)
+    def _case(self) -> DecisionCase:
+        return DecisionCase(self.evidence, self.gates)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -365,7 +365,7 @@ def evaluate(evidence: Evidence, gates: Gates | None = None) -> Verdict:
         ('measure first', 'checkpoint / accumulate')
     """
     gates = gates or Gates()
-    case = EvidenceCase(evidence, gates)
+    case = DecisionCase(evidence, gates)
     missing = tuple(requirement for requirement in list_requirements(case) if requirement.is_missing)
     first_missing = min(missing, key=lambda requirement: not requirement.is_needed, default=None)
     problems, conclusions = build_decision_matrix(
@@ -388,7 +388,7 @@ def collect_evidence(
     reports_by_type = _group_by_type(reports)
     evidence = Evidence(**reports_by_type.pop(Evidence, {}))
     gates = gates or Gates()
-    summaries = [read_report(report, Context()) for report in reports_by_type.values()]
+    summaries = [read_report(report, Case()) for report in reports_by_type.values()]
     _check_models(reports_by_type.values())
     _single_value(
         "a model in several dtypes", (summary.run.dtype for summary in summaries), "Pass reports of one dtype."
@@ -408,8 +408,8 @@ def collect_evidence(
         reports_by_type[PrecisionVerdict] = PrecisionVerdict(parity)
     for report_type in REPORTS:
         if report_type in reports_by_type:
-            context = Context(Evidence(**values), gates)
-            for name, value in read_report(reports_by_type[report_type], context).values.items():
+            case = Case(Evidence(**values), gates)
+            for name, value in read_report(reports_by_type[report_type], case).values.items():
                 is_known = value is not None and (not isinstance(value, float) or is_finite_number(value))
                 # All reports contribute.
                 if name == "disturbed_measurements" or (name == "slow_conditions" and evidence[name] is None):

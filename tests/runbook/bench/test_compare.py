@@ -24,7 +24,7 @@ from openmed_nb._render.display import NOT_APPLICABLE, OK, WARNING
 from openmed_nb.errors import ConfigurationError, DeviceError, DeviceUnavailableError, InvalidTextError, ModelError
 from openmed_nb.runbook.bench import comparison
 from openmed_nb.runbook.bench.comparison import MIN_STEP_TOKENS, _device_metrics, _samples_during
-from openmed_nb.runbook.bench.timing import Interval, PhaseTimes
+from openmed_nb.runbook.bench.timing import MedianInterval, PhaseTimes
 from openmed_nb.runbook.bench.workloads import Workload
 
 QUICK = {"seconds": 1e-6}  # The minimum number of rounds, and no utilization.
@@ -187,7 +187,7 @@ def change_mps(**changes):
 )
 def test_speed_finding_follows_the_interval(low, high, status, evidence):
     """An interval that contains 1 shows no significant difference, whatever its median is."""
-    finding = change_mps(speedup=Interval(low, (low + high) / 2, high, 0.96)).findings[0]
+    finding = change_mps(speedup=MedianInterval(low, (low + high) / 2, high, 0.96)).findings[0]
 
     assert (finding.status, bool(finding.remedy)) == (status, status == WARNING)
     assert finding.evidence.startswith(evidence)
@@ -222,7 +222,7 @@ def test_data_remedy_depends_on_task(task, command):
 def test_small_workload_on_cpu_has_no_transfer_warning():
     """Without another device, there is no speed finding, but the speed of the CPU."""
     phase_times = PhaseTimes({"transfer": 6, "forward": 4})
-    cpu = replace(COMPARISON.devices[0], phase_times=phase_times, throughput=Interval(390, 400, 410, 0.96))
+    cpu = replace(COMPARISON.devices[0], phase_times=phase_times, throughput=MedianInterval(390, 400, 410, 0.96))
     comparison = replace(COMPARISON, devices=(cpu,))
 
     assert [(finding.name, finding.status) for finding in comparison.findings] == [("time on cpu", OK)]

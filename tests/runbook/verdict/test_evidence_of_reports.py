@@ -17,7 +17,7 @@ from openmed_nb.devices.system_status import SystemStatus
 from openmed_nb.errors import ConfigurationError
 from openmed_nb.runbook.bench.fallbacks import FELL_BACK, Fallback
 from openmed_nb.runbook.bench.fallbacks import RAISED_ERROR as UNSUPPORTED
-from openmed_nb.runbook.bench.timing import Interval, OperatorTime, PhaseTimes, Synchronization
+from openmed_nb.runbook.bench.timing import MedianInterval, OperatorTime, PhaseTimes, Synchronization
 from openmed_nb.runbook.checks.doctor import DoctorReport
 from openmed_nb.runbook.checks.forecast import FALLS_BACK, Forecast, OperatorForecast
 from openmed_nb.runbook.checks.loss_parity import LossParity
@@ -124,7 +124,7 @@ def make_doctor_report(*findings):
     return DoctorReport(tuple(Finding(name, status, "because", "Do it.") for name, status in findings))
 
 
-FASTER = replace(MPS, device="cuda:1", speedup=Interval(20.0, 21.0, 22.0, 0.96))
+FASTER = replace(MPS, device="cuda:1", speedup=MedianInterval(20.0, 21.0, 22.0, 0.96))
 THREE_DEVICES = replace(COMPARISON, devices=(CPU, MPS, FASTER))
 FEWER_ENTITIES = replace(HALF, spans=EntityAgreement(exact=80, missing=20))
 FITTING_POINTS = POINTS[:-1]

@@ -11,7 +11,7 @@ import openmed_nb as nb
 from openmed_nb._render.display import OK
 from openmed_nb.runbook.verdict.metrics import GATES, METRICS, TASKS, Evidence, format_value
 from openmed_nb.runbook.verdict.rules import (
-    EvidenceCase,
+    DecisionCase,
     Gates,
     build_decision_matrix,
     gates,
@@ -19,7 +19,7 @@ from openmed_nb.runbook.verdict.rules import (
 )
 from openmed_nb.runbook.verdict.verdict import evaluate
 
-NOTHING = EvidenceCase()
+NOTHING = DecisionCase()
 PROBLEMS, CONCLUSIONS = build_decision_matrix(NOTHING, "Run nb.doctor().")
 MATRIX = PROBLEMS + CONCLUSIONS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from openmed_nb._render.display import FAILED, NOT_APPLICABLE, OK, WARNING
-from openmed_nb._utils.child import Outcome
+from openmed_nb._utils.child import CallOutcome
 from openmed_nb.runbook.checks.silent_errors import (
     KNOWN_BUGS,
     ProbeOutcome,
@@ -102,7 +102,7 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("code", "output", "mismatch", "not_run"), ENDINGS)
 def test_end_of_a_process_is_an_outcome(code, output, mismatch, not_run):
-    assert describe_exit("pytorch#197796", Outcome(code, None, output)) == ProbeOutcome(
+    assert describe_exit("pytorch#197796", CallOutcome(code, None, output)) == ProbeOutcome(
         "pytorch#197796", mismatch, not_run
     )
 
