@@ -200,13 +200,15 @@ class Evidence(Values):
 
     def __missing__(self, name: str) -> Any:
         """Return a metric that is derived from others, or ``None`` if it was not measured."""
-        if name not in METRICS:
-            raise KeyError(name)
-        if name in {"data_fraction", "transfer_fraction"}:
-            return self.get("phase_fractions", {}).get(name.removesuffix("_fraction"))
-        if name == "hours" and self["texts_per_second"] and self["num_texts"] is not None:
-            return self["num_texts"] / self["texts_per_second"] / SECONDS_PER_HOUR
-        return None
+        fractions = self.get("phase_fractions", {})
+        derived = {
+            **dict.fromkeys(METRICS),
+            "data_fraction": fractions.get("data"),
+            "transfer_fraction": fractions.get("transfer"),
+        }
+        if self.get("texts_per_second") and "num_texts" in self:
+            derived["hours"] = self["num_texts"] / self["texts_per_second"] / SECONDS_PER_HOUR
+        return derived[name]
 
     @property
     def device_type(self) -> str | None:
