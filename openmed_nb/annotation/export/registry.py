@@ -42,19 +42,22 @@ class Format(NamedTuple):
     save: Callable[[Path, AnnotatedNotes], None] | None = None
 
 
-FORMATS: Mapping[str, Format] = {
+# Suffixes of the files of tools that export JSON or one JSON object per line.
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+
+FORMATS: dict[str, Format] = {
     "jsonl": Format(formats.read_json, (".jsonl", ".ndjson"), save=formats.save_jsonl),
     "parquet": Format(suffixes=(".parquet",), save=formats.save_parquet),
     "csv": Format(suffixes=(".csv",), save=formats.save_csv),
     "html": Format(suffixes=(".html",), save=formats.save_html),
     "brat": Format(formats.read_brat, write=formats.write_brat),
     "conll": Format(formats.read_conll, (".conll", ".iob", ".iob2", ".bio", ".tsv"), write=formats.write_conll),
-    "doccano": Format(formats.read_json, write=formats.write_doccano),
-    "label-studio": Format(formats.read_json, (".json",), write=formats.write_label_studio),
+    "label-studio": Format(formats.read_json, _JSON_SUFFIXES, write=formats.write_label_studio),
+    "doccano": Format(formats.read_json, _JSON_SUFFIXES, write=formats.write_doccano),
 }
 
-# Format of each suffix.
-_NAMES = {suffix: name for name, form in FORMATS.items() for suffix in form.suffixes}
+# Format of each suffix: the first one in the table that has it.
+_NAMES = {suffix: name for name, form in reversed(FORMATS.items()) for suffix in form.suffixes}
 
 # Formats that :func:`read_annotations` reads.
 _READABLE = [name for name, form in FORMATS.items() if form.read]
@@ -107,8 +110,7 @@ def export_notes(name: str, path: Any, export: Export) -> ExportReport:
     writers = {key: form.write for key, form in FORMATS.items() if form.write}
     check_choice("format", name, writers)
     target = check_path(path, "path")
-    # Those of formats with the same kind of files, such as JSON.
-    suffixes = [suffix for suffix, owner in _NAMES.items() if FORMATS[owner].read is FORMATS[name].read]
+    suffixes = FORMATS[name].suffixes
     if target.suffix and target.suffix.lower() not in suffixes:
         file_remedy = f"Pass a file with the suffix {' or '.join(suffixes)}."
         remedy = file_remedy if suffixes else "Pass a new folder, without a suffix."
