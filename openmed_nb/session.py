@@ -108,7 +108,6 @@ class Session:
         self.operation = self._listeners.operation
         self.subscribe = self._listeners.subscribe
         self.device_manager.on_torch_import = lambda: self.notify(ProgressEvent(IMPORTING, "torch"))
-        self.curve: Any = None  # The last memory curve, whose class is in a higher layer.
         # The last run of ``annotate`` that did not finish, for ``resume=True``. It contains words of notes.
         self.interrupted_run: Any = None
         self.should_mark_context = True  # Whether a displayed text marks its context. The magics have a setting for it.
@@ -488,8 +487,8 @@ class Session:
 #
 # Other state of the process is stored in these places:
 #
-# - models that guards watch (``training.guards.WATCHED_MODELS``, weakly), and open panels (``notebook.panel.OPEN_PANELS``,
-#   weakly);
+# - models that guards watch (``training.guards.WATCHED_MODELS``, weakly), the last memory curve
+#   (``training.epochs.EpochHooks.last_curve``), and open panels (``notebook.panel.OPEN_PANELS``, weakly);
 # - reported conversions (``devices.moving.REPORTED_CONVERSIONS``), and the faster library for linear layers
 #   (``devices.linear.LINEAR_TUNING``);
 # - the active simulated MPS device, of which torch supports one (``devices.machine.ACTIVE_SIMULATIONS``);

@@ -132,6 +132,7 @@ class EpochHooks:
     Attributes:
         curve: Samples so far, with the verdict.
         live_curve: Widget that displays the curve, or ``None``.
+        last_curve: Curve with the most recent sample of this process, or ``None``.
 
     Raises:
         DeviceError: If the device cannot be used.
@@ -144,6 +145,8 @@ class EpochHooks:
         >>> sample.epoch, hooks.verdict
         (2, 'insufficient data')
     """
+
+    last_curve: ClassVar[MemoryCurve | None] = None
 
     def __init__(
         self,
@@ -220,7 +223,7 @@ class EpochHooks:
         if self.live_curve is not None:
             self.live_curve(self.curve)
         with SESSION.operation():
-            SESSION.curve = self.curve
+            EpochHooks.last_curve = self.curve
         process = self.curve.process
         # The curve of another process is not displayed.
         if not process.is_main_process and self.verdict == "growing" and not was_growing:
@@ -317,8 +320,7 @@ def epochs(epochs: int, device: DeviceArgument = None, **options: Any) -> Epochs
 
 def last_curve() -> MemoryCurve | None:
     """Return the curve with the most recent sample, or ``None`` before the first sample."""
-    curve: MemoryCurve | None = SESSION.curve
-    return curve
+    return EpochHooks.last_curve
 
 
 def _current_process() -> ProcessInfo:
