@@ -102,10 +102,6 @@ def _rows(values: Mapping[Any, Any], limit: int | None = None) -> tuple[tuple[st
     return tuple((str(name), str(value)) for name, value in islice(values.items(), limit))
 
 
-def _are_files(texts: Any) -> bool:
-    return isinstance(texts, tuple) and len(texts) > 0 and all(isinstance(text, FileReference) for text in texts)
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
     """Notes with their entities, as a browser, a review and an export read them.
@@ -238,7 +234,10 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
 
         Only results contain paths. Errors, reports and logs do not, because a file name can contain the name of a patient.
         """
-        return tuple(text.path for text in self.texts[: len(self)]) if _are_files(self.texts) else (None,) * len(self)
+        texts = self.texts
+        if isinstance(texts, tuple) and all(isinstance(text, FileReference) for text in texts):
+            return tuple(text.path for text in texts[: len(self)])
+        return (None,) * len(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return model, device and texts as JSON-compatible data.
@@ -309,7 +308,7 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
             id_name = row_index.name if isinstance(row_index.name, str) else ID_COLUMN
         if ids is not None:
             frame.insert(1, ID_COLUMN if id_name in frame else id_name, make_id_column([ids[index] for index in notes]))
-        if _are_files(self.texts):
+        if any(self.sources):
             frame["source"] = make_id_column([self.sources[index] for index in notes])
         if row_index is None or not has_index:
             return frame

@@ -86,31 +86,8 @@ def _with_checked_options(method: MethodT) -> MethodT:
     return call  # type: ignore[return-value]  # wraps() keeps the signature.
 
 
-# Names of annotations that completion lists. The others belong to the package.
-_DOCUMENTED_NAMES = (
-    "at",
-    "by_patient",
-    "device",
-    "errors",
-    "export",
-    "filter",
-    "mask",
-    "missing",
-    "model",
-    "position",
-    "review",
-    "save",
-    "score",
-    "show",
-    "sources",
-    "summary",
-    "to_arrow",
-    "to_dict",
-    "to_frame",
-    "to_json",
-    "to_spacy",
-    "with_context",
-)
+# Names of the base class that completion lists, too. The others belong to the package.
+_DOCUMENTED_NAMES = ("device", "errors", "missing", "model", "position", "sources", "summary", "to_dict")
 
 
 def _warn_unknown_labels(labels: Iterable[str], present: Iterable[str], known: Iterable[str] | None) -> None:
@@ -142,7 +119,7 @@ class AnnotatedText(Displayable, Sequence[Entity]):
     if not TYPE_CHECKING:  # A type checker knows the attributes.
 
         def __getattr__(self, name: str) -> Any:
-            if name in _DOCUMENTED_NAMES:
+            if hasattr(Annotations, name):
                 raise AttributeError(f"A single text has no attribute {name!r}. Use its annotations: .found.{name}.")
             return super().__getattr__(name)
 
@@ -281,7 +258,8 @@ class Annotations(AnnotatedNotes):
 
     def __dir__(self) -> list[str]:
         """Return the names that completion lists: those of the documentation."""
-        return [*_DOCUMENTED_NAMES, *(name for name in super().__dir__() if name.startswith("_"))]
+        listed = {*vars(Annotations), *_DOCUMENTED_NAMES}
+        return [name for name in super().__dir__() if name in listed or name.startswith("_")]
 
     def at(self, position: int) -> AnnotatedText:
         """Return the text at a position with its entities.
