@@ -351,9 +351,76 @@ class Reason(JsonMixin):
         )
 
 
+class Rule(NamedTuple):
+    """A row of the decision matrix. Its texts contain thresholds in braces.
+
+    Attributes:
+        name: Name of the rule.
+        recommendation: The recommendation.
+        area: Name of its :class:`Area`.
+        condition: Condition as text.
+        action: Suggested action.
+    """
+
+    name: str
+    recommendation: Recommendation
+    area: str
+    condition: str
+    action: str
+
+
+# The rules for problems in order of precedence, and the rules that decide if there is no problem.
+PROBLEMS, CONCLUSIONS = (
+    [Rule(**row) for row in rows]
+    for rows in json.loads(Path(__file__).with_name("rules.json").read_text("utf-8")).values()
+)
+
 ANNOTATION_HINT = " For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
-IS_IDLE = "the device is less than {speedup} faster than the CPU at a utilization below {utilization}"
-IS_SLOW = "the device is less than {speedup} faster than the CPU, even at the upper bound of the interval,"
+
+
+def find_supported_rules(case: DecisionCase) -> dict[str, MetricNames]:
+    """Return the metrics that support each rule by its name; none for a rule that does not apply."""
+    evidence = case.evidence
+    is_training = evidence["task"] == TRAINING
+    # For a language model that generates text on MPS, MLX is an alternative.
+    generates_on_mps = evidence["task"] == GENERATION and evidence.device_type == "mps"
+    incorrect_results = case.find_incorrect_results()
+    small_speedup = case.find_small_speedup()
+    idle_device = case.find_idle_device()
+    knee_gain = case.exceeding("knee_gain")
+    is_batch_good = case.is_within("knee_gain")
+    memory_shortage = case.find_memory_shortage()
+    single_row_out_of_memory = ("out_of_memory_at",) if evidence["out_of_memory_at"] == 1 else ()
+    missing = [
+        requirement for requirement in list_requirements(case) if requirement.is_missing and requirement.is_needed
+    ]
+    supporting_metrics = case.find_supporting_metrics()
+    # A training that was too short to show whether memory grows is no reason to keep a device.
+    has_only_cpu = evidence["no_gpu"] and not case.on_accelerator and not case.is_curve_too_short
+    return {
+        "doctor_failures": case.select_nonempty("doctor_failures"),
+        "incorrect_results": () if generates_on_mps else incorrect_results,
+        "incorrect_generation": incorrect_results if generates_on_mps else (),
+        "memory_growth": case.exceeding("memory_growth") if evidence["memory_verdict"] == "growing" else (),
+        "training_memory": (single_row_out_of_memory or memory_shortage) if is_training else (),
+        "single_row": single_row_out_of_memory,
+        "batch_memory": () if is_training or single_row_out_of_memory else memory_shortage,
+        "data": case.exceeding("data_fraction"),
+        "transfers": case.find_slow_transfer(),
+        "synchronizations": case.find_blocking_synchronizations(),
+        "idle_pipeline": () if case.is_input_pipeline_fast else idle_device,
+        "knee": knee_gain + case.select_nonempty("batch", "knee") if knee_gain else (),
+        "tiny_batch": () if is_batch_good else case.select_nonempty("tiny_batch"),
+        "idle_batch": idle_device if case.is_input_pipeline_fast and not is_batch_good else (),
+        "fallbacks": case.find_costly_fallbacks(),
+        "small_speedup": () if generates_on_mps else small_speedup,
+        "small_generation_speedup": small_speedup if generates_on_mps else (),
+        "hours": case.exceeding("hours"),
+        "all_measured": () if missing else supporting_metrics,
+        "none_blocking": () if any(requirement.is_blocking for requirement in missing) else supporting_metrics,
+        "only_cpu": supporting_metrics or ("no_gpu",) if has_only_cpu else (),
+        "nothing_measured": (),
+    }
 
 
 def build_decision_matrix(case: DecisionCase, next_step: str) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
@@ -363,194 +430,33 @@ def build_decision_matrix(case: DecisionCase, next_step: str) -> tuple[tuple[Rea
         case: Evidence and thresholds. The texts of the rules contain the thresholds.
         next_step: Sentence that asks for the first missing requirement.
     """
-    memory_advice = (
-        case.evidence["memory_advice"] or "Do what the memory curve suggests, as in nb.training.last_curve()."
-    )
-    texts = {**case.gates.format_values(), "next_step": next_step, "memory_advice": memory_advice}
+    task = case.evidence["task"]
+    memory_advice = "Do what the memory curve suggests, as in nb.training.last_curve()."
+    texts = {
+        **case.gates.format_values(),
+        "next_step": next_step,
+        "memory_advice": case.evidence["memory_advice"] or memory_advice,
+        "annotation_hint": ANNOTATION_HINT if task in {None, ANNOTATION} else "",
+        "input": "data",
+        "input_advice": "Prefetch, and tokenize once: see nb.runbook.profile(step, loader).",
+    }
+    if task == ANNOTATION:
+        texts |= {"input": "tokenization", "input_advice": TOKENIZATION_REMEDY}
+    metrics = find_supported_rules(case)
 
-    def rule(
-        recommendation: Recommendation, precedence: Area, condition: str, metrics: MetricNames, action: str
-    ) -> Reason:
-        return Reason(recommendation, precedence, (condition.format(**texts),), metrics, (action.format(**texts),))
+    def to_reasons(rules: Sequence[Rule]) -> tuple[Reason, ...]:
+        return tuple(
+            Reason(
+                rule.recommendation,
+                Area[rule.area],
+                (rule.condition.format(**texts),),
+                metrics[rule.name],
+                (rule.action.format(**texts),),
+            )
+            for rule in rules
+        )
 
-    evidence = case.evidence
-    is_training = evidence["task"] == TRAINING
-    # For a language model that generates text on MPS, MLX is an alternative.
-    generates_on_mps = evidence["task"] == GENERATION and evidence.device_type == "mps"
-    incorrect_results = case.find_incorrect_results()
-    small_speedup = case.find_small_speedup()
-    idle_device = case.find_idle_device()
-    knee_gain = case.exceeding("knee_gain")
-    memory_shortage = case.find_memory_shortage()
-    single_row_out_of_memory = ("out_of_memory_at",) if evidence["out_of_memory_at"] == 1 else ()
-    is_tokenizing = evidence["task"] == ANNOTATION
-    annotation_hint = ANNOTATION_HINT if evidence["task"] in {None, ANNOTATION} else ""
-    problems = (
-        rule(
-            "measure first",
-            Area.CORRECTNESS,
-            "nb.doctor() found failures",
-            case.select_nonempty("doctor_failures"),
-            "Follow the remedies of nb.doctor(); measurements taken before that do not apply afterwards.",
-        ),
-        rule(
-            "compute on the CPU",
-            Area.CORRECTNESS,
-            "fewer than {entity_agreement} of the entities are the same as on the CPU, more than {recall_loss} of the recall is "
-            "lost, logits differ by more than {logits}, gradients differ by more than {gradients}, NaN or infinity appears, or "
-            "training losses diverge",
-            () if generates_on_mps else incorrect_results,
-            "Compute on the CPU, or on CUDA if available: nb.use('cpu').",
-        ),
-        rule(
-            "move to MLX",
-            Area.CORRECTNESS,
-            "a language model generates text on MPS with incorrect results, as defined above",
-            incorrect_results if generates_on_mps else (),
-            "Run the model with MLX, which is not measured here, or on the CPU or CUDA.",
-        ),
-        rule(
-            "fix the leak",
-            Area.MEMORY,
-            "memory grows by more than {memory_growth} over ten epochs",
-            case.exceeding("memory_growth") if evidence["memory_verdict"] == "growing" else (),
-            "{memory_advice} A host with more memory only delays the failure.",
-        ),
-        rule(
-            "checkpoint / accumulate",
-            Area.MEMORY,
-            "a training step runs out of memory, or leaves less than {headroom} of the limit free",
-            (single_row_out_of_memory or memory_shortage) if is_training else (),
-            "Use nb.training.checkpoint_activations(model), and smaller batches with nb.training.GradientAccumulation.",
-        ),
-        rule(
-            "move to a remote pool",
-            Area.MEMORY,
-            "a single row runs out of memory",
-            single_row_out_of_memory,
-            "Use a device with more memory, a smaller model, or shorter rows.",
-        ),
-        rule(
-            "fix the batch",
-            Area.MEMORY,
-            "the batch size in use runs out of memory, or leaves less than {headroom} of the limit free",
-            () if is_training or single_row_out_of_memory else memory_shortage,
-            f"Use a smaller batch size, such as the knee of the sweep.{annotation_hint}",
-        ),
-        rule(
-            "speed up the input pipeline",
-            Area.DATA,
-            f"more than {{data_fraction}} of a step is spent waiting for {'tokenization' if is_tokenizing else 'data'}",
-            case.exceeding("data_fraction"),
-            TOKENIZATION_REMEDY
-            if is_tokenizing
-            else "Prefetch, and tokenize once: see nb.runbook.profile(step, loader).",
-        ),
-        rule(
-            "speed up the input pipeline",
-            Area.DATA,
-            "more than {transfer_fraction} of a step is spent on copies to a device other than the CPU",
-            case.find_slow_transfer(),
-            "Copy fewer and larger batches, and only the data that the model reads.",
-        ),
-        rule(
-            "speed up the input pipeline",
-            Area.DATA,
-            "a step waits for the device, for example in .item() or .cpu(), at a utilization below {utilization}",
-            case.find_blocking_synchronizations(),
-            "Copy results from the device after the step, or only every few steps.",
-        ),
-        rule(
-            "speed up the input pipeline",
-            Area.DATA,
-            f"{IS_IDLE}, unless the input pipeline is known to be fast enough",
-            () if case.is_input_pipeline_fast else idle_device,
-            "Check the data and the batch size before the device: nb.compare(...) measures the time per phase.",
-        ),
-        rule(
-            "fix the batch",
-            Area.BATCH,
-            "throughput at the knee of the sweep is more than {knee_gain} above that of the batch size in use",
-            knee_gain + case.select_nonempty("batch", "knee") if knee_gain else (),
-            f"Use the batch size at the knee.{annotation_hint}",
-        ),
-        rule(
-            "fix the batch",
-            Area.BATCH,
-            "kernel launches take most of the time of the small batch, unless its size is known to be the best",
-            () if case.is_within("knee_gain") else case.select_nonempty("tiny_batch"),
-            "Use a larger batch size: nb.sweep(...) finds one.",
-        ),
-        rule(
-            "fix the batch",
-            Area.BATCH,
-            f"{IS_IDLE} although the input pipeline is fast enough, unless the batch size is known to be good",
-            idle_device if case.is_input_pipeline_fast and not case.is_within("knee_gain") else (),
-            "Use a larger batch size: nb.sweep(...) finds one.",
-        ),
-        rule(
-            "fall back to the CPU for these operators",
-            Area.FALLBACKS,
-            "MPS does not support some operators, or fallbacks take more than {fallback_time} of the time, or more than "
-            "{fallback_calls} of the calls if their time is not known",
-            case.find_costly_fallbacks(),
-            "Compute them on the CPU explicitly, in one place, or replace them; until then, PYTORCH_ENABLE_MPS_FALLBACK=1 "
-            "before the import of torch lets them run.",
-        ),
-        rule(
-            "compute on the CPU",
-            Area.SPEED,
-            f"{IS_SLOW} although the device is busy, or data and batch size are good; a smaller gain does not justify a "
-            "second device",
-            () if generates_on_mps else small_speedup,
-            "Compute on the CPU: nb.use('cpu').",
-        ),
-        rule(
-            "move to MLX",
-            Area.SPEED,
-            f"a language model generates text on MPS, and {IS_SLOW} although the device does not wait",
-            small_speedup if generates_on_mps else (),
-            "Run the model with MLX, which is built for text generation, but is not measured here.",
-        ),
-        rule(
-            "move to a remote pool",
-            Area.SPEED,
-            "the work takes more than {hours}",
-            case.exceeding("hours"),
-            "Distribute the texts over several computers with nb.cluster(...); nb.handoff(...) moves the work to one of them.",
-        ),
-    )
-    missing = [
-        requirement for requirement in list_requirements(case) if requirement.is_missing and requirement.is_needed
-    ]
-    supporting_metrics = case.find_supporting_metrics()
-    # A training that was too short to show whether memory grows is no reason to keep a device.
-    has_only_cpu = evidence["no_gpu"] and not case.on_accelerator and not case.is_curve_too_short
-    conclusions = (
-        rule(
-            "keep this device",
-            Area.SPEED,
-            "all metrics that the verdict depends on were measured, and none is clearly beyond its gate",
-            () if missing else supporting_metrics,
-            "No action is needed.",
-        ),
-        rule(
-            "keep this device",
-            Area.SPEED,
-            "none of the measured metrics is clearly beyond its gate, but a missing measurement could change this",
-            () if any(requirement.is_blocking for requirement in missing) else supporting_metrics,
-            "No other action is needed. {next_step}",
-        ),
-        rule(
-            "keep this device",
-            Area.SPEED,
-            "this computer has no GPU, so there is no other device to choose",
-            supporting_metrics or ("no_gpu",) if has_only_cpu else (),
-            "Stay on the CPU. {next_step}",
-        ),
-        rule("measure first", Area.SPEED, "no rule applies, and required metrics are missing", (), "{next_step}"),
-    )
-    return problems, conclusions
+    return to_reasons(PROBLEMS), to_reasons(CONCLUSIONS)
 
 
 class Symptom(NamedTuple):
