@@ -1,7 +1,8 @@
 """Metrics of a device: their labels and units, their gates, and how they are read from reports.
 
-``METRICS`` declares each metric once. :class:`Evidence` maps their names to values, and each field of :class:`Thresholds` is the gate
-of the metric with that name. ``read_report`` reads the values of a report for a verdict and for a logbook.
+``metrics.json`` declares each metric and its gate once. :class:`Evidence` maps their names to values, and each field of
+:class:`Thresholds` is the threshold of the metric with that name. ``read_report`` reads the values of a report for a verdict
+and for a logbook.
 """
 
 from __future__ import annotations
@@ -141,18 +142,40 @@ class Area(IntEnum):
     CORRECTNESS, MEMORY, DATA, BATCH, FALLBACKS, SPEED = range(6)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """Description of a threshold.
+
+    Attributes:
+        description: What the threshold limits.
+        reason: Reason for the default threshold, which is a choice of this toolkit unless the reason names another source.
+        maximum: Largest threshold that can be set.
+        is_minimum: Whether the metric must reach the threshold. If false, the metric must not exceed it.
+    """
+
+    description: str
+    reason: str
+    maximum: float = 1.0
+    is_minimum: bool = False
+
+
 class Metric(NamedTuple):
-    """Label and unit of a metric, and a note about its value."""
+    """Label and unit of a metric, a note about its value, and the arguments of its :class:`Gate`, if it has one."""
 
     label: str
     unit: Unit
     note: str = ""
+    gate: Mapping[str, Any] = {}
 
 
-METRICS = {
-    name: Metric(**values)
-    for name, values in json.loads(Path(__file__).with_name("metrics.json").read_text("utf-8")).items()
-}
+_DECLARATIONS = (
+    Path(__file__)
+    .with_name("metrics.json")
+    .read_text("utf-8")
+    .replace("{GROWTH_EPOCHS}", str(GROWTH_EPOCHS))
+    .replace("{MIN_KNEE_GAIN}", format_percent(MIN_KNEE_GAIN))
+)
+METRICS = {name: Metric(**values) for name, values in json.loads(_DECLARATIONS).items()}
 
 
 def format_value(unit: Unit, value: Any) -> str:
@@ -216,31 +239,6 @@ class Evidence(Values):
         return get_device(self["device"]).type if self["device"] else None
 
 
-OBSERVED_DIFFERENCES = "several times the largest difference observed in correct runs, as in nb.runbook.parity()"
-
-
-@dataclass(frozen=True)
-class Gate:
-    """Description of a threshold.
-
-    Attributes:
-        description: What the threshold limits.
-        reason: Reason for the default threshold, which is a choice of this toolkit unless the reason names another source.
-        maximum: Largest threshold that can be set.
-        is_minimum: Whether the metric must reach the threshold. If false, the metric must not exceed it.
-    """
-
-    description: str
-    reason: str
-    maximum: float = 1.0
-    is_minimum: bool = False
-
-
-def _gate(default: float | None, *arguments: Any, **options: Any) -> Any:
-    """Return a dataclass field with a default threshold and its description."""
-    return field(default=default or 0.0, metadata={"gate": Gate(*arguments, **options)})
-
-
 @dataclass(frozen=True)
 class Thresholds:
     """Thresholds of a verdict; fractions are in [0, 1]: 0.22 is 22%.
@@ -249,83 +247,20 @@ class Thresholds:
         ConfigurationError: If a threshold is out of range.
     """
 
-    speedup: float = _gate(
-        MIN_SPEEDUP_GAIN,
-        "minimum gain in speed over the CPU (30% is 1.3 times as fast)",
-        "the runbook: a smaller gain does not justify a second device; if the device also waits, check data and batch size first",
-        maximum=10.0,
-        is_minimum=True,
-    )
-    utilization: float = _gate(
-        0.18,
-        "minimum utilization of the device, after subtracting its idle utilization",
-        "the runbook: a device that waits is not slow, its data or its batch size limits it",
-        is_minimum=True,
-    )
-    entity_agreement: float = _gate(
-        MIN_SPAN_AGREEMENT,
-        "minimum fraction of the entities that are the same as on the CPU",
-        "near ties do not explain a lower agreement, as in nb.runbook.parity()",
-        is_minimum=True,
-    )
-    recall_loss: float = _gate(
-        MAX_RECALL_LOSS,
-        "maximum loss of recall on gold entities",
-        "a model with a lower recall is a different model, as in nb.runbook.parity()",
-    )
-    logits: float = _gate(
-        TOLERANCES["float32"].logits,
-        "maximum difference of a float32 logit from the CPU; a larger difference is accepted if all entities are the same",
-        OBSERVED_DIFFERENCES,
-        maximum=1e6,
-    )
-    gradients: float = _gate(
-        TOLERANCES["float32"].gradients,
-        "maximum relative difference of a float32 gradient from the CPU",
-        OBSERVED_DIFFERENCES,
-        maximum=1e6,
-    )
-    memory_growth: float = _gate(
-        GROWTH_THRESHOLD,
-        f"maximum memory growth over {GROWTH_EPOCHS} epochs, relative to at least 1 MiB; larger growth means that memory is retained",
-        "the runbook: caches are emptied after each epoch, so memory that still grows is referenced",
-        maximum=10.0,
-    )
-    headroom: float = _gate(
-        HEADROOM_FRACTION,
-        "minimum free fraction of the memory limit at the batch size in use",
-        "a longer text or a new shape then still fits",
-        is_minimum=True,
-    )
-    data_fraction: float = _gate(
-        MAX_DATA_FRACTION,
-        "maximum fraction of a step spent waiting for data",
-        "without the wait, a third more steps run in the same time",
-    )
-    transfer_fraction: float = _gate(
-        0.25,
-        "maximum fraction of a step spent on copies to the device",
-        "without the copies, a third more steps run in the same time",
-    )
-    knee_gain: float = _gate(
-        0.1,
-        "maximum throughput gain at the knee over the batch size in use",
-        f"a sweep itself ignores gains up to {format_percent(MIN_KNEE_GAIN)}; a gain near that hardly justifies a change",
-        maximum=10.0,
-    )
-    fallback_time: float = _gate(
-        0.05,
-        "maximum fraction of the time in operators that fall back to the CPU",
-        "below it, avoiding the fallbacks gains little",
-    )
-    fallback_calls: float = _gate(
-        0.01,
-        "maximum fraction of the calls on MPS that fall back, if their time is not known",
-        "each one waits for the GPU and copies twice, and an operator launch alone takes 25 to 110 microseconds (pytorch#82707)",
-    )
-    hours: float = _gate(
-        24.0, "maximum duration of a run on one computer", "one computer can be reserved for a day", maximum=1e5
-    )
+    speedup: float = MIN_SPEEDUP_GAIN
+    utilization: float = 0.18
+    entity_agreement: float = MIN_SPAN_AGREEMENT
+    recall_loss: float = MAX_RECALL_LOSS
+    logits: float = TOLERANCES["float32"].logits or 0.0
+    gradients: float = TOLERANCES["float32"].gradients or 0.0
+    memory_growth: float = GROWTH_THRESHOLD
+    headroom: float = HEADROOM_FRACTION
+    data_fraction: float = MAX_DATA_FRACTION
+    transfer_fraction: float = 0.25
+    knee_gain: float = 0.1
+    fallback_time: float = 0.05
+    fallback_calls: float = 0.01
+    hours: float = 24.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -350,7 +285,7 @@ class Thresholds:
         )
 
 
-GATES: dict[str, Gate] = {gate.name: gate.metadata["gate"] for gate in fields(Thresholds)}
+GATES: dict[str, Gate] = {gate.name: Gate(**METRICS[gate.name].gate) for gate in fields(Thresholds)}
 
 
 @dataclass(frozen=True)

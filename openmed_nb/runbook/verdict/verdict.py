@@ -240,7 +240,7 @@ class Verdict(Displayable):
         limits = self.gates.format_values()
         descriptions = []
         for name in reason.metrics:
-            label, unit, _note = METRICS[name]
+            label, unit, *_ = METRICS[name]
             if name == "speedup" and self.evidence["batch_tokens"]:
                 label += GPU_BATCHES
             if unit == "names":
