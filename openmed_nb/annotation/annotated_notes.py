@@ -106,7 +106,7 @@ def _rows(values: Mapping[Any, Any], limit: int | None = None) -> tuple[tuple[st
 class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
     """Notes with their entities, as a browser, a review and an export read them.
 
-    :class:`~openmed_nb.annotation.results.Annotations` documents the attributes, and adds what users call.
+    Its subclass :class:`~openmed_nb.annotation.results.Annotations` documents the attributes, and has the public operations.
     """
 
     results: ResultStore
@@ -206,6 +206,7 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
 
     @cached_property
     def indices_by_id(self) -> Mapping[Any, Sequence[int]]:
+        """The positions of the texts with each id."""
         return find_positions(() if self.ids is None else self.ids)
 
     @property
