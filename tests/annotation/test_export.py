@@ -22,8 +22,6 @@ from helpers.leaks import MARKER, catch_rejection
 from openmed_nb.annotation.export.formats import SPAN_GROUP
 from openmed_nb.annotation.export.notes import CHANGED_LABELS, OVERLAPPING, TRIMMED, WITHOUT_TEXT
 from openmed_nb.annotation.export.registry import FORMATS
-from openmed_nb.annotation.results import Annotations
-from openmed_nb.annotation.storage import ResultStore
 from openmed_nb.errors import ConfigurationError, OpenMedWarning
 
 EXPORTS = [name for name, form in FORMATS.items() if form.write]
@@ -302,10 +300,9 @@ def test_paths_and_formats_are_validated(found, tmp_path):
 def test_files_are_private_and_replaced_atomically(found, tmp_path):
     path = tmp_path / "notes.jsonl"
     path.write_text("earlier")
-    tokens = ResultStore("entity")
-    tokens.add(0, [{"entity": "B-A", "score": 1.0, "index": 1, "word": "a", "start": 0, "end": 1}])
+    tokens = make_annotations([[{"entity": "B-A", "score": 1.0, "index": 1, "start": 0, "end": 1}]], ["a"])
     with pytest.raises(ConfigurationError, match="tokens"):
-        Annotations(tokens, ("a",), "model", "cpu").export("doccano", path)
+        tokens.export("doccano", path)
     assert (path.read_text(), [*tmp_path.iterdir()]) == ("earlier", [path])
 
     found.save(path)
