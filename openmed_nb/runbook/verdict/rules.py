@@ -378,7 +378,7 @@ PROBLEMS, CONCLUSIONS = (
 ANNOTATION_HINT = " For annotation, use nb.annotate(..., batch_tokens=sweep.batch_tokens)."
 
 
-def find_supported_rules(case: DecisionCase) -> dict[str, MetricNames]:
+def find_rule_metrics(case: DecisionCase) -> dict[str, MetricNames]:
     """Return the metrics that support each rule by its name; none for a rule that does not apply."""
     evidence = case.evidence
     is_training = evidence["task"] == TRAINING
@@ -442,7 +442,7 @@ def build_decision_matrix(case: DecisionCase, next_step: str) -> tuple[tuple[Rea
     }
     if task == ANNOTATION:
         texts |= {"input": "tokenization", "input_advice": TOKENIZATION_REMEDY}
-    metrics = find_supported_rules(case)
+    metrics = find_rule_metrics(case)
 
     def to_reasons(rules: Sequence[Rule]) -> tuple[Reason, ...]:
         return tuple(
