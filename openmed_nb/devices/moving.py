@@ -169,15 +169,6 @@ def unwrap_model(model: object) -> Any:
     return model if get_base_model is None else get_base_model()
 
 
-def underlying_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a sparse or nested tensor, or the tensor itself."""
-    import torch
-
-    if tensor.layout == torch.sparse_coo:
-        return tensor._values()  # noqa: SLF001 - values() requires a coalesced tensor
-    return tensor.values() if tensor.is_nested or tensor.layout != torch.strided else tensor
-
-
 WORD = r"([a-z]+([0-9]{1,2}[a-z]*)?|[0-9]{1,3})"
 
 # Keys that errors may display: lower-case letters and short numbers, such as "input_ids" or "layer.11.weight". Any other key
@@ -307,7 +298,7 @@ class TensorMover:
         narrow = tensor.to(dtype)
         before = str(tensor.dtype).removeprefix("torch.")
         after = str(dtype).removeprefix("torch.")
-        num_overflows = int((underlying_values(narrow).isinf() & ~underlying_values(tensor).isinf()).sum())
+        num_overflows = int(narrow.isinf().sum()) - int(tensor.isinf().sum())
         if num_overflows:
             values = f"{name or 'The tensor'} has {pluralize(num_overflows, 'value')} in {before}"
             overflow = "overflows" if num_overflows == 1 else "overflow"

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
-from torch.nested._internal.nested_tensor import NestedTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -75,15 +74,11 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def get_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor whose memory is on the CPU, or ``None`` for other devices.
 
-    A tensor inside ``torch.vmap`` has the storage of the wrapped tensor, and a sparse or jagged tensor that of its
-    values.
+    A tensor inside ``torch.vmap`` has the storage of the wrapped tensor. A sparse or jagged tensor has none.
     """
     with torch._C.DisableTorchFunction():  # noqa: SLF001 - no mode may intercept this
         while functorch.is_functorch_wrapped_tensor(tensor):
             tensor = functorch.get_unwrapped(tensor)
-        # A jagged tensor delegates to its values.
-        if tensor.layout is torch.jagged or (tensor.layout is not torch.strided and is_on_cpu(tensor)):
-            tensor = _get_components(tensor)[0]
         if tensor.layout is not torch.strided or not is_on_cpu(tensor):
             return None
         storage = tensor.untyped_storage()
@@ -100,20 +95,6 @@ def find_storages(*values: object) -> Storages:
     """Return the storages of the tensors in the arguments or results of a function."""
     tensors = ((get_key(tensor), tensor) for tensor in iter_operator_tensors(values))
     return {key: tensor for key, tensor in tensors if key is not None}
-
-
-def _get_components(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the components of a sparse or jagged tensor, its values first, without dispatch modes."""
-    with torch._C._DisableTorchDispatch():  # noqa: SLF001
-        if tensor.layout is torch.sparse_coo:
-            return [tensor._values(), tensor._indices()]  # noqa: SLF001 - values() requires a coalesced tensor
-        if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
-            return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
-        if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:
-            return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
-        if isinstance(tensor, NestedTensor):
-            return [tensor._values, tensor._offsets]  # noqa: SLF001
-    return [tensor]
 
 
 class StorageBlock(NamedTuple):
@@ -176,10 +157,6 @@ class SimulatedDevice:
 
     def add(self, tensor: torch.Tensor) -> None:
         """Add a tensor to the device, or count it again if it grew."""
-        with torch._C.DisableTorchFunction():  # noqa: SLF001
-            _values, *indices = _get_components(tensor)
-        for component in indices:
-            self.add(component)
         storage = get_storage(tensor)
         if storage is None:
             return
@@ -246,11 +223,6 @@ class SimulatedDevice:
         if to_device:
             check_dtype(tensor.dtype)
             self.allocator.check(tensor.numel() * tensor.element_size())
-        if isinstance(tensor, NestedTensor):  # A clone would share its offsets.
-            values, offsets = (self.copy_detached(component, to_device) for component in _get_components(tensor))
-            lengths = tensor._lengths  # noqa: SLF001
-            lengths = None if lengths is None else self.copy_detached(lengths, to_device)
-            return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, tensor._ragged_idx)  # noqa: SLF001
         with torch._C.DisableTorchFunction(), self.pause():  # noqa: SLF001
             copy = tensor.clone()
             if to_device:
@@ -293,13 +265,11 @@ class OperatorMode(TorchDispatchMode):
         self._device = device
 
     def __torch_dispatch__(
-        self, operator: OpOverload, types: Collection[type], args: Arguments = (), kwargs: Keywords | None = None
+        self, operator: OpOverload, _types: object, args: Arguments = (), kwargs: Keywords | None = None
     ) -> Result:
         """Call an operator on the device if one of its arguments is on the device."""
         device = self._device
         kwargs = dict(kwargs or {})
-        if types and any(tensor.layout is torch.jagged for tensor in iter_operator_tensors(args)):
-            return NotImplemented  # A jagged tensor calls operators with its values, which are intercepted again.
         with torch._C.DisableTorchFunction():  # noqa: SLF001
             storages = find_storages(args, kwargs)
             on_device = device.has_any(storages)

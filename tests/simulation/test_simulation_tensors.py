@@ -82,7 +82,8 @@ ELSEWHERE = {
     "copied into": lambda: torch.zeros(2).copy_(ones(2)),
     "a layer that came back": lambda: torch.nn.Linear(2, 2).to("mps").cpu().weight,
     "meta": lambda: ones(2).to("meta"),
-    "sparse": lambda: torch.eye(2).to_sparse(),
+    "sparse": lambda: torch.eye(2).to_sparse().to("mps"),
+    "jagged": lambda: torch.nested.nested_tensor([ones(2).cpu()], layout=torch.jagged).to("mps"),
 }
 
 

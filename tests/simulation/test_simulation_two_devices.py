@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from helpers import ROOT
 from helpers.processes import run_python
 from helpers.simulated_tensors import ones, packed
-from openmed_nb.devices.moving import to_device
 
 pytestmark = [pytest.mark.real_computer, pytest.mark.usefixtures("mps")]  # Each test starts its own simulation.
 
@@ -221,41 +220,6 @@ def test_generator_has_device_and_seed():
     there.set_state(state)
     assert torch.equal(second, torch.rand(2, device="mps", generator=there))
     assert torch.equal(first, torch.rand(2, device="mps", generator=there.manual_seed(4)))
-
-
-SPARSE = {
-    "sparse_coo": torch.Tensor.to_sparse,
-    "sparse_csr": torch.Tensor.to_sparse_csr,
-    "sparse_csc": torch.Tensor.to_sparse_csc,
-    "sparse_bsr": lambda tensor: tensor.to_sparse_bsr((1, 1)),
-    "jagged": lambda tensor: torch.nested.nested_tensor(list(tensor), layout=torch.jagged),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("convert", SPARSE.values(), ids=SPARSE)
-def test_to_device_moves_sparse_tensors(mps, convert):
-    here = convert(torch.eye(2))
-    there = to_device({"adjacency": here}, "mps")["adjacency"]
-    assert (there.device, there.layout, there.is_mps) == (torch.device("mps", 0), here.layout, True)
-    assert there.values().is_mps if here.layout is not torch.sparse_coo else there.coalesce().values().is_mps
-    assert mps.contains(there)
-    assert not mps.contains(here)
-    assert there.to("mps").device == there.device
-    back = to_device(there, "cpu")
-    assert back.device.type == "cpu"
-    assert not mps.contains(back)
-
-
-def test_sparse_gradient_is_on_device():
-    embedding = torch.nn.Embedding(3, 2, sparse=True).to("mps")
-    embedding(ids()).sum().backward()
-    gradient = embedding.weight.grad
-    assert (gradient.layout, gradient.is_mps, gradient.coalesce().indices().is_mps) == (torch.sparse_coo, True, True)
-    matrix = torch.eye(2).to_sparse().to("mps")
-    assert torch.sparse.mm(matrix, ones(2, 2)).is_mps
-    with pytest.raises(RuntimeError, match=r"on CPU|same device"):
-        torch.sparse.mm(matrix, torch.ones(2, 2))
 
 
 class TestNothingAborts:
