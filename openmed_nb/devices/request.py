@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .._render.values import JsonMixin
 from .._utils.text import describe_value, short_type_name
-from .._utils.validation import invalid_value
+from .._utils.validation import invalid_value, suggest
 from ..errors import ConfigurationError, UnknownDeviceError
 
 # Names the device of a process. A choice with %openmed_device, %openmed_panel or nb.use is written to it.
@@ -63,12 +63,10 @@ class DeviceNames:
 
     Attributes:
         spellings: Accepted spellings, the type itself first.
-        vendors: Words for its vendor or driver. A request that starts with one of them means this type.
         supports_index: Whether there can be several devices of the type, each with an index.
     """
 
     spellings: tuple[str, ...]
-    vendors: tuple[str, ...] = ()
     supports_index: bool = False
 
 
@@ -76,8 +74,8 @@ class DeviceNames:
 # because ``backend`` and ``machine`` need them and the classes import both.
 DEVICE_NAMES = {
     "cpu": DeviceNames(spellings=("cpu",)),
-    "cuda": DeviceNames(spellings=("cuda", "cuda:N"), vendors=("nvidia",), supports_index=True),
-    "mps": DeviceNames(spellings=("mps", "mps:0"), vendors=("apple", "metal")),
+    "cuda": DeviceNames(spellings=("cuda", "cuda:N"), supports_index=True),
+    "mps": DeviceNames(spellings=("mps", "mps:0")),
 }
 INDEXED_TYPES = tuple(name for name, names in DEVICE_NAMES.items() if names.supports_index)
 INDEXED_PATTERN = re.compile(rf"({'|'.join(INDEXED_TYPES)}):(\d{{1,4}})", re.ASCII)
@@ -93,7 +91,6 @@ ACCEPTED_SPELLINGS = (
     *(spelling for names in DEVICE_NAMES.values() for spelling in names.spellings),
     GPU,
 )
-MIN_SIMILARITY = 0.6  # Minimum ratio of difflib for a word to count as a misspelled device name.
 DEFAULT_SOURCE = "default"
 
 
@@ -132,7 +129,7 @@ class DeviceRequest:
             Traceback (most recent call last):
             ...
             openmed_nb.errors.UnknownDeviceError: 'cdua:1' (from OPENMED_DEVICE) is not a valid device name. \
-Use 'cuda:1'; accepted values are auto, default, cpu, cuda, cuda:N, mps, mps:0, gpu.
+Did you mean 'cuda'? Valid values: cuda, cuda:N, cpu, auto, default, mps, mps:0, gpu.
         """
         if not isinstance(source, str):
             raise invalid_value("source", source, "Pass a string that identifies the caller.")
@@ -145,29 +142,11 @@ Use 'cuda:1'; accepted values are auto, default, cpu, cuda, cuda:N, mps, mps:0, 
             return cls(SINGLE_DEVICE_ALIASES.get(value, value), source)
         displayed = mask_secrets(source, spelling) if isinstance(spelling, str) else spelling
         message = f"{describe_value(displayed)} (from {source}) is not a valid device name."
-        accepted = ", ".join(ACCEPTED_SPELLINGS)
-        word, _, index = value.partition(":")
-        suggestion = _closest_device(word)
-        if INDEXED_PATTERN.fullmatch(f"{suggestion}:{index}"):
-            suggestion = f"{suggestion}:{index}"
-        remedy = f"Use {suggestion!r}; accepted values are {accepted}." if suggestion else f"Use one of {accepted}."
+        word = device_type(value)
+        remedy = suggest(word, ACCEPTED_SPELLINGS)
         if word == "mlx":
             remedy = "Use 'mps' for the GPU of a Mac: openmed_nb runs PyTorch models. docs/explanation/recommendations.md compares both."
         raise UnknownDeviceError(message, remedy)
-
-
-def _closest_device(word: str) -> str:
-    """Return the closest device type, or an empty string if two are equally close: "tpu" is neither "cpu" nor "gpu"."""
-    import difflib
-
-    for name, device_names in DEVICE_NAMES.items():
-        if word.startswith(device_names.vendors):
-            return name
-    names = (*DEVICE_NAMES, GPU, *AUTO_NAMES)
-    similarities = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in names}
-    first, second = sorted(similarities, key=similarities.__getitem__, reverse=True)[:2]
-    is_clear = similarities[first] >= MIN_SIMILARITY and similarities[first] > similarities[second]
-    return first if is_clear else ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ NOTE = "The patient has leprosy."
 
 INVALID_CELLS = [
     ("%openmed_device banana", "UnknownDeviceError", "'banana' (from %openmed_device)"),
-    ("%openmed_device mpss", "UnknownDeviceError", "Use 'mps'"),
+    ("%openmed_device mpss", "UnknownDeviceError", "Did you mean 'mps'"),
     ("%openmed_device cuda:999", "DeviceUnavailableError", "'cuda:999'"),
     (f"%openmed_device {'a' * 500}", "UnknownDeviceError", "a string of 500 characters"),
     ("%openmed_device --bogus", "MagicError", ""),
