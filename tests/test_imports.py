@@ -44,7 +44,7 @@ LIGHT = {
 }
 """Code without a model or GPU, as cells of one notebook."""
 
-OPEN_LINES = ["%openmed_device ", "%%openmed_ner --model ", "%%openmed_ner --strategy ", "%openmed_panel --model "]
+OPEN_LINES = ["%openmed_device ", "%%openmed_ner ", "%openmed_panel "]
 
 LOOK = """
 import json, sys

@@ -1,7 +1,7 @@
 """IPython extension: register the magics and their completion for ``%load_ext``, and remove them for ``%unload_ext``.
 
-Tab completion suggests the values and options of a magic, including after an assignment such as
-``choice = %openmed_device ``. The options come from the parser of the magic. The tables here list its values.
+Tab completion suggests the options of a magic, which come from its parser, including after an assignment such as
+``choice = %openmed_device ``.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ import contextlib
 import re
 from types import MethodType, TracebackType
 
-from IPython import get_ipython
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
 
 from .._utils.text import describe_error
 from ..devices.machine import distribution_of
-from ..devices.request import ACCEPTED_SPELLINGS
 from ..errors import ConfigurationError
-from ..models.config import STRATEGIES
 from ..session import SESSION
-from .magics import SIMULATIONS, OpenMedMagics
+from .magics import OpenMedMagics
 
 
 def load(shell: InteractiveShell) -> None:
@@ -120,48 +117,23 @@ MAGIC_LINE_PATTERN = re.compile(
     rf"^\s*(?:[^=%]+=\s*)?%{{1,2}}(?P<magic>{'|'.join(PARSERS)})\s(?P<before>.*?)(?P<word>\S*)$"
 )
 
-# Tab suggests neither placeholders such as "cuda:N" nor the synonyms "default" and "mps:0".
-_DEVICES = tuple(
-    spelling for spelling in ACCEPTED_SPELLINGS if spelling not in ("default", "mps:0") and not spelling.endswith(":N")
-)
-_CHOICES = {"device": _DEVICES, "--device": _DEVICES, "--simulate": SIMULATIONS, "--strategy": STRATEGIES}
-
-
-def _suggest_values(argument: str) -> list[str]:
-    """Return suggestions for the value of an option or a positional argument; empty if any name is valid."""
-    if argument in ("model", "--model", "--ops"):
-        from ..models.registry import ALIASES, BUNDLED
-
-        return [*BUNDLED, *ALIASES]
-    if argument == "names":
-        shell = get_ipython()
-        return sorted(name for name in shell.user_ns if name not in shell.user_ns_hidden and not name.startswith("_"))
-    return list(_CHOICES.get(argument, ()))
-
 
 def _complete_line(line: str) -> list[str] | None:
     """Return the completions at the end of a line, or ``None`` to leave it to IPython, which completes files.
 
     Example:
-        >>> _complete_line("choice = %openmed_device m"), _complete_line("%macro m")
-        (['mps'], None)
+        >>> _complete_line("choice = %openmed_device --li"), _complete_line("%macro m")
+        (['--list'], None)
     """
     match = MAGIC_LINE_PATTERN.match(line)
     if match is None:
         return None
     words = match["before"].split()
-    parser = PARSERS[match["magic"]]
-    options = parser._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
-    suggestions: list[str] = []
+    options = PARSERS[match["magic"]]._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
     if words and words[-1] in options and options[words[-1]].nargs != 0:
-        suggestions += _suggest_values(words[-1])
-    else:
-        for action in parser._actions:  # noqa: SLF001 - argparse has no public list of its arguments
-            if not action.option_strings and (action.nargs == "*" or not words):
-                suggestions += _suggest_values(action.dest)
-        if match["word"] or not suggestions:
-            suggestions += [option for option in options if option.startswith("--")]
-    return [word for word in suggestions if word.startswith(match["word"]) and word not in words] or None
+        return None  # The value of an option.
+    flags = [option for option in options if option.startswith("--") and option not in words]
+    return [flag for flag in flags if flag.startswith(match["word"])] or None
 
 
 @context_matcher(identifier="openmed_nb.magics")
