@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import openmed_nb as nb
-from helpers import simulated_computers as computers
 from openmed_nb.compat import MPS_ENV_DEFAULTS, ModelLoader, OpenMedConfig
 from openmed_nb.devices.environment import FALLBACK_VARIABLE, HIGH_WATERMARK_VARIABLE, LOW_WATERMARK_VARIABLE
 from openmed_nb.errors import ConfigurationError, DeviceUnavailableError, OpenMedWarning, UnknownDeviceError
@@ -26,59 +25,6 @@ def no_models():
     ModelLoader().unload()
     yield
     ModelLoader().unload()
-
-
-def make_computer(kind, **environ):
-    """Return a simulated computer; ``both`` is the one of OpenMed's tests, with MPS and CUDA."""
-    computer = getattr(computers, "mac" if kind == "both" else kind)(**environ)
-    if kind == "both":
-        computer.torch.facts = replace(computers.MAC_TORCH, cuda_names=("NVIDIA A100",))
-    return computer
-
-
-RESOLVED = [
-    ("both", "auto", {}, "mps"),
-    ("box", "auto", {}, "cuda"),
-    ("plain", "auto", {}, "cpu"),
-    ("both", "cpu", {}, "cpu"),
-    ("both", "cuda:1", {}, "cuda:1"),
-    ("box", "gpu", {}, "cuda"),
-    ("both", "auto", {TORCH: "cpu"}, "cpu"),
-    ("box", "auto", {TORCH: "mps", LEGACY: "cpu"}, "mps"),
-    ("box", "default", {LEGACY: "cpu"}, "cpu"),
-    ("box", None, {TORCH: " Cuda:1 "}, "cuda:1"),
-    ("box", "cpu:0", {}, "cpu"),
-    ("box", -1, {}, "cpu"),
-    ("box", 0, {}, "cuda"),
-    ("box", 1, {}, "cuda:1"),
-    ("mac", 0, {}, "mps"),
-    ("both", "gpu", {}, "mps"),  # OpenMed says "cuda", which a Mac does not have.
-]
-
-
-@pytest.mark.parametrize(("kind", "prefer", "environ", "device"), RESOLVED)
-def test_resolved_device(kind, prefer, environ, device):
-    assert make_computer(kind, **environ).session.resolve(prefer) == device
-
-
-TUNED = [
-    ({}, {}),
-    ({FALLBACK_VARIABLE: "0"}, {FALLBACK_VARIABLE: "0"}),
-    ({HIGH_WATERMARK_VARIABLE: "1.4"}, {HIGH_WATERMARK_VARIABLE: "1.4"}),
-    ({LOW_WATERMARK_VARIABLE: "0.5"}, {LOW_WATERMARK_VARIABLE: "0.5"}),
-    (
-        {HIGH_WATERMARK_VARIABLE: "0.7"},
-        {HIGH_WATERMARK_VARIABLE: "0.7", LOW_WATERMARK_VARIABLE: "0.63"},
-    ),  # With OpenMed's 0.9, torch refuses every call.
-]
-
-
-@pytest.mark.parametrize(("environ", "others"), TUNED)
-def test_tuned_variables(environ, others):
-    computer = make_computer("mac", **environ)
-
-    assert computer.session.apply_mps_variables() == {**MPS_ENV_DEFAULTS, **others}
-    assert {name: computer.environ[name] for name in MPS_ENV_DEFAULTS} == {**MPS_ENV_DEFAULTS, **others}
 
 
 def test_constants_have_the_values_of_openmed():

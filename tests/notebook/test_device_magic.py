@@ -5,10 +5,6 @@ import re
 
 import pytest
 
-from openmed_nb.devices.registry import DEVICE_TYPES
-
-DEVICES = tuple(DEVICE_TYPES)
-
 
 def test_device_magic_shows_device_and_reason(kernel):
     """%openmed_device shows device and reason, as text and as HTML, and prints nothing."""
@@ -35,28 +31,6 @@ def test_reset_gives_the_word_back_to_the_shell(kernel):
 
     assert "OPENMED_DEVICE" in kernel.run("%openmed_device --reset").text
     assert kernel.value("__import__('os').environ.get('OPENMED_TORCH_DEVICE')") is None
-
-
-def test_list_names_every_device_with_its_state(kernel):
-    """The list has a row per device and shows the active one."""
-    reply = kernel.run("%openmed_device --list")
-
-    assert all(re.search(f'<th scope="row"[^>]*>{device}', reply.html) for device in DEVICES)
-    assert [line.split()[0] for line in reply.text.splitlines() if "active" in line] == ["cpu"]
-
-
-def test_explain_shows_the_chain_and_the_environment(kernel):
-    """%openmed_device --explain shows who asked, in order, and each MPS variable."""
-    text = kernel.run("%openmed_device --explain").text
-    chain = ("argument", "session", "OPENMED_TORCH_DEVICE", "OPENMED_DEVICE", "automatic")
-    places = [text.index(f"\n  {name} ") for name in (*chain, "PYTORCH_ENABLE_MPS_FALLBACK")]
-
-    assert places == sorted(places)
-    assert next(line for line in text.splitlines() if line.endswith(" used")).split() == [
-        "OPENMED_DEVICE",
-        "cpu",
-        "used",
-    ]
 
 
 @pytest.mark.parametrize(

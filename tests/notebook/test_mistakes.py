@@ -7,57 +7,39 @@ NOTE = "The patient has leprosy."
 
 INVALID_CELLS = [
     ("%openmed_device banana", "UnknownDeviceError", "'banana' (from %openmed_device)"),
-    ("%openmed_device mpss", "UnknownDeviceError", "Did you mean 'mps'"),
     ("%openmed_device cuda:999", "DeviceUnavailableError", "'cuda:999'"),
     (f"%openmed_device {'a' * 500}", "UnknownDeviceError", "a string of 500 characters"),
-    ("%openmed_device --bogus", "MagicError", ""),
     ("%openmed_device --lsit", "MagicError", "Did you mean '--list'? See %openmed_device --help."),
     ("%openmed_device cpu auto", "MagicError", "1 unexpected argument"),
-    ("%openmed_device --reset cpu", "MagicError", "--reset and a device"),
     ("%openmed_device --list --explain", "MagicError", "--list and --explain"),
     ("%openmed_device 'cpu", "MagicError", "No closing quotation"),
     ("%openmed_device --simulate", "MagicError", "--simulate"),
     ("%openmed_device --simulate cuda", "MagicError", "'cuda'"),
     ("%openmed_device --memory 8GiB", "MagicError", "--memory"),
     ("%openmed_device --simulate mps cpu", "MagicError", "--simulate and a device"),
-    ("%openmed_device --simulate mps --reset", "MagicError", "--reset and --simulate"),
     ("%openmed_device --simulate mps --memory 8 GiB", "MagicError", '--memory "8 GiB"'),
     ("%openmed_device --simulate mps --memory lots", "ConfigurationError", "'lots'"),
-    (f"%%openmed_ner --bogus\n{NOTE}", "MagicError", ""),
     (f"%%openmed_ner --model\n{NOTE}", "MagicError", "expected one argument"),
-    (f"%%openmed_ner --modl bundled\n{NOTE}", "MagicError", "Did you mean '--model'?"),
-    (f"%%openmed_ner some words\n{NOTE}", "MagicError", "2 unexpected arguments"),
     (f"%%openmed_ner --model bundeld\n{NOTE}", "UnknownModelError", "'bundeld'"),
     (f"%%openmed_ner --model some/model\n{NOTE}", "ModelDownloadError", "'some/model'"),
     (f"%%openmed_ner --strategy nosuch\n{NOTE}", "ConfigurationError", "none, simple, first, average, max"),
     (f"%%openmed_ner --device banana\n{NOTE}", "UnknownDeviceError", "(from argument)"),
-    (f"%%openmed_ner --device cuda:999\n{NOTE}", "DeviceUnavailableError", "'cuda:999'"),
     *((f"%%openmed_ner --out {name}\n{NOTE}", "MagicError", f"'{name}'") for name in ("a.b", "class", "1st")),
     *((cell, "MagicError", "has no text") for cell in (NER, f"{NER}\n\n", f"{NER}\n\n\t \n", "%openmed_ner ")),
     ("%openmed_ner --from patient_nte", "MagicError", "'patient_nte'. Did you mean 'patient_note'?"),
     ("%openmed_ner --from patient_note asthma", "MagicError", "either --from or a text"),
     ("%openmed_ner {sys.nosuch}", "MagicError", "AttributeError"),
     ("%openmed_ner {careless()} has $no_name", "MagicError", "NameError"),
-    ("%openmed_ner {no_name} has $no_name", "MagicError", "'no_name'"),
     ("%openmed_ner --model bundled_small Patient {nosuch} has asthma.", "MagicError", "'nosuch'"),
     ("%openmed_ner {nosuch.title} and {sys}", "MagicError", "'nosuch'"),
     (f"{NER} --out {{nosuch}}\n{NOTE}", "MagicError", "'nosuch'"),
     ("%openmed_panel --model=--", "MagicError", "an option without its value"),
-    ("%openmed_panel Mrs Miller", "MagicError", "2 unexpected arguments"),
     ("%openmed_panel --model nope", "UnknownModelError", "'nope'"),
-    ("%openmed_panel --model empty", "InvalidModelError", "'empty'"),
-    ("nb.panel('nope')", "UnknownModelError", "'nope'"),
-    ("%openmed_release --keep", "MagicError", ""),
-    ("%openmed_doctor one two", "MagicError", "1 unexpected argument"),
     ("%openmed_doctor bundled --ops bundled", "MagicError", ""),
-    ("%openmed_doctor disease_detection_tinny", "UnknownModelError", ""),
     ("%openmed_doctor patient_note", "UnknownModelError", ""),
     ("%openmed_sweep --length many", "MagicError", "--length"),
-    ("%openmed_sweep --max-batch-size 0", "ConfigurationError", ""),
     ("%openmed_sweep --seconds 0", "ConfigurationError", ""),
-    ("%openmed_report one two", "MagicError", ""),
     ("%openmed_log run.txt", "ConfigurationError", ""),
-    ("%openmed_log --diff missing.json", "ConfigurationError", ""),
 ]
 
 SETUP = f"""
@@ -69,7 +51,6 @@ def careless():
     return never_defined
 
 patient_note = {NOTE!r}
-os.makedirs("empty", exist_ok=True)
 nb.load_pipeline("bundled_small")  # Libraries set their variables at the first load.
 """
 
@@ -86,7 +67,6 @@ def test_invalid_cell_raises_one_line_and_changes_nothing(kernel, cell, name, va
     assert value in evalue
     assert traceback == [f"{name}: {evalue}"]
     assert len(evalue) < 500
-    assert "Miller" not in evalue
     assert "leprosy" not in str(reply)
     assert (reply.shown, reply.streams) == ([], {})
     assert (kernel.state(), kernel.value("(os.listdir(), len(OPEN_PANELS))")) == before

@@ -64,17 +64,6 @@ def test_sweep_of_training_steps_is_json(loaded):
     assert answer["knee"] in {2, 3}
 
 
-def test_log_returns_the_logbook(loaded):
-    """The magic returns the logbook."""
-    reply = loaded.run("book = %openmed_log\nbook")
-
-    assert reply.status == "ok", reply.error
-    assert reply.text.startswith("Logbook on cpu")
-    assert "transformers" in reply.html
-    assert "transformers" in reply.text
-    assert loaded.value("type(book).__name__") == "Logbook"
-
-
 def test_logbook_is_written_and_compared(loaded, tmp_path):
     """With a file it is written; --diff says first whether it may be compared with now; --json is one JSON object of each."""
     loaded.run("%openmed_log run.json")

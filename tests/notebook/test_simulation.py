@@ -184,13 +184,8 @@ def test_simulation_persists_until_disabled(shell):
 
 
 def test_simulation_persists_across_kernel_cells(kernel):
-    """In a real kernel, a simulation persists across cells, raises the errors of torch, and ends with the extension."""
+    """In a real kernel, a simulation persists across cells and ends with the extension."""
     assert "SIMULATED" in kernel.run("%openmed_device --simulate mps --memory '8 GiB'").text
     assert kernel.run("import torch; x = torch.ones(3, device='mps'); x").text == "tensor([1., 1., 1.], device='mps:0')"
-    assert kernel.run("x.double()").error[0] == "TypeError"
-    assert kernel.run("torch.empty(2**40, device='mps')").error[:2] == (
-        "RuntimeError",
-        "Invalid buffer size: 4096.00 GiB",
-    )
     assert "device='mps" not in kernel.run("%unload_ext openmed_nb\nx").text
     assert kernel.run("%load_ext openmed_nb").status == "ok"

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from helpers.simulated_tensors import ones, packed
+from helpers.simulated_tensors import ones
 from helpers.threads import run_in_thread
 from openmed_nb.devices.machine import is_mps_simulated
 from openmed_nb.simulation.device import simulated_device
@@ -22,11 +22,6 @@ on_mps = pytest.mark.usefixtures("mps")
 
 MPS = torch.device("mps", 0)
 CPU = torch.device("cpu")
-
-
-def tagger():
-    """Return a bidirectional sequence model."""
-    return torch.nn.LSTM(1, 2, bidirectional=True, batch_first=True).to("mps")
 
 
 MADE = {
@@ -52,9 +47,6 @@ MADE = {
     "a layer's answer": lambda: torch.nn.Linear(2, 2).to("mps")(ones(2)),
     "in inference mode": lambda: torch.inference_mode()(torch.nn.Linear(2, 2).to("mps"))(ones(2)),
     "vmap": lambda: torch.vmap(lambda row: row * 2)(ones(2, 2)),
-    "padded": lambda: torch.nn.utils.rnn.pad_sequence([ones(2), ones(3)]),
-    "packed": lambda: packed().data,
-    "a tagger's answer": lambda: tagger()(packed())[0].data,
     "copied deep": lambda: copy.deepcopy(ones(2)),
     "pickled": lambda: pickle.loads(pickle.dumps(ones(2))),  # noqa: S301 - it was made here
     "one of a batch": lambda: next(iter(torch.utils.data.DataLoader([torch.ones(2)] * 4, batch_size=2))).to("mps"),

@@ -127,11 +127,6 @@ REFUSED = {
     "LSTM with a hidden state of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.LSTM, hidden="cpu")),
     "LSTM with parameters of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.LSTM, parameters="cpu")),
     "LSTM with input of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.LSTM, given="cpu")),
-    "LSTM with input and state of the CPU": (
-        TWO_DEVICES,
-        lambda: run_recurrent(torch.nn.LSTM, given="cpu", hidden="cpu"),
-    ),
-    "GRU with a hidden state of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.GRU, hidden="cpu")),
     "RNN with parameters of the CPU": (TWO_DEVICES, lambda: run_recurrent(torch.nn.RNN, parameters="cpu")),
     "GRU that was not moved, with packed input": (
         TWO_DEVICES,
