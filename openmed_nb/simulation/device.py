@@ -58,6 +58,8 @@ CONSTANT_RESULTS = {
     "_mps_get_core_count": 8,
     "_mps_get_default_generator": torch.default_generator,
     "_mps_deviceSynchronize": None,
+    "_mps_profilerStartTrace": None,
+    "_mps_profilerStopTrace": None,
     "_mps_isCaptureEnabled": False,
     "_mps_isCapturing": False,
     "_mps_stopCapture": None,
@@ -242,7 +244,7 @@ def simulated_computer(
 
 def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, object]:
     """Return the replacements for the functions of ``torch._C``."""
-    profiler = MpsProfiler()
+    captures = itertools.count()
 
     def query(name: str) -> Callable[..., object]:
         """Return a function that returns an attribute of the allocator, after initializing it as every query does."""
@@ -263,6 +265,9 @@ def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, object]:
     def is_on_macos_or_newer(major: int, minor: int) -> bool:
         return (major, minor) <= MACOS
 
+    def start_capture(name: str) -> None:  # As on a Mac without MTL_CAPTURE_ENABLED (MPSProfiler.mm).
+        raise RuntimeError(f"Failed to start capture of {next(captures):04d}-{name}.gputrace error {CAPTURE_ERROR}")
+
     def get_stream(_index: int | None = None) -> torch.Stream:
         return torch.Stream(device="cpu")
 
@@ -276,9 +281,7 @@ def _make_library_functions(allocator: SimulatedAllocator) -> dict[str, object]:
         "_mps_driverAllocatedMemory": query("driver_allocated"),
         "_mps_recommendedMaxMemory": query("memory.recommended"),
         "_mps_maxBufferLength": query("memory.largest_buffer"),
-        "_mps_profilerStartTrace": profiler.start_trace,
-        "_mps_profilerStopTrace": profiler.stop_trace,
-        "_mps_startCapture": profiler.start_capture,
+        "_mps_startCapture": start_capture,
         "_accelerator_getStream": get_stream,
         "_accelerator_emptyCache": allocator.empty_cache,
         "_accelerator_getDeviceStats": query("stats"),
@@ -315,29 +318,6 @@ class _GeneratorType(type):
 
 class SimulatedGeneratorFactory(metaclass=_GeneratorType):
     """Replacement for ``torch.Generator`` in a simulation."""
-
-
-class MpsProfiler:
-    """Replacement for ``torch.mps.profiler`` of a Mac without ``MTL_CAPTURE_ENABLED`` (MPSProfiler.mm)."""
-
-    def __init__(self) -> None:
-        self._tracing = False
-        self._captures = itertools.count()
-
-    def start_trace(self, mode: str, _wait: bool) -> None:
-        if self._tracing:
-            raise RuntimeError("Tracing Signposts is already enabled ")
-        for word in filter(None, mode.split(",")):
-            if word not in {"interval", "event"}:
-                raise RuntimeError(f"Invalid Signpost trace mode: {word}")
-            self._tracing = True
-
-    def stop_trace(self) -> None:
-        self._tracing = False
-
-    def start_capture(self, name: str) -> None:
-        file = f"{next(self._captures):04d}-{name}.gputrace"
-        raise RuntimeError(f"Failed to start capture of {file} error {CAPTURE_ERROR}")
 
 
 def _make_tensor_properties(device: SimulatedDevice) -> dict[str, property]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 import threading
 import weakref
 from collections import Counter
@@ -62,8 +61,6 @@ Storages: TypeAlias = dict[int, torch.Tensor]  # A tensor for each storage, by t
 
 # Functions whose second tensor must be on the CPU.
 SECOND_ARGUMENT_ON_CPU = frozenset({"_pack_padded_sequence", "tensor_split"})
-
-HOST_OUT_OF_MEMORY_PATTERN = re.compile(r"DefaultCPUAllocator: .*?you tried to allocate (\d+)")
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -307,16 +304,11 @@ class OperatorMode(TorchDispatchMode):
         # A custom operator in Python calls other operators, which are intercepted again.
         custom = OPDEFS.get(name)
         function = None if custom is None else custom._backend_fns.get("cpu", custom._backend_fns.get(None))  # noqa: SLF001
-        try:
-            if function is None:
-                result = device.with_defects(name, operator)(*args, **kwargs)
-            else:
-                with self:
-                    result = function(*args, **kwargs)
-        except RuntimeError as error:  # The memory of the host is exhausted too; MPS would raise its error.
-            if match := HOST_OUT_OF_MEMORY_PATTERN.search(str(error)):
-                device.allocator.check(int(match[1]))
-            raise
+        if function is None:
+            result = device.with_defects(name, operator)(*args, **kwargs)
+        else:
+            with self:
+                result = function(*args, **kwargs)
         if base_name(operator) in SCATTER_OPERATORS and not device.contains(args[0]):
             device.cpu_tensors.update(find_storages(result))  # It is always on the device of the first argument.
         else:
