@@ -172,8 +172,6 @@ def check_operator(
         return
     if name in SOURCE_OPERATORS:
         raise RuntimeError(TWO_DEVICES)
-    if name in {"convolution", "convolution_overrideable"}:
-        _check_convolution(args, on_cpu)
     if name in {"masked_fill", "masked_fill_"} and (id(args[0]) in on_cpu) != (id(args[1]) in on_cpu):
         raise RuntimeError(TWO_DEVICES)
     # Any other operator accepts CPU tensors without dimensions that it does not write to.
@@ -200,27 +198,6 @@ def _check_index(args: Arguments, on_cpu: set[int]) -> None:
         raise RuntimeError(TWO_DEVICES if all(id(index) in on_cpu for index in all_indices) else OTHER_INDEX)
     if any(id(value) in on_cpu and value.dim() for value in others):
         raise RuntimeError(TWO_DEVICES)
-
-
-def _check_convolution(args: Arguments, on_cpu: set[int]) -> None:
-    """Raise an error for a weight or bias of another type than the input; torch type names contain the device.
-
-    The texts are those of Convolution.cpp.
-    """
-    is_input_on_cpu = id(args[0]) in on_cpu
-    for name, tensor in (("weight", args[1]), ("bias", args[2])):
-        if tensor is None or (id(tensor) in on_cpu) == is_input_on_cpu:
-            continue
-        # Names of C++ types (DeprecatedTypeProperties::toString).
-        kinds = [value.type().rpartition(".")[2].removesuffix("Tensor") for value in (args[0], tensor)]
-        if is_input_on_cpu:
-            raise RuntimeError(
-                f"Input type (torch.{kinds[0]}Tensor) and {name} type (MPS{kinds[1]}Type) should be the same "
-                f"or input should be a MKLDNN tensor and {name} is a dense tensor"
-            )
-        raise RuntimeError(
-            f"Input type (MPS{kinds[0]}Type) and {name} type (torch.{kinds[1]}Tensor) should be the same"
-        )
 
 
 class FallbackPolicy:

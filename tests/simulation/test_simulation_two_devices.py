@@ -158,18 +158,7 @@ REFUSED = {
     # Indexing.mm: index_select_out_mps.
     "index_select with indices of the CPU": (METAL, lambda: ones(3).index_select(0, ids("cpu"))),
     "index_add with a source of the CPU": (TWO_DEVICES, lambda: ones(3).index_add(0, ids(), torch.ones(2))),
-    # Convolution.cpp: check_input_same_type_as_parameters.
-    "a convolution that was not moved": (
-        "Input type (MPSFloatType) and weight type (torch.FloatTensor) should be the same",
-        lambda: torch.nn.Conv1d(1, 1, 1)(ones(1, 1, 3)),
-    ),
-    "a convolution with input of the CPU": (
-        (
-            "Input type (torch.FloatTensor) and weight type (MPSFloatType) should be the same "
-            "or input should be a MKLDNN tensor and weight is a dense tensor"
-        ),
-        lambda: torch.nn.Conv1d(1, 1, 1).to("mps")(torch.ones(1, 1, 3)),
-    ),
+    "a convolution that was not moved": (TWO_DEVICES, lambda: torch.nn.Conv1d(1, 1, 1)(ones(1, 1, 3))),
     "mm": (TWO_DEVICES, lambda: ones(2, 2) @ torch.ones(2, 2)),
     # Linear.mm; test_mps.py has test_linear_errors.
     "a bias of the CPU": (
