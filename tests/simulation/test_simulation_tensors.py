@@ -296,15 +296,3 @@ def test_other_threads_use_cpu():
 
         run_in_thread(look)
     assert seen == [CPU, CPU, [1.0, 1.0], 2.0]
-
-
-def test_report_is_labeled_as_simulated():
-    with simulated_device("8 GiB", environ={}) as mps:
-        keep = ones(2**20)
-        text = str(mps)
-        html = mps._repr_html_()
-        plain = mps.to_dict()
-    assert "SIMULATED" in text
-    assert "SIMULATED" in html
-    assert plain["simulated"] is True
-    assert (plain["recommended"], plain["allocated"]) == (2**33 * 2 // 3, keep.numel() * 4)

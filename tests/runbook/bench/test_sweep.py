@@ -218,14 +218,6 @@ def test_sweep_without_knee_recommends_no_size(point, stop_code, reason):
     assert json.dumps(report.to_dict())
 
 
-def test_json_has_sizes_knee_and_best():
-    data = json.loads(json.dumps(SWEEP.to_dict()))
-
-    assert (data["schema"], data["knee"], data["best"]["rows"]) == ("openmed_nb/sweep/1", 16, 32)
-    assert [size["fits"] for size in data["points"]] == [True, True, True, False]
-    assert "320.0 MiB" in SWEEP._repr_html_()
-
-
 def test_charts_label_knee_and_out_of_memory():
     throughput, memory = SWEEP.charts
 

@@ -51,13 +51,6 @@ def test_html_contains_all_values_escaped():
     assert "<script>" not in page
 
 
-def test_every_format_labels_simulation():
-    simulated = change("", simulated=True)
-
-    assert all("SIMULATED" in form for form in render_forms(simulated))
-    assert simulated.to_dict()["simulated"] is True
-
-
 @pytest.mark.parametrize("kind", ["network", "cloud"])
 def test_remote_cache_is_a_warning(kind):
     book = change("", storage={"cache": StorageLocation("x", kind)})
