@@ -16,7 +16,7 @@ from .._utils.text import describe_value, straighten_apostrophes
 from .._utils.validation import is_finite_number, is_hashable
 from ..errors import ConfigurationError, OpenMedError, PositionError
 from ..models.registry import BUNDLED
-from .boundaries import is_other_language
+from .boundaries import MISREAD, is_other_language
 from .context import context_mark
 from .inputs import ID_COLUMN, NOTE_COLUMN, make_id_column
 from .masking import HIDDEN_TEXT_NOTICE
@@ -317,6 +317,21 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
         names = [f"{name}_index" if name in frame else name for name in index.names]
         return frame.set_axis(index.set_names(names))
 
+    def add_columns(self, frame: pd.DataFrame, table: pd.DataFrame | None) -> pd.DataFrame:
+        """Return a frame with the column ``note_index`` and the other columns of a table of the notes, if there is one."""
+        if table is None:
+            return frame
+        import pandas as pd
+
+        rows = self.note_keys.find_rows(table)
+        others = table.drop(columns=[self.id_name, self.text_name], errors="ignore")
+        repeated = [name for name in others.columns if name in frame.columns]
+        if repeated:
+            message = f"The table has a column {describe_value(repeated[0])}, as the table of entities."
+            raise ConfigurationError(message, "Rename the column.")
+        others = others.take([rows[note] for note in frame[NOTE_COLUMN]]).set_axis(frame.index)
+        return pd.concat([frame, others], axis=1)
+
     def iter_note_texts(self, start: int = 0, *, verify: bool = True) -> Iterator[str | None]:
         """Yield the original texts. Files are read again.
 
@@ -349,7 +364,7 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
 
     def _read_again(self, index: int, text: Any, verify: bool) -> str | OpenMedError:
         """Return the contents of a text, or an error if it has changed since it was annotated."""
-        remedy = "Annotate the text again to display it."
+        remedy = "Annotate a list or a table of the texts again for this."
         if self.texts is None:
             message = f"Text {index} came from a generator; only the first {len(self.preview_texts)} were stored."
             return ConfigurationError(message, remedy)
@@ -390,16 +405,19 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
             yield [" ".join(straighten_apostrophes(word).lower().split()) for word in words]
 
     @cached_property
-    def language_notice(self) -> tuple[str, ...]:
-        """The number of notes that are not in English, as a sentence, if the model reads English only."""
-        if self.model not in BUNDLED:
-            return ()
-        texts = islice(self.iter_note_texts(), NUM_CHECKED_NOTES)
-        count = len([text for text in texts if text and is_other_language(text[:MAX_TEXT_CHARACTERS])])
-        notes = pluralize(count, "note is", "notes are")
+    def text_notices(self) -> tuple[str, ...]:
+        """Sentences about the first notes: how many have a wrong encoding, or another language than that of the model."""
+        texts = [text[:MAX_TEXT_CHARACTERS] for text in islice(self.iter_note_texts(), NUM_CHECKED_NOTES) if text]
         sample = f" (of the first {NUM_CHECKED_NOTES})" if len(self) > NUM_CHECKED_NOTES else ""
-        sentence = f"{notes} mostly not in English{sample}. The model {self.model} reads English only."
-        return (sentence,) if count else ()
+        notices = []
+        if num_misread := len([text for text in texts if MISREAD.search(text)]):
+            notes = pluralize(num_misread, "note seems", "notes seem")
+            notices.append(f"{notes} to be read in a wrong encoding{sample}. Read the file with encoding='utf-8'.")
+        num_other = len([text for text in texts if is_other_language(text)])
+        if num_other and self.model in BUNDLED:
+            notes = pluralize(num_other, "note is", "notes are")
+            notices.append(f"{notes} mostly not in English{sample}. The model {self.model} reads English only.")
+        return tuple(notices)
 
     def head_report(self) -> Report:
         """Return the counts, which are displayed above the notes."""
@@ -407,7 +425,7 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
         report = replace(self, show_text=False).summary().to_report()
         return replace(
             report,
-            sentences=(*self.language_notice, *report.sentences),
+            sentences=(*self.text_notices, *report.sentences),
             tables=report.tables[:2],
             details=origin_details(self.model, self.device, self.seconds, self.num_resumed),
         )

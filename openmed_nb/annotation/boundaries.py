@@ -174,6 +174,10 @@ _LAST_LATIN_LETTER = "\u024f"
 _SYMBOL = re.compile("[A-Z]{2,}|[\u0370-\u03ff]{1,2}")
 
 
+# UTF-8 that was read as cp1252 or ISO 8859-1, such as "Ã©" for "é" and "â€™" for an apostrophe.
+MISREAD = re.compile("Ã[\x80-\xbf\u0152-\u2122]|â€")
+
+
 def is_other_language(text: str) -> bool:
     """Return whether a text has more distinct words of other languages and scripts, or with accents, than words of English.
 

@@ -14,7 +14,7 @@ from .._utils.validation import as_integer, invalid_type, is_hashable, suggest
 from .._utils.warning import warn
 from ..errors import ConfigurationError, UnmatchedIdsError
 from .inputs import ID_COLUMN, NOTE_COLUMN
-from .matching import MAX_NAMED_IDS, are_positions, match_ids
+from .matching import MAX_NAMED_IDS, are_positions, find_positions, id_value, match_ids
 from .references import get_row_index
 
 GOLD_REMEDY = "For each text pass a list of (start, end, label), or of mappings with start, end, and label or entity_group. Convert a Series with to_dict(), and read a file with nb.read_annotations()."
@@ -143,7 +143,7 @@ def align_gold(
     if not gold and gold.is_table:
         partners = ()
     elif has_ids and ids is not None:
-        partners = match_ids(wanted_ids, ids, "ids of the gold", IDS_REMEDY)
+        partners = _match_gold_ids(gold, ids, texts)
     elif has_ids:
         if in_order and all(
             text.text is not None and text.text == note for text, note in zip(gold, texts, strict=False)
@@ -160,8 +160,19 @@ def align_gold(
         raise UnmatchedIdsError(message, remedy, wanted_ids[:MAX_NAMED_IDS] if has_ids else ())
     aligned = dict(zip(partners, gold, strict=True))
     if gold.is_table:
-        return {position: aligned.get(position, GoldText(None, None, ())) for position in range(count)}
+        return {**dict.fromkeys(range(count), GoldText(None, None, ())), **aligned}
     return aligned
+
+
+def _match_gold_ids(gold: GoldTexts, ids: Sequence[Any], texts: Iterable[str | None]) -> Sequence[int]:
+    """Return the positions of notes by their ids, and of notes with a repeated id by their ids and texts."""
+    keys = [(id_value(text.id), text.text) for text in gold]
+    if all(text.text is not None for text in gold):
+        positions = find_positions(zip(map(id_value, ids), texts, strict=True))
+        if Counter(keys) <= Counter({key: len(found) for key, found in positions.items()}):
+            remaining = {key: iter(found) for key, found in positions.items()}
+            return [next(remaining[key]) for key in keys]
+    return match_ids([text.id for text in gold], ids, "ids of the gold", IDS_REMEDY)
 
 
 def read_gold(gold: Any, labels: Mapping[str, str] | None = None, id_name: str = ID_COLUMN) -> GoldTexts:
@@ -211,6 +222,10 @@ def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
         raise ConfigurationError(
             "The table of gold entities does not have the required columns, or has two of the same name.", TABLE_REMEDY
         )
+    if "mark" in names and {*frame["mark"]} <= {"right", "wrong", "missed"}:
+        # It does not tell which notes were reviewed, because those without entities have no row.
+        message = "The table is that of a review, and does not name the reviewed notes without entities."
+        raise ConfigurationError(message, "Pass the review, as in found.score(review).")
     spans: dict[tuple[Any, int | None], list[GoldSpan]] = {}
     span_texts: dict[tuple[Any, int | None], list[SpanText]] = {}
     for row, values in enumerate(frame.itertuples(index=False, name=None)):

@@ -170,7 +170,7 @@ class AnnotatedText(Displayable, Sequence[Entity]):
         counts = Counter(entity_span(entity)[2] for entity in entities)
         context = Counter(tuple(labels) for labels in map(context_labels, entities) if labels)
         title = self.title or entities_headline(counts, found.known_labels, context=context)
-        notices = (*found.language_notice, *found.filters)
+        notices = (*found.text_notices, *found.filters)
         if not found.show_text:
             return Report(title, (*notices, HIDDEN_TEXT_NOTICE), (self._table(),), details=details)
         sentences = (*notices, *long_text_sentence(self.text))
@@ -326,19 +326,7 @@ class Annotations(AnnotatedNotes):
             >>> found.to_frame(notes)[["patient", "span_text"]].to_numpy().tolist()
             [['p1', 'asthma']]
         """
-        frame = self.to_keyed_frame(self.entity_columns())
-        if table is None:
-            return frame
-        import pandas as pd
-
-        rows = self.note_keys.find_rows(table)
-        others = table.drop(columns=[self.id_name, self.text_name], errors="ignore")
-        repeated = [name for name in others.columns if name in frame.columns]
-        if repeated:
-            message = f"The table has a column {describe_value(repeated[0])}, as the table of entities."
-            raise ConfigurationError(message, "Rename the column.")
-        others = others.take([rows[note] for note in frame[NOTE_COLUMN]]).set_axis(frame.index)
-        return pd.concat([frame, others], axis=1)
+        return self.add_columns(self.to_keyed_frame(self.entity_columns()), table)
 
     @_with_checked_options
     def by_patient(self, groups: pd.Series | Sequence[Any]) -> pd.DataFrame:
@@ -398,6 +386,9 @@ class Annotations(AnnotatedNotes):
             warn(f"{pluralize(num_missing, 'note has', 'notes have')} no group. Their entities are not counted.")
         found = self if self.results.context else self.with_context("all")
         found = found.filter(negated=False, experiencer="patient", temporality=["recent", "historical"])
+        if self.results.labels and not found.results.labels:
+            message = "All entities are negated, hypothetical or of another person, which are not counted."
+            warn(f"{message} Count them in the table found.to_frame(notes).")
         rows: list[tuple[Any, str, int]] = []
         words = found.iter_counted_words(map(raise_if_error, self.read_texts()))
         for note, (group, note_words) in enumerate(zip(column.tolist(), words, strict=True)):
@@ -415,7 +406,7 @@ class Annotations(AnnotatedNotes):
             return f"Pass the column with the ids of all notes as its index, as in notes.{ids}{column}."
         if self.row_index is None:
             return f"Pass a list with one group per note, in the order of the notes, such as notes{column}.tolist()."
-        return f"Undo a sort with notes.sort_index(), or annotate the table again. Pass its whole column notes{column}."
+        return f"Pass the whole column notes{column} of the annotated table. Annotate a table again that was read again, merged or sorted."
 
     def _create_view(self) -> Any:
         """Return a browser of the notes, with a search box and filters."""
@@ -671,7 +662,8 @@ class Annotations(AnnotatedNotes):
             names = f"{{{describe_value(min(gold_labels))}: {describe_value(min(own_labels))}}}"
             warn(f"The gold and the results have different labels. Rename those of the gold, as in labels={names}.")
         expected_spans = {index: text.spans for index, text in aligned.items()}
-        return replace(score_spans(self.model, predicted, expected_spans, self._show_span, seed), context=context)
+        scores = score_spans(self.model, predicted, expected_spans, self._show_span, seed)
+        return replace(scores, context=context, num_without_rows=len(aligned) - len(texts))
 
     def _is_own_frame(self, gold: Any) -> bool:
         """Return whether a DataFrame has the index of :meth:`to_frame`, so that its positions are those of the same notes.

@@ -152,7 +152,7 @@ class Review(LiveNotes):
             texts.append(GoldText(None if self.found.ids is None else self.found.ids[position], None, spans, position))
         return GoldTexts(tuple(texts))
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self, table: pd.DataFrame | None = None) -> pd.DataFrame:
         """Return a DataFrame with one row per entity of the reviewed notes.
 
         The columns are ``note_index`` (position of the text), the ids if ids were passed, ``entity_group``, ``span_text`` (the characters of the
@@ -160,8 +160,12 @@ class Review(LiveNotes):
         files and the index of a Series are those of :meth:`Annotations.to_frame`. If the annotations have context, its corrected
         values follow; they are ``None`` for a wrong entity.
 
+        Args:
+            table: Table of the notes, whose other columns are added; see :meth:`Annotations.to_frame`.
+
         Raises:
-            ConfigurationError: If pandas is not installed.
+            ConfigurationError: If pandas is not installed, or if the table has columns of the same names.
+            UnmatchedIdsError: If a note does not have exactly one row in the table.
 
         Example:
             >>> from openmed_nb import annotate
@@ -185,7 +189,7 @@ class Review(LiveNotes):
         columns: dict[str, np.ndarray] = {}
         for index, name in enumerate([*_COLUMNS, *self.context_values]):
             columns[name] = np.array([row[index] for row in rows], _COLUMNS.get(name, object))
-        return self.found.to_keyed_frame(columns)
+        return self.found.add_columns(self.found.to_keyed_frame(columns), table)
 
     def score(self, *, seed: int = 0) -> Scores:
         """Return the scores of the entities in the reviewed notes, and of their context; see :meth:`Annotations.score`.
@@ -280,6 +284,10 @@ class Review(LiveNotes):
             raise ConfigurationError("Only a right entity has a context.", "Remove the context, or pass right=True.")
         self._read_file()
         marks = {**self.note_marks(note).spans}
+        if right is False and span not in {*self.entities[note], *marks}:
+            raise ConfigurationError(
+                "The model found no entity with these boundaries and this label.", "Pass one of review.entities[note]."
+            )
         if right is None:
             marks.pop(span, None)
         else:

@@ -133,6 +133,7 @@ class Scores(Displayable):
         model: Name of the model.
         num_texts: Number of texts with gold.
         num_failed: Number of those that failed. Their gold entities count as missed.
+        num_without_rows: Number of those without a row in a table of gold entities. They count as texts without gold entities.
         total: Scores over all labels.
         labels: Scores of each label.
         gold_characters: Number of characters in gold entities.
@@ -154,6 +155,7 @@ class Scores(Displayable):
     missed: tuple[ScoredSpan, ...]
     added: tuple[ScoredSpan, ...]
     context: dict[str, SchemeScores] = field(default_factory=dict)
+    num_without_rows: int = 0
 
     JSON_EXCLUDE = ("missed", "added")
 
@@ -169,6 +171,9 @@ class Scores(Displayable):
                 f"{self.uncovered_characters:,} of the {self.gold_characters:,} characters in gold entities are not in any entity "
                 f"that the model found ({fraction})."
             )
+        if self.num_without_rows:
+            texts = pluralize(self.num_without_rows, "text has", "texts have")
+            sentences.append(f"{texts} no row in the table of gold entities, and count as texts without entities.")
         if self.num_failed:
             sentences.append(f"{pluralize(self.num_failed, 'text')} failed; gold entities there count as missed.")
         # With one label, the scores of this label are those of all labels.

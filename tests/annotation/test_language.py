@@ -40,5 +40,7 @@ def test_result_states_how_many_notes_are_not_in_english():
     found = annotate(notes)
     assert "7 notes are mostly not in English (of the first 20)" in str(found)
     assert [index for index in range(len(notes)) if "not in English" in str(found.at(index))] == [0, 1, 2, 3, 4, 5, 6]
+    misread = annotate(["Known gout: see Dr. GarcÃ\xada.", "Donâ€™t know.", "SÃO, Café."])
+    assert "2 notes seem to be read in a wrong encoding." in str(misread)
     pipe = nb.load_pipeline("bundled_small", device="cpu")
     assert "English" not in str(nb.annotate(OTHERS[0], pipe))  # The languages of a model of the user are not known.

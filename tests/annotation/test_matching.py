@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -112,7 +113,9 @@ class TestTablesOfNotes:
 
     def test_edited_frame_of_a_series_is_gold(self, table):
         found = annotate(table["note"])
-        assert found.score(found.to_frame().iloc[[2, 0]]).total.strict.precision == pytest.approx(2 / 3)
+        scores = found.score(found.to_frame().iloc[[2, 0]])
+        assert (scores.total.strict.precision, scores.num_without_rows) == (pytest.approx(2 / 3), 1)
+        assert "1 text has no row in the table of gold entities" in str(scores)
         with pytest.raises(UnmatchedIdsError):
             found.score(found.to_frame().reset_index(drop=True))
 
@@ -188,6 +191,14 @@ class TestScores:
         with pytest.raises(UnmatchedIdsError, match="2 texts cannot"):
             nb.runbook.parity("bundled_small", NOTES[:2], device="cpu", gold=gold, labels={"Disease": "DISEASE"})
 
+    @pytest.mark.filterwarnings("ignore:1 id occurs more than once")
+    @pytest.mark.parametrize("format_name", ["doccano", "label-studio"])
+    def test_repeated_ids_of_an_exported_file_match_by_text(self, tmp_path, format_name):
+        found = annotate(["Asthma.", "Gout.", "Asthma.", "Gout."], ids=["a", "a", "b", "a"])
+        found.export(format_name, tmp_path / "notes.json")
+        gold = nb.read_annotations(tmp_path / "notes.json", format=format_name, predictions=True)
+        assert found.score(replace(gold, texts=gold.texts[::-1])).total.strict.f1 == 1.0
+
     def test_files_match_the_names_of_gold(self, tmp_path):
         for name, text in {"2": "She has asthma.", "10": "Well."}.items():
             (tmp_path / f"{name}.txt").write_text(text)
@@ -220,6 +231,9 @@ class TestPatients:
             ["p3", "gout", 1, 1],
         ]
         assert counts["span_text"].value_counts().to_dict() == {"gout": 3, "asthma": 1}
+        with pytest.warns(OpenMedWarning) as caught:
+            assert found.with_context("all").filter(negated=True).by_patient(self.NOTES["patient"].fillna("")).empty
+        assert "not counted" in str(caught[-1].message)
 
     @pytest.mark.filterwarnings("ignore:120 ids occur more than once")
     def test_path_from_a_csv_file_to_patients_counts_as_pandas_does(self, tmp_path):
@@ -282,7 +296,7 @@ class TestPatients:
         ("rows", "remedy", "follow"),
         [
             ([0, 2, 5], "set_index", lambda table: table[::-1].set_index("note_id")["patient"]),
-            ([0, 2, 3], "annotate the table again", lambda table: table["patient"]),
+            ([0, 2, 3], "Annotate a table again", lambda table: table["patient"]),
         ],
     )
     def test_by_patient_names_a_remedy_that_works(self, rows, remedy, follow):

@@ -83,6 +83,7 @@ def test_frame_contains_the_marked_entities_of_reviewed_notes():
     for span in review.entities["b2"]:
         review.mark("b2", *span, right=span != migraine)
     review.mark("b2", 29, 34, "DISEASE")
+    review.mark("b2", 0, 3, "DISEASE")
     review.mark("b2", 0, 3, "DISEASE", right=False)
     review.mark("c3", *review.entities["c3"][0])
     review.finish("b2")
@@ -91,9 +92,11 @@ def test_frame_contains_the_marked_entities_of_reviewed_notes():
     marks = dict(zip(frame["span_text"], frame["mark"], strict=True))
     assert marks == {"asthma": "right", "migraine": "wrong", "walks": "missed"}
     assert frame["start"].tolist()[0] == asthma.start
-    dates = pd.DataFrame({"note_id": ["a7", "b2"], "date": ["2024-01-02", "2024-03-04"]})
-    assert {*frame.merge(dates, on="note_id")["date"]} == {"2024-03-04"}
-    assert found.review().to_frame().merge(dates, on="note_id").empty
+    dates = pd.DataFrame({"note_id": ["b2", "a7", "c3"], "date": ["2024-03-04", "2024-01-02", ""]})
+    assert {*review.to_frame(dates)["date"]} == {"2024-03-04"}
+    assert found.review().to_frame(dates).empty
+    with pytest.raises(ConfigurationError, match="table is that of a review"):
+        found.score(frame)
 
     review = annotate(pd.Series(["Unwell.", "Has gout."], index=["x", "y"])).review(sample=None)
     finish(review, "y")
@@ -324,6 +327,7 @@ def test_notes_without_texts_or_entities_cannot_be_reviewed(notes, options):
         ("mark", (0, 0, 1, "DISEASE", "yes")),
         ("mark", (0, 0, 999, "DISEASE")),
         ("mark", (True, 0, 1, "DISEASE")),
+        ("mark", (0, 0, 1, "DISEASE", False)),
         ("finish", (0, "She has asthma")),
     ],
 )
