@@ -139,7 +139,6 @@ class TestWithContext:
             {"negated": "no"},
             {"experiencer": True},
             {"temporality": ["recent", "historicl"]},
-            {"experiencer": "mother"},
         ],
     )
     def test_filter_rejects_context_that_entities_never_have(self, found, context):
