@@ -1,7 +1,7 @@
 """IPython extension: register the magics and their completion for ``%load_ext``, and remove them for ``%unload_ext``.
 
-Tab completion suggests the options of a magic, which come from its parser, including after an assignment such as
-``choice = %openmed_device ``.
+Tab completion suggests the options of a magic, which come from its parser, and the variables that ``%openmed_release`` can delete,
+including after an assignment such as ``choice = %openmed_device ``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import re
 from types import MethodType, TracebackType
 
+from IPython import get_ipython
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import TraitError
@@ -132,8 +133,12 @@ def _complete_line(line: str) -> list[str] | None:
     options = PARSERS[match["magic"]]._option_string_actions  # noqa: SLF001 - argparse has no public list of its options
     if words and words[-1] in options and options[words[-1]].nargs != 0:
         return None  # The value of an option.
-    flags = [option for option in options if option.startswith("--") and option not in words]
-    return [flag for flag in flags if flag.startswith(match["word"])] or None
+    suggestions = [option for option in options if option.startswith("--")]
+    if match["magic"] == "openmed_release":
+        shell = get_ipython()
+        names = shell.user_ns.keys() - shell.user_ns_hidden.keys()
+        suggestions += sorted(name for name in names if not name.startswith("_"))
+    return [word for word in suggestions if word.startswith(match["word"]) and word not in words] or None
 
 
 @context_matcher(identifier="openmed_nb.magics")
