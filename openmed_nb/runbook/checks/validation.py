@@ -227,7 +227,8 @@ Valid values: float16, bfloat16, int8.
                     is_over = limit_rounds(read_load, current_time() + MAX_TIMING_SECONDS)
                     seconds = time_dtypes(baseline, pair.candidate, unique_texts, is_over)
                     # Rounds are missing only if other programs slowed them down.
-                    disturbance = find_disturbance(read_load(), 1.0 if len(seconds) >= MIN_VALUES else 0.0)
+                    is_complete = len(seconds) >= MIN_VALUES or shows_no_speedup(seconds[1:])
+                    disturbance = find_disturbance(read_load(), 1.0 if is_complete else 0.0)
             if disturbance:  # An earlier measurement remains valid. Without one, "auto" does not select the dtype.
                 earlier = store.get(identity)
                 speedup = earlier.evidence.speedup if earlier else None
@@ -280,7 +281,10 @@ def judge(report: ParityReport, identity: ModelIdentity, speedup: float | None =
 def time_dtypes(
     baseline: Annotator, reduced: Annotator, texts: Sequence[str], is_over: Callable[[int], bool]
 ) -> list[tuple[float, float]]:
-    """Return the seconds of float32 and of a reduced dtype on the same device per interleaved round."""
+    """Return the seconds of float32 and of a reduced dtype on the same device per interleaved round.
+
+    No round follows two that show no speedup, because it could not change the result.
+    """
     from ...annotation.stream import iter_chunks
 
     sample: list[str] = next((chunk.texts for chunk in iter_chunks(texts, 8 * NUM_TIMED_CHARACTERS)), [])
@@ -288,8 +292,17 @@ def time_dtypes(
         index: partial(time_call, partial(annotator.entities, sample))
         for index, annotator in enumerate((baseline, reduced))
     }
-    rounds = SESSION.track("Timing", "both dtypes", range(TIMING_ROUNDS + 1), "round")
-    return list(zip(*interleave(measures, rounds, is_over).values(), strict=True))
+    seconds: list[tuple[float, float]] = []
+    for number in SESSION.track("Timing", "both dtypes", range(TIMING_ROUNDS + 1), "round"):
+        if is_over(number) or shows_no_speedup(seconds[1:]):
+            break
+        seconds.extend(zip(*interleave(measures, [number]).values(), strict=True))
+    return seconds
+
+
+def shows_no_speedup(seconds: Sequence[tuple[float, float]]) -> bool:
+    """Return whether the reduced dtype was not faster in two rounds. On a busy computer, a single round shows nothing."""
+    return len([reduced for baseline, reduced in seconds if baseline / reduced <= MIN_SPEEDUP]) > 1
 
 
 def median_speedup(seconds: Sequence[tuple[float, float]]) -> float:
@@ -297,5 +310,6 @@ def median_speedup(seconds: Sequence[tuple[float, float]]) -> float:
 
     On a busy machine a single round is not reliable: a model timed against itself had ratios from 0.66 to 2.16.
     """
-    ratios = sorted(baseline / reduced for baseline, reduced in seconds)
-    return statistics.median(ratios) if ratios[1] > MIN_SPEEDUP else 1.0
+    if shows_no_speedup(seconds):
+        return 1.0
+    return statistics.median(baseline / reduced for baseline, reduced in seconds)

@@ -148,6 +148,15 @@ def test_busy_computer_keeps_the_speedup_of_an_earlier_record(keyword_model, clo
     assert repeated.record.evidence.speedup == store.get(repeated.record.identity).evidence.speedup == 1.4
 
 
+@pytest.mark.usefixtures("set_conditions")
+def test_timing_ends_after_two_rounds_without_a_speedup(keyword_model, monkeypatch):
+    timed = []
+    monkeypatch.setattr(validation, "time_call", lambda work: timed.append(work) or 1.0)
+    verdict = validate(keyword_model)
+
+    assert (verdict.record.evidence.speedup, verdict.disturbance, len(timed)) == (1.0, None, 6)
+
+
 @pytest.mark.parametrize("texts", [[f"{number}. no history of asthma ." for number in range(60)], ["asthma . " * 60]])
 def test_repeated_words_are_inconclusive(load, keyword_model, texts):
     """Texts that differ in numbers count once. Each load warns."""
