@@ -11,10 +11,13 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbval.kernel
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 # Importing and collecting tests creates many objects and no garbage: collecting it then takes a tenth of the time.
 gc.disable()
@@ -90,6 +93,21 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the cells of each notebook together and from the top, before the shorter files, whatever shuffled them."""
     items.sort(key=lambda item: (0, str(item.path), item.cell_num) if hasattr(item, "cell_num") else (1, "", 0))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Keep the tests of clusters in one process, which starts their workers only once."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneProcessForClusters(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = "tests/distributed/"
+            return folder if nodeid.startswith(folder) else super()._split_scope(nodeid)
+
+    return OneProcessForClusters(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
