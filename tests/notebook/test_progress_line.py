@@ -11,7 +11,7 @@ def notes(until):
     for number in range(40):
         while number == 30 and not until():
             time.sleep(0.01)
-        yield "She has asthma." * 200
+        yield f"She has asthma. {number}"
 
 def drawn():
     return SESSION._listeners._indicator._drawing._is_drawn
