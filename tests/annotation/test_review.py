@@ -1,6 +1,8 @@
 """Reviews: a random sample of notes, marks that become gold, and the file that continues."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +10,6 @@ import pandas as pd
 import pytest
 
 from helpers.annotations import annotate
-from helpers.processes import run_python
 from openmed_nb.annotation.browsing import ReviewListing
 from openmed_nb.annotation.gold import GoldSpan
 from openmed_nb.annotation.json_lines import append_checksum, to_json_line
@@ -294,15 +295,15 @@ def test_two_reviews_of_one_file_have_the_same_marks(found, path):
     assert first.undo() == 1
 
 
-def test_killed_process_loses_no_mark(path):
-    code = f"""
-import os, signal, openmed_nb as nb
-review = nb.annotate({NOTES!r}, "bundled_small", device="cpu", progress=False).review({str(path)!r}, sample=None)
-review.mark(4, 0, 1, "DISEASE")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    run_python("-c", code)
-    assert annotate(NOTES).review(path, sample=None).marked_spans(4) == {GoldSpan(0, 1, "DISEASE"): True}
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_killed_process_loses_no_mark(found, path):
+    child = os.fork()
+    if child == 0:
+        found.review(path, sample=None).mark(4, 0, 1, "DISEASE")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+    assert found.review(path, sample=None).marked_spans(4) == {GoldSpan(0, 1, "DISEASE"): True}
 
 
 @pytest.mark.parametrize(
