@@ -464,7 +464,7 @@ def test_some_values_of_every_argument(targets, log):
         for parameter in target.parameters:
             kinds = ["sentence"]
             takes_seconds = (target.name == "handoff" and parameter.name != "model") or (
-                target.name == "runbook.bring_up" and parameter.name == "arguments"
+                (target.name, parameter.name) in {("runbook.bring_up", "arguments"), ("compare", "revision")}
             )
             if takes_seconds:
                 kinds = []  # They accept a sentence.
