@@ -89,10 +89,10 @@ def test_busy_sweep_stores_nothing(set_conditions, load):
     assert (report.batch_tokens is None) == (load > 0.5)
 
 
-def test_busy_computer_is_in_the_system_status_the_doctor_and_the_handoff(set_conditions, tmp_path):
+def test_busy_computer_is_in_the_system_status_the_doctor_and_the_handoff(set_conditions, keyword_model, tmp_path):
     set_conditions(load=0.6)
     status = nb.system_status()
-    handoff = nb.handoff(tmp_path / "bundle", "bundled_small")
+    handoff = nb.handoff(tmp_path / "bundle", str(keyword_model))
 
     assert (status.findings[-1].name, status.findings[-1].status) == (LOAD, WARNING)
     assert status.findings[-1] in nb.doctor().findings

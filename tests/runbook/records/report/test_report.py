@@ -169,7 +169,7 @@ def test_sweep_compares_its_knee_with_the_batch_size_of_the_next_steps(run_steps
 
 
 def test_results_state_what_was_not_measured():
-    options = StepOptions(quick=True, backward=False)
+    options = StepOptions("bundled_small", quick=True, backward=False)
     profile = replace(PROFILE, disturbance=Disturbance("the computer is busy"))
     known = Evidence(task="training", disturbed_measurements=("nb.sweep(model)",))
     results = (_parity(options), StepResult(profile, (profile,)))
@@ -181,7 +181,7 @@ def test_results_state_what_was_not_measured():
     assert parity["message"].startswith(f"{CPU_ONLY} Logits")
     assert [sample.step for sample in _memory(options).displayed.epoch_samples] == [*range(1, 11)]
     book = _logbook(options).displayed
-    assert (book.model.name, book.dataset.items) == ("bundled", 4)
+    assert (book.model.name, book.dataset.items) == ("bundled_small", 4)
 
 
 def test_other_steps_continue_after_failures(planted_report):
