@@ -35,6 +35,7 @@ NOT_RUN = {
 SLOW = {
     "docs/how_to/annotate_faster.md",
     "docs/how_to/bring_up_a_model.md",
+    "docs/how_to/decide_on_a_device.md",
     "docs/how_to/hand_over_a_run.md",
     "docs/how_to/use_several_computers.md",
 }
