@@ -112,7 +112,7 @@ def annotate(  # noqa: PLR0913 - independent options of a public function
             takes the results of the last run of this kernel that was interrupted or raised an error, with its model and
             options except for ``client``. The kernel stores them until the run finishes, or until :func:`release`.
         on_error: ``"raise"`` stops at a text that cannot be read or does not fit in memory. ``"record"`` stores the error in
-            ``errors`` and continues.
+            ``errors`` and continues. The error of a single string is always raised.
         show_text: Whether to display texts and their words.
         arguments: Options of :func:`load_pipeline`, such as ``device`` or ``aggregation_strategy``.
 
@@ -220,7 +220,7 @@ def annotate_in_session(  # noqa: C901, PLR0912, PLR0913, PLR0915 - one run, fro
             run = _AnnotationRun(session, inputs, source, name, notes)
             with contextlib.nullcontext() if path is None else ResultsFile(path, source.settings) as file:
                 run.restore(file, earlier)
-                run.run(options.get("on_error", "raise"))
+                run.run("raise" if is_single else options.get("on_error", "raise"))
             inputs.check_ids()
             annotations = run.to_annotations(show_text)
             interrupted = session.interrupted_run

@@ -307,10 +307,10 @@ class AnnotatedNotes(LiveNotes, Sequence[list[Entity]]):
         if ids is None and not (has_index or row_index is None or are_positions(row_index)):
             ids = row_index
             id_name = row_index.name if isinstance(row_index.name, str) else ID_COLUMN
-        if ids is not None:
-            frame.insert(1, ID_COLUMN if id_name in frame else id_name, make_id_column([ids[index] for index in notes]))
         if any(self.sources):
             frame["source"] = make_id_column([self.sources[index] for index in notes])
+        if ids is not None:
+            frame.insert(1, ID_COLUMN if id_name in frame else id_name, make_id_column([ids[index] for index in notes]))
         if row_index is None or not has_index:
             return frame
         index = row_index.take(notes)

@@ -169,8 +169,8 @@ def _match_gold_ids(gold: GoldTexts, ids: Sequence[Any], texts: Iterable[str | N
     keys = [(id_value(text.id), text.text) for text in gold]
     if all(text.text is not None for text in gold):
         positions = find_positions(zip(map(id_value, ids), texts, strict=True))
-        if Counter(keys) <= Counter({key: len(found) for key, found in positions.items()}):
-            remaining = {key: iter(found) for key, found in positions.items()}
+        if Counter(keys) <= Counter({key: len(notes) for key, notes in positions.items()}):
+            remaining = {key: iter(notes) for key, notes in positions.items()}
             return [next(remaining[key]) for key in keys]
     return match_ids([text.id for text in gold], ids, "ids of the gold", IDS_REMEDY)
 

@@ -227,7 +227,7 @@ class MaskedTexts(Displayable, Sequence[MaskedText]):
         for index, masked in enumerate(self[:MAX_DISPLAYED_TEXTS]):
             report = masked.to_report()
             text_segments = report.segments or (TextSegment(report.sentences[-1]),)
-            name = note_name(index, self.keys.ids if self.keys.row_index is None else self.keys.row_index)
+            name = note_name(index, self.keys.row_index if self.keys.ids is None else self.keys.ids)
             segments += [TextSegment(f"{name}: ", starts_text=True), *text_segments, TextSegment("\n")]
         title_suffix, sentences = self.limits
         sentences = (*_partial_sentence(spans), *sentences)

@@ -390,7 +390,8 @@ class Annotations(AnnotatedNotes):
             message = "All entities are negated, hypothetical or of another person, which are not counted."
             warn(f"{message} Count them in the table found.to_frame(notes).")
         rows: list[tuple[Any, str, int]] = []
-        words = found.iter_counted_words(map(raise_if_error, self.read_texts()))
+        texts = zip(self.read_texts(), found, strict=True)
+        words = found.iter_counted_words(raise_if_error(text) if entities else None for text, entities in texts)
         for note, (group, note_words) in enumerate(zip(column.tolist(), words, strict=True)):
             rows += [(group, word, note) for word in note_words]
         frame = pd.DataFrame(rows, columns=["group", "span_text", "note"])
@@ -575,7 +576,7 @@ class Annotations(AnnotatedNotes):
                 raise invalid_value("a label", label, "Pass a label as in the results, such as 'disease'.")
         check_names("an argument of filter()", context, ("min_score", *CONTEXT_COLUMNS), "Arguments")
         for name, value in context.items():
-            for choice in value if isinstance(value, (list, tuple)) else [value]:
+            for choice in value if value and isinstance(value, (list, tuple)) else [value]:
                 check_context_values(self.results.context, {name: choice})
         if not (labels or context or min_score):
             return self

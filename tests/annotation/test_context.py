@@ -137,6 +137,7 @@ class TestWithContext:
         "context",
         [
             {"negated": "no"},
+            {"negated": []},
             {"experiencer": True},
             {"temporality": ["recent", "historicl"]},
         ],

@@ -208,6 +208,7 @@ def test_saved_tables_have_the_rows_of_the_frame(found, keys, tmp_path):
     assert [note.id if keys else note.position for note in gold] == (keys or [0, 1, 2])
     for form in (gold, frame):
         assert found.score(form).total.strict.f1 == 1.0
+    assert "None" not in dataclasses.replace(found, ids=[None, "b", None]).to_arrow()["note_id"].to_pylist()
 
 
 def test_files_that_are_not_regular_are_rejected(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -133,6 +134,8 @@ def test_sources_name_the_file_of_each_text(write, tmp_path, found_in):
         assert results.sources == results.filter("disease").sources == tuple(map(str, notes))
         assert [source["source"] for source in results.to_dict()["texts"]] == list(results.sources)
         assert results.to_frame()["source"].tolist() == [str(notes[0])]
+        frame = replace(results, ids=["x", "y"], id_name="source").to_frame()
+        assert frame[["note_id", "source"]].to_numpy().tolist() == [["x", str(notes[0])]]
         assert results.show(1).text == "no history ."
     assert "p1" not in (tmp_path / "run.jsonl").read_text("utf-8")
     assert found_in(["no history ."]).sources == (None,)

@@ -67,6 +67,7 @@ class TestTablesOfNotes:
         masked = annotate(table, **COLUMNS).mask()
         changed = table.iloc[rows].reset_index(drop=True) if ignore_index else table.iloc[rows]
         assert masked.to_frame(changed)["masked_text"].tolist() == [masked[row].text for row in rows]
+        assert "b2: No complaints." in str(masked)
 
     @pytest.mark.parametrize(
         "change",

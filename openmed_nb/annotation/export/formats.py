@@ -112,7 +112,7 @@ def to_arrow(frame: pd.DataFrame) -> pa.Table:
     name = frame.columns[1]
     with contextlib.suppress(UnicodeEncodeError):
         if frame[name].dtype == object:
-            frame = frame.assign(**{name: frame[name].map(str)})
+            frame = frame.assign(**{name: frame[name].map(str, na_action="ignore")})
         return import_library("pyarrow").Table.from_pandas(frame, preserve_index=False)
     raise ConfigurationError("An id or a label is not valid Unicode.", INVALID_UNICODE_REMEDY)
 
