@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,32 +45,7 @@ if TYPE_CHECKING:
     from .preload import Preloader
 
 # Each line of the cheat sheet with its description. ``--help`` prints the lines of one magic as examples.
-CHEAT_SHEET_ROWS = (
-    ("%openmed_ner Patient has asthma", "find the entities, such as diseases, in the text after the command"),
-    ("%%openmed_ner", "find the entities in the text below the command"),
-    ("%openmed_ner --from notes", "find the entities in a variable: a text, a list of texts or a pandas Series"),
-    ("%openmed_ner --out found {note}", "find the entities in the variable 'note', and store the result in 'found'"),
-    ("found = nb.annotate(notes)", "find the entities in many texts, with a progress bar"),
-    ("found.show(17)", "show the text at position 17 with its entities highlighted"),
-    ('found.filter("disease", min_score=0.9)', "keep only the diseases with a score of at least 0.9"),
-    ("%openmed_device", "show the active device and the reason"),
-    ("%openmed_device cpu", "use this device from now on; auto selects the best one"),
-    ("%openmed_device --list", "list all devices, and show which ones can be used"),
-    ("%openmed_device --explain", "show which setting chose the device, and why other devices were not used"),
-    ('%openmed_device --simulate mps --memory "8 GiB"', "simulate a Mac; --simulate off ends the simulation"),
-    ("%openmed_panel", "open the interactive panel"),
-    ("%openmed_doctor", "check this computer for problems, and suggest fixes"),
-    ("%openmed_doctor --ops bundled", "predict which operations of a model would run on the CPU instead of MPS"),
-    ("%openmed_sweep bundled --seconds 10", "find the best batch size"),
-    (
-        "%openmed_log run.json",
-        "save a description of this computer (hardware, software versions and settings) to a file",
-    ),
-    ("%openmed_log --diff run.json", "show what has changed since run.json was saved"),
-    ("%openmed_release", "release memory held by models, outputs and the last error"),
-    ("%openmed_report --quick", "run short measurements on this computer, and write a report"),
-    ("nb.compare()", "measure how much faster the active device is than the CPU, and how long each step takes"),
-)
+CHEAT_SHEET_ROWS = tuple(json.loads(Path(__file__).with_name("cheat_sheet.json").read_text("utf-8")).items())
 
 # Lines that a computer without MPS needs only to simulate it.
 MPS_ROWS = tuple(row for row in CHEAT_SHEET_ROWS if "--simulate" in row[0] or "--ops" in row[0])
@@ -126,6 +102,9 @@ def _parsed_line_magic(command: Callable[..., object]) -> Any:
     return output_can_be_silenced(line_magic(_parsed_magic(command)))
 
 
+_PRICE = "\ue000"  # Stands for the dollar sign of a price while variables are replaced.
+
+
 def _expand_variables(line: str, namespace: dict[str, object]) -> str:
     """Return a line with ``{expression}`` and ``$name`` replaced by their values, as IPython does.
 
@@ -144,8 +123,13 @@ def _expand_variables(line: str, namespace: dict[str, object]) -> str:
     """
     formatter = DollarFormatter()
     braces = "or write {{ and }} for literal braces."
+    # The formatter reads "$20" as an expression, and the dot after "$name." as a part of the name.
+    prepared = re.sub(r"\$(?=[\d.])", _PRICE, line)
+    for name in re.findall(r"(?<!\$)\$([^\W\d]\w*)(?=\.+(?!\w))", line):
+        if name in namespace:
+            prepared = re.sub(rf"\${name}(?=\.+(?!\w))", f"{{{name}}}", prepared)
     try:
-        for _, field, rest, _ in formatter.parse(line):
+        for _, field, rest, _ in formatter.parse(prepared):
             if field is not None:
                 compile(f"{field}:{rest}".removesuffix(":").strip(), "", "eval")
     except (SyntaxError, ValueError):
@@ -154,7 +138,7 @@ def _expand_variables(line: str, namespace: dict[str, object]) -> str:
         if not re.search(rf"{{[^{{}}]*\b{name}\b", line):
             namespace.setdefault(name, f"${name}")
     try:
-        return str(formatter.vformat(line, args=[], kwargs=namespace))
+        return str(formatter.vformat(prepared, args=[], kwargs=namespace)).replace(_PRICE, "$")
     except Exception as error:  # noqa: BLE001 - the code in the braces can raise anything
         name = getattr(error, "name", None)
         if isinstance(error, NameError) and name and name not in namespace and re.search(rf"\b{name}\b", line):
@@ -479,7 +463,7 @@ class OpenMedMagics(Magics):
     @magic_arguments()
     @argument("folder", nargs="?", help="output folder (default: openmed_report)")
     @argument(
-        "--quick", action="store_true", help="run fewer and shorter measurements: about one minute instead of five"
+        "--quick", action="store_true", help="run fewer and shorter measurements: one to two minutes instead of five"
     )
     @argument("--training", action="store_true", help="measure training steps instead of annotation")
     @_json

@@ -145,13 +145,14 @@ def test_config_sets_the_model_and_the_strategy(kernel):
         ("asthma} and {epilepsy", "asthma} and {epilepsy"),
         ("{next(numbers)} for $nosuch for {next(numbers)}", "0 for $nosuch for 1"),
         ("'$nosuch' costs $$nosuch", "'$nosuch' costs $nosuch"),
+        ("Copay $20 or $5.50, patient's $1,200 for $word.", "Copay $20 or $5.50, patient's $1,200 for asthma."),
         ("{type 2 diabetes}", "{type 2 diabetes}"),
         ("{braced_note}", "no {epilepsy} here"),
     ],
 )
 def test_ner_magic_reads_other_braces_as_they_are_written(kernel, written, read):
     """Braces that hold no Python, doubled ones, and those of an expanded note stay."""
-    kernel.run("braced_note, numbers = 'no {epilepsy} here', iter(range(9))")
+    kernel.run("braced_note, numbers, word = 'no {epilepsy} here', iter(range(9)), 'asthma'")
     kernel.run(f"%openmed_ner --model bundled_small --out found {written}")
 
     assert kernel.value("found.text") == read
