@@ -264,6 +264,7 @@ def test_model_that_cannot_move_changes_nothing():
     here = computers.mac(OPENMED_DEVICE="cpu")
     loaded = here.session.load_model("bundled_small", OpenMedConfig())
     here.session.use("cpu")
+    loaded.model.classifier.double()
     before = here.state
     listener = RecordingListener(here.session)
     here.session.subscribe(lambda _event: listener.events.append(loaded.model.device.type))
@@ -272,4 +273,5 @@ def test_model_that_cannot_move_changes_nothing():
 
     assert listener.events == ["Moving to mps: bundled_small", "cpu", None, "cpu"]
     assert here.state == before
+    assert loaded.model.classifier.weight.dtype == torch.float64  # MPS would have float32.
     assert here.session.device().device == "cpu"

@@ -348,8 +348,10 @@ def move_model(model: PreTrainedModel, device: str, name: str) -> None:
 
     if is_quantized(model):
         check_int8(INT8, device)
+    wide = []
     if dtype_fallbacks := mps_dtype_fallbacks(device):
         for tensor in (*model.parameters(), *model.buffers()):
+            wide.append((tensor, tensor.data))
             tensor.data = tensor.data.to(dtype_fallbacks.get(tensor.dtype, tensor.dtype))
     previous = model.device
     with TENSOR_LOCK:
@@ -357,6 +359,8 @@ def move_model(model: PreTrainedModel, device: str, name: str) -> None:
             model.to(torch.device(device))
         except BaseException as error:  # Also after an interrupt, a model must not be split between devices.
             model.to(previous)
+            for tensor, data in wide:
+                tensor.data = data
             if not isinstance(error, (RuntimeError, AssertionError)):
                 raise
             # torch raises an AssertionError if it was built without the device.

@@ -247,7 +247,7 @@ class RecordStore:
             yield
         except OSError as error:
             raise ConfigurationError(
-                f"Validation records cannot be stored in {str(self.folder)!r}: {describe_error(error)}.",
+                f"Measurements of a model cannot be stored in {str(self.folder)!r}: {describe_error(error)}.",
                 f"Set {DATA_VARIABLE} to a writable directory.",
             ) from error
 
