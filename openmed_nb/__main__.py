@@ -154,7 +154,7 @@ def run_report(arguments: list[str]) -> tuple[str, int]:
     command.add_argument("--model", help="alias, Hub id or folder (default: the bundled model)")
     command.add_argument("folder", nargs="?", default=DEFAULT_FOLDER, help=f"output folder (default: {DEFAULT_FOLDER})")
     command.add_argument(
-        "--quick", action="store_true", help="fewer and shorter measurements: about one minute instead of five"
+        "--quick", action="store_true", help="fewer and shorter measurements: one to two minutes instead of five"
     )
     command.add_argument("--training", action="store_true", help="measure training steps instead of annotation")
     options = command.parse_args(arguments)

@@ -179,7 +179,7 @@ def test_citation_has_the_facts_of_the_package():
 
 # The size of the code in tokens, and the number of parameters of public functions. What needs more raises a limit in a commit of
 # its own, with the reason.
-MAX_TOKENS = {"openmed_nb": 204_530, "tests": 296_500}
+MAX_TOKENS = {"openmed_nb": 204_539, "tests": 296_500}
 MAX_PARAMETERS = 135
 UNCOUNTED_TOKENS = {
     tokenize.NL,

@@ -237,9 +237,9 @@ class Profile(StepReport):
         metrics = (
             ("step at full speed", format_milliseconds(self.seconds)),
             ("data only", format_milliseconds(self.data_only)),
-            ("same batch repeated", format_milliseconds(self.compute_only)),
+            ("first batch repeated, without loading it", format_milliseconds(self.compute_only)),
             *((f"phase {name}, timed in other steps", times.format_phase(name)) for name in times.seconds),
-            ("operators per step", f"{self.operators_per_step:g}"),
+            ("operators per step, without views and nested calls", f"{self.operators_per_step:g}"),
             ("launch overhead", f"{format_milliseconds(self.launch_seconds)} ({format_percent(self.launch_fraction)})"),
         )
         # Operators.

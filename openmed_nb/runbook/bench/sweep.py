@@ -72,7 +72,7 @@ STOP_REASONS: Mapping[StopCode, str] = {
     "memory": "larger batches were not tried because of the memory limit",
     "out of memory": "larger batches do not fit in memory",
     "largest": "larger batches were not requested",
-    "time": "larger batches were not tried because of the time budget",
+    "time": "batches of more than {rows} rows were not tried because of the time budget",
 }
 
 # The search ends after this many doublings in a row without improvement. A single one can be an unfavorable size of a kernel.
@@ -211,7 +211,7 @@ class SweepReport(StepReport):
             return self.not_measured
         if not select_fitting(self.points):
             return f"Not even {pluralize(self.points[0].rows, 'row')} fit in memory."
-        stop_reason = STOP_REASONS[self.stop_code]
+        stop_reason = STOP_REASONS[self.stop_code].format(rows=f"{self.points[-1].rows:,}")
         if not self.knee:
             # This size and its double, and as much again, because times vary on a busy computer.
             num_steps = 2 * 3 * (MIN_STEPS + UNTIMED_STEPS) / SEARCH_TIME_FRACTION
@@ -238,6 +238,8 @@ class SweepReport(StepReport):
             sentences[0] += f" The loader has {pluralize(self.workers, 'worker')}."
         if self.is_saved:
             sentences[-1] += " nb.annotate uses this batch size for this model from now on."
+        elif self.batch_tokens and self.stop_code == "time":
+            sentences[-1] += " It is not stored for nb.annotate. To store one, repeat the sweep with more seconds."
         if self.batch_tokens:
             tokens = f"{pluralize(self.knee or 0, 'row')} of {pluralize(self.length or 0, 'token')}"
             sentences.append(

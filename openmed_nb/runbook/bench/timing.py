@@ -256,7 +256,7 @@ class Disturbance(JsonMixin):
     """Reason why times are not reliable.
 
     Attributes:
-        reason: WaitReason as a clause, such as ``"the computer is busy"``.
+        reason: Reason as a clause, such as ``"the computer is busy"``.
         remedy: What to do before the times are measured again, as a sentence.
         details: Measured load as a clause, or an empty string.
 

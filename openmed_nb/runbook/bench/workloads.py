@@ -21,9 +21,9 @@ from ..._annotate import resolve_notes
 from ..._events.activity import LOADING, ProgressEvent
 from ..._render.display import SIMULATED_SUFFIX, SIMULATION_NOTICE, WARNING, Displayable, pluralize
 from ..._utils.clock import current_time, time_call
-from ..._utils.text import model_label, short_type_name
+from ..._utils.text import describe_value, model_label, short_type_name
 from ..._utils.validation import check_bool, check_optional_integer
-from ...annotation.references import effective_length, is_missing, iter_texts, read_text
+from ...annotation.references import effective_length, file_name_remedy, is_missing, iter_texts, read_text
 from ...devices.backend import TENSOR_LOCK, get_rng_states, preserve_rng_states, use_rng_states
 from ...devices.machine import format_device, is_mps_simulated
 from ...devices.moving import copy_model, map_tensors, named_tensors, to_device, to_numpy
@@ -467,6 +467,9 @@ def validate_texts(data: object) -> list[str] | None:
 
     if data is None:
         return None
+    only = data[0] if isinstance(data, (list, tuple)) and len(data) == 1 else data
+    if isinstance(only, str) and (remedy := file_name_remedy(only.strip())):
+        raise ConfigurationError(f"The text looks like a file name ({describe_value(only.strip())}).", remedy)
     texts = []
     for index, item in enumerate(iter_texts(resolve_notes(data).texts)):
         text = read_text(item, index)

@@ -417,7 +417,7 @@ def report(
             with a measurement and runs the others. If the computer, torch or an argument changed, all steps run again, and the
             report states the reason.
         model: Name or directory of a model. If ``None``, use the bundled model.
-        quick: Whether to run fewer and shorter measurements: about one minute instead of five.
+        quick: Whether to run fewer and shorter measurements: one to two minutes instead of five.
         training: Whether to measure training steps instead of annotation.
 
     Returns:

@@ -261,6 +261,8 @@ class Verdict(Displayable):
             if self.recommendation == "fall back to the CPU for these operators" and operators
             else ""
         )
+        if reason.metrics == ("no_gpu",):
+            suffix = ", the only one; nothing was measured"
         device = f"{evidence['device'] or 'an unknown device'}{SIMULATED_SUFFIX if self.simulated else ''}"
         sentences = (
             *self.answer,
@@ -458,7 +460,8 @@ def _find_device(summaries: Iterable[ReportMetrics], comparison: Comparison | No
     device = _single_value("several devices", devices, "Pass reports of one device.")
     if device is not None or comparison is None:
         return device
-    fastest = max(comparison.devices, key=lambda result: result.speedup.median if result.speedup else 0.0)
+    others = comparison.devices[1:] or comparison.devices  # The first is the CPU.
+    fastest = max(others, key=lambda result: result.speedup.median if result.speedup else 0.0)
     return normalize_device(fastest.device)
 
 

@@ -134,6 +134,9 @@ CASES = {
     "a comparison is read for the fastest device other than the CPU": [COMPARISON],
     "training steps batch by rows": [replace(COMPARISON, task="training step")],
     "the fastest of three devices": [THREE_DEVICES],
+    "without a speedup, a device other than the CPU": [
+        replace(COMPARISON, devices=tuple(replace(metrics, speedup=None) for metrics in COMPARISON.devices))
+    ],
     "a sweep is read for the batch size in use": [SWEEP, COMPARISON],
     "without a batch size, a sweep is read for the knee": [SWEEP],
     "a batch size between the knee and a size that does not fit": [SWEEP, Evidence(batch=48)],
