@@ -47,6 +47,7 @@ class TestIdsOfTexts:
         found = annotate(make_chunks(table), **COLUMNS)
         assert found.ids == IDS
         assert found["c9"] == found.results[2]
+        assert found.to_frame()["patient"].tolist() == ["a7", "c9", "c9"]
         without_ids = annotate(make_chunks(table), text_column="note")
         assert without_ids.ids is None
         assert without_ids.to_frame()["word"].tolist() == ["asthma", "gout", "asthma"]
@@ -119,6 +120,8 @@ class TestTablesOfNotes:
         assert "1 text has no row in the table of gold entities" in str(scores)
         with pytest.raises(UnmatchedIdsError):
             found.score(found.to_frame().reset_index(drop=True))
+        with pytest.raises(ConfigurationError, match="belongs to a different text"):
+            found.score(found.to_frame().assign(span_text="flu"))
 
     def test_frame_of_a_run_in_another_order_is_no_gold(self, table):
         for options in ({"text_column": "note"}, COLUMNS):
@@ -174,6 +177,7 @@ class TestScores:
         spans = [(0, 15, "DISEASE"), (0, 3, "DISEASE"), (0, 6, "OTHER"), (7, 15, "DISEASE")]
         totals = {repr(found.score([order]).total) for order in itertools.permutations(spans)}
         assert len(totals) == 1
+        assert str(found.score([spans])).count(" strict ") == 3  # All labels and each of the two.
 
     def test_labels_that_differ_are_renamed_or_stated(self):
         found = annotate(NOTES[:1])

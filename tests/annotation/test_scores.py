@@ -69,6 +69,11 @@ def sum_matches(texts, scheme, label=None):
     return SchemeScores(*(sum(column) for column in zip(*rows, strict=True)))
 
 
+def test_partial_match_does_not_compare_labels():
+    texts = [([GoldSpan(0, 6, LABELS[0])], [GoldSpan(0, 6, LABELS[1])])]
+    assert [sum_matches(texts, scheme).correct for scheme in ("strict", "partial")] == [0, 1]
+
+
 @given(corpora())
 def test_counts_equal_nervaluate(texts):
     nervaluate = pytest.importorskip("nervaluate")  # It needs Python 3.11.
