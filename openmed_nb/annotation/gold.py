@@ -222,7 +222,7 @@ def _gold_from_frame(frame: Any, id_name: str) -> GoldTexts:
         raise ConfigurationError(
             "The table of gold entities does not have the required columns, or has two of the same name.", TABLE_REMEDY
         )
-    if "mark" in names and {*frame["mark"]} <= {"right", "wrong", "missed"}:
+    if "mark" in names and {*map(str, frame["mark"])} <= {"right", "wrong", "missed"}:
         # It does not tell which notes were reviewed, because those without entities have no row.
         message = "The table is that of a review, and does not name the reviewed notes without entities."
         raise ConfigurationError(message, "Pass the review, as in found.score(review).")

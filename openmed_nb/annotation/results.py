@@ -387,8 +387,10 @@ class Annotations(AnnotatedNotes):
         found = self if self.results.context else self.with_context("all")
         found = found.filter(negated=False, experiencer="patient", temporality=["recent", "historical"])
         if self.results.labels and not found.results.labels:
-            message = "All entities are negated, hypothetical or of another person, which are not counted."
-            warn(f"{message} Count them in the table found.to_frame(notes).")
+            warn(
+                "All entities are negated, hypothetical or of another person, which are not counted. "
+                "Count them in the table found.to_frame(notes)."
+            )
         rows: list[tuple[Any, str, int]] = []
         texts = zip(self.read_texts(), found, strict=True)
         words = found.iter_counted_words(raise_if_error(text) if entities else None for text, entities in texts)

@@ -256,7 +256,7 @@ class Review(LiveNotes):
 
         Raises:
             ConfigurationError: If the note is not in the sample, the span is not in its text, the model does not have the label, the
-                annotations do not have this context, or the file cannot be written.
+                annotations do not have this context, a wrong span is not an entity of the model, or the file cannot be written.
 
         Example:
             >>> from openmed_nb import annotate
